@@ -1,0 +1,48 @@
+#pragma once
+// Reader and printer of program text (docs/program-text.md).
+
+#include "ir/program.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <string_view>
+
+namespace llvm {
+class raw_ostream;
+}
+
+namespace gravure {
+
+/// A text that is not a program. what() reads `file:line:column: expected …, found …`.
+struct TextError : c10::Error {
+  TextError(std::string file, size_t line, size_t column, const std::string& message);
+  std::string file;
+  size_t line;    // from 1
+  size_t column;  // from 1, in bytes
+  std::string detail;
+};
+
+/// Reads one program. Linear in time and memory. `file` is only for messages.
+/// Throws TextError; checks syntax, that each value is defined once and before its use, that each
+/// operator is known and its arguments fit its schema's parameters in number and name.
+/// verifyProgram (ir/verify.h) checks the rest.
+Program readProgram(std::string_view text, const std::string& file = "<text>");
+/// The same from a file; TORCH_CHECK if it cannot be read.
+Program readProgramFile(const std::string& path);
+
+struct PrintOptions {
+  bool sources = true;  // print @"file:line" in "module"
+};
+void printProgram(const Program& program, llvm::raw_ostream& os, const PrintOptions& options = {});
+std::string programText(const Program& program, const PrintOptions& options = {});
+/// One statement, without its blocks; for messages and dumps.
+std::string nodeText(const Node* node);
+/// "Float(2, 3, strides=[3, 1], device=cuda:0)"
+std::string typeText(const c10::Type& type);
+
+/// Equal in structure: entries, roles, nodes, arguments, attributes, types, value names (anonymous
+/// ones by position). Compares both ways; on a difference `*why` names the first.
+bool equalPrograms(const Program& a, const Program& b, std::string* why = nullptr);
+
+}  // namespace gravure

@@ -1,0 +1,60 @@
+#pragma once
+// What a pass is, and the list of all of them.
+
+#include "ir/program.h"
+#include "ir/remark.h"
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gravure {
+
+enum class PartitionOrder : uint8_t { Levels, Program };
+
+/// Options of every pass; each says what it changes. Same program and options, same result.
+struct PassOptions {
+  /// Operators ("aten::mm", "aten::add.Tensor") and module paths ("blocks.3.moe", with all below)
+  /// that the user wants outside graphs. From `--host`.
+  std::vector<std::string> hostRequests;
+  /// How partition-graph orders nodes.
+  PartitionOrder order = PartitionOrder::Levels;
+  /// Partitions of fewer operator calls become host nodes.
+  int64_t minPartitionSize = 2;
+  /// With levels: planned peak bytes may grow by this share over program order.
+  double memoryGrowth = 0.10;
+  /// plan-memory: alignment of buffers in bytes (512 is the caching allocator's; the host device
+  /// needs 64).
+  int64_t alignment = 512;
+};
+
+struct PassContext {
+  PassOptions options;
+  Remarks remarks;
+};
+
+/// One pass. `run` rewrites or annotates the program in place; `verify` throws c10::Error if what
+/// `run` promises does not hold.
+struct Pass {
+  const char* name;     // stem: flag, file, function, golden folder, docs page
+  const char* summary;  // one line, for --list-passes
+  void (*run)(Program&, PassContext&);
+  void (*verify)(const Program&, const PassContext&);
+};
+
+/// All passes in the order of the pipeline.
+const std::vector<Pass>& allPasses();
+/// The pass of that name, nullptr if there is none.
+const Pass* findPass(std::string_view name);
+
+struct PipelineOptions {
+  bool verifyEach = true;
+  /// Called after each pass.
+  std::function<void(const Pass&, const Program&)> afterPass;
+};
+/// Runs `names` (all, in order, if empty). TORCH_CHECK names the nearest valid name for a wrong one.
+void runPasses(Program& program, PassContext& context, const std::vector<std::string>& names = {},
+               const PipelineOptions& options = {});
+
+}  // namespace gravure

@@ -1,0 +1,88 @@
+#pragma once
+// The seam between the runtime and a device that can capture: CUDA, or the host device, which
+// emulates capture on the CPU.
+
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace at {
+class Generator;
+}
+
+namespace gravure {
+
+struct Call;  // runtime/instruction.h: one operator call with its compiled arguments
+
+/// A partition, captured and instantiated. Owned by the runtime; made only by Capture::finish().
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  /// Runs the captured work on the current stream (CUDA: enqueues it). Never allocates.
+  /// Throws c10::Error if the launch fails; the caller's tensors are then as the launch left them.
+  virtual void replay() = 0;
+};
+
+/// A capture in progress on this thread. Its destructor aborts: whatever was routed, registered or
+/// begun is put back, and the device can be used as if the capture had never begun.
+class Capture {
+ public:
+  virtual ~Capture() = default;
+  /// Records one operator call; on return `stack` holds its outputs, whose contents mean nothing
+  /// until the executable has been replayed. Throws c10::Error where the call may not be captured.
+  virtual void call(const Call& call, torch::jit::Stack& stack) = 0;
+  /// Ends the capture. Post: the device is no longer capturing, whether it throws or returns.
+  virtual std::unique_ptr<Executable> finish() = 0;
+};
+
+/// What an injected fault hits next: fault injection for tests (design law 6).
+enum class FaultPoint : uint8_t { CaptureBegin, CaptureCall, CaptureEnd, Launch, Allocation };
+
+/// Memory of the arena: one range of addresses, reserved once, that does not move while alive.
+class Slab {
+ public:
+  virtual ~Slab() = default;
+  virtual char* base() const = 0;
+  virtual int64_t bytes() const = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;       // "host", "cuda:0"
+  virtual c10::Device tensorDevice() const = 0;  // where tensors of the program's device live
+  virtual int64_t alignment() const = 0;      // of planned offsets, in bytes
+
+  /// Routes the tensor allocations of threads that have an open ArenaSession
+  /// (runtime/arena_session.h) through it, for the life of the process. Idempotent.
+  virtual void installAllocator() = 0;
+  virtual std::shared_ptr<Slab> makeSlab(int64_t bytes) = 0;
+
+  /// `generators`: the RNG states that the partition's calls draw from.
+  virtual std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) = 0;
+
+  /// Called before the first instruction of a step and after its last: streams, events.
+  virtual void beginStep() {}
+  virtual void endStep() {}
+  /// Waits until all work given to the device is done (for tools and tests, never in a step).
+  virtual void synchronize() = 0;
+
+  /// Fails the `countdown`-th next pass through `point` (1 = the next) with a c10::Error.
+  void injectFault(FaultPoint point, int64_t countdown);
+  /// Throws if an injected fault is due at `point`; devices call it at each.
+  void passFaultPoint(FaultPoint point);
+
+ private:
+  int64_t countdown_[5] = {0, 0, 0, 0, 0};
+};
+
+/// The emulation of runtime/host_device.cpp.
+std::unique_ptr<Device> makeHostDevice();
+/// runtime/cuda/cuda_device.cpp; the target //runtime:cuda. TORCH_CHECK names what is missing.
+std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index);
+
+}  // namespace gravure

@@ -1,0 +1,73 @@
+#pragma once
+// Runs an emitted program: warm up, plan, capture, replay; or node by node.
+
+#include "ir/program.h"
+#include "ir/memory_plan.h"
+#include "ir/remark.h"
+#include "runtime/device.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gravure {
+
+struct RuntimeOptions {
+  /// Recorded runs before capture: until two agree, at most this many.
+  int64_t maxWarmups = 4;
+  /// Capture nothing: every step takes the uncaptured path (the reference).
+  bool uncaptured = false;
+  /// A missed capture is an error instead of a remark.
+  bool requireCapture = false;
+};
+
+enum class PartitionState : uint8_t { Cold, WarmedUp, Captured, Quarantined };
+
+/// What happened so far; for reports.
+struct RuntimeStats {
+  int64_t steps = 0;
+  int64_t uncapturedSteps = 0;    // warm-ups included
+  int64_t captures = 0;
+  int64_t replays = 0;            // launches of partitions
+  int64_t hostCalls = 0;
+  int64_t stagedBytes = 0;        // in the last step
+  int64_t copiedResultBytes = 0;  // in the last step
+  int64_t arenaBytes = 0;
+  int64_t arenaLoad = 0;
+};
+
+/// One program, ready to run. Not thread-safe: one step at a time.
+class Runtime {
+ public:
+  /// `program` must have passed emit-runtime-calls (TORCH_CHECK). Tensors that its text places on the
+  /// program's compute device are taken to be on device->tensorDevice().
+  Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options = {});
+  ~Runtime();
+
+  /// Runs one entry. `inputs`: one value an entry input, in order (Tensor, int, …); an RNG state may
+  /// be None: the device's default generator. Returns one value an entry output, in order; results
+  /// are the caller's (law 5); saved values are lent until the entry that reads them has run.
+  /// Throws c10::Error naming the input where shape, dtype or device differ from the program's types;
+  /// nothing has run then.
+  std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs);
+
+  const Program& program() const;
+  Device& device();
+  const RuntimeStats& stats() const;
+  Remarks& remarks();
+  /// State of each partition of an entry, by index.
+  std::vector<PartitionState> partitionStates(const std::string& entry) const;
+  /// The memory plan in force (recorded sizes, temporaries included); empty before warm-up.
+  const MemoryPlan& memoryPlan() const;
+  /// Destroys executables, then the arena. Idempotent; the destructor calls it. Results live on.
+  void shutdown();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace gravure

@@ -1,0 +1,118 @@
+"""@torch: the libtorch inside an installed Python package, and the CUDA headers beside it.
+
+The interpreter is, in this order: PYTHON_BIN_PATH (`--repo_env=PYTHON_BIN_PATH=...`), the virtual
+environment that tools/setup makes, python3 on PATH.
+
+@torch//:torch     libtorch without CUDA
+@torch//:cuda      the same with libtorch_cuda, the CUDA headers and NCCL's (empty without them)
+@torch//:defs.bzl  HAS_CUDA, TORCH_VERSION
+"""
+
+_REMEDY = "\n".join([
+    "",
+    "Run tools/setup, which installs PyTorch into a virtual environment, or name an interpreter",
+    "that has it: GRAVURE_PYTHON=/path/to/python tools/build, or with Bazel alone:",
+    "bazel build --repo_env=PYTHON_BIN_PATH=/path/to/python //...",
+])
+
+_BUILD = """\
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "torch",
+    hdrs = glob(["include/**"]),
+    includes = [
+        "include",
+        "include/torch/csrc/api/include",
+    ],
+    linkopts = [
+        "-L{lib}",
+        "-Wl,-rpath,{lib}",
+        "-ltorch_cpu",
+        "-lc10",
+    ],
+)
+"""
+
+_CUDA_BUILD = """
+cc_library(
+    name = "cuda",
+    defines = [{defines}],
+    hdrs = glob([{globs}]),
+    includes = [{includes}],
+    linkopts = [
+        "-L{lib}",
+        "-ltorch_cuda",
+        "-lc10_cuda",
+        "-l:{cudart}",
+        "-L{cudart_folder}",
+        "-Wl,-rpath,{cudart_folder}",
+    ],
+    deps = [":torch"],
+)
+"""
+
+_NO_CUDA_BUILD = """
+# This torch has no CUDA, or its headers were not found.
+cc_library(
+    name = "cuda",
+    deps = [":torch"],
+)
+"""
+
+def _interpreter(ctx):
+    environ = ctx.os.environ
+    named = environ.get("PYTHON_BIN_PATH", "")
+    if named:
+        return named
+    cache = environ.get("XDG_CACHE_HOME", "") or environ.get("HOME", "") + "/.cache"
+    venv = ctx.path(cache + "/gravure/venv/bin/python")
+    if venv.exists:
+        return str(venv)
+    found = ctx.which("python3")
+    if found == None:
+        fail("There is no python3 on PATH." + _REMEDY)
+    return str(found)
+
+def _torch_repository_impl(ctx):
+    python = _interpreter(ctx)
+    answer = ctx.execute([python, str(ctx.path(Label("//third_party:find_torch.py")))])
+    if answer.return_code != 0:
+        fail("{} could not be asked for torch:\n{}{}".format(python, answer.stderr, _REMEDY))
+    found = json.decode(answer.stdout)
+    if "problem" in found:
+        fail("No libtorch to build with: {}.{}".format(found["problem"], _REMEDY))
+    ctx.symlink(found["include"], "include")
+
+    build = _BUILD.format(lib = found["lib"])
+    has_cuda = found["cuda_include"] != None
+    if has_cuda:
+        ctx.symlink(found["cuda_include"], "cuda_include")
+        folders = ["cuda_include"]
+        defines = []
+        if found["nccl_include"] != None:
+            ctx.symlink(found["nccl_include"] + "/nccl.h", "nccl_include/nccl.h")
+            folders.append("nccl_include")
+            defines.append("USE_C10D_NCCL")
+        build += _CUDA_BUILD.format(
+            cudart = found["cudart"].split("/")[-1],
+            cudart_folder = found["cudart"].rpartition("/")[0],
+            defines = ", ".join(["\"{}\"".format(d) for d in defines]),
+            globs = ", ".join(["\"{}/**\"".format(f) for f in folders]),
+            includes = ", ".join(["\"{}\"".format(f) for f in folders]),
+            lib = found["lib"],
+        )
+    else:
+        build += _NO_CUDA_BUILD
+    ctx.file("BUILD.bazel", build, executable = False)
+    ctx.file(
+        "defs.bzl",
+        "HAS_CUDA = {}\n\nTORCH_VERSION = \"{}\"\n".format(has_cuda, found["version"]),
+        executable = False,
+    )
+
+torch_repository = repository_rule(
+    implementation = _torch_repository_impl,
+    environ = ["CUDA_HOME", "HOME", "PATH", "PYTHON_BIN_PATH", "XDG_CACHE_HOME"],
+    local = True,
+)

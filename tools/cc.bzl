@@ -1,0 +1,67 @@
+"""Our own C++: one set of warnings, and one test target a file."""
+
+load("@torch//:defs.bzl", "HAS_CUDA")
+
+COPTS = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+]
+
+# A tool or a test uses passes and runtime side by side; they never see each other.
+ABOVE_ALL = [
+    "//python:__subpackages__",
+    "//tests:__subpackages__",
+    "//tools:__subpackages__",
+]
+
+def gravure_library(name, deps = [], **kwargs):
+    """A folder's library: every .cpp and .h in it.
+
+    alwayslink keeps the files whose only effect is to register an operator, a pass or a device.
+    """
+    native.cc_library(
+        name = name,
+        srcs = native.glob(["*.cpp"], allow_empty = True),
+        hdrs = native.glob(["*.h"], allow_empty = True),
+        copts = COPTS,
+        alwayslink = True,
+        deps = deps,
+        **kwargs
+    )
+
+_LAYERS = {
+    "ir": ["//ir"],
+    "passes": ["//passes"],
+    "runtime": ["//runtime"],
+    "cuda": ["//runtime:cuda"],
+    "all": [
+        "//passes",
+        "//runtime",
+    ],
+}
+
+def _layer(file):
+    """A test in the folder ir/, or named ir_*, sees //ir alone; the same for the other layers."""
+    for layer in _LAYERS:
+        if file.startswith(layer + "/") or file.startswith(layer + "_"):
+            return layer
+    return "all"
+
+def gravure_tests(deps = [], data = [], **kwargs):
+    """One Catch2 test target for each .cpp file here and below."""
+    headers = native.glob(["**/*.h"], allow_empty = True)
+    for file in native.glob(["**/*.cpp"], allow_empty = True):
+        layer = _layer(file)
+        if layer == "cuda" and not HAS_CUDA:
+            continue
+        native.cc_test(
+            name = file[:-len(".cpp")],
+            srcs = [file] + headers,
+            copts = COPTS + ["-include", "tests/catch.h"],
+            # A test case without an assertion cannot fail, so it fails.
+            args = ["-w", "NoAssertions"],
+            data = data,
+            deps = ["//tests:catch_main"] + _LAYERS[layer] + deps,
+            **kwargs
+        )

@@ -13,7 +13,7 @@ struct Row {
   const char* cure;
 };
 
-constexpr std::array<Row, 16> kRows{{
+constexpr std::array<Row, 17> kRows{{
     {HostReason::HostSync, "host-sync",
      "keep the value on the device, or read it after the step; several reads of one tensor are merged"},
     {HostReason::CpuTensor, "cpu-tensor", "move the tensor to the program's device before the step"},
@@ -23,6 +23,8 @@ constexpr std::array<Row, 16> kRows{{
      "pad to a fixed size, or export again with the sizes fixed"},
     {HostReason::DataDependentShape, "data-dependent-shape",
      "use a form whose size does not depend on data: a mask and torch.where instead of indexing"},
+    {HostReason::HostNumber, "host-number",
+     "keep the number on the device, as a tensor without dimensions"},
     {HostReason::OpaqueCallable, "opaque-callable",
      "register it through torch.library with an allocation-free, sync-free CUDA kernel"},
     {HostReason::UncapturableRng, "uncapturable-rng",

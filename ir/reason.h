@@ -14,6 +14,7 @@ enum class HostReason : uint8_t {
   PageableCopy,        // copies between the host's pageable memory and the device
   DynamicShape,        // a size of an operand or result is known only at run time
   DataDependentShape,  // the operator itself decides a size from data
+  HostNumber,          // takes a number that was read from device data in the same step
   OpaqueCallable,      // a callable that Gravure cannot see into
   UncapturableRng,     // draws in a way that a graph cannot replay
   OpenCollective,      // a collective whose waits or buffers are not all capturable

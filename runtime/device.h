@@ -33,8 +33,10 @@ class Capture {
  public:
   virtual ~Capture() = default;
   /// Records one operator call; on return `stack` holds its outputs, whose contents mean nothing
-  /// until the executable has been replayed. Throws c10::Error where the call may not be captured.
-  virtual void call(const Call& call, torch::jit::Stack& stack) = 0;
+  /// until the executable has been replayed. `rng`: what the call draws from, None for the device's
+  /// default generator (RngScope in runtime/rng.h binds it). The session's step is the call's.
+  /// Throws c10::Error where the call may not be captured.
+  virtual void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) = 0;
   /// Ends the capture. Post: the device is no longer capturing, whether it throws or returns.
   virtual std::unique_ptr<Executable> finish() = 0;
 };
@@ -65,6 +67,10 @@ class Device {
   /// `generators`: the RNG states that the partition's calls draw from.
   virtual std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) = 0;
 
+  /// Overwrites arena memory whose life has ended, so that a late reader is found out. Off by default.
+  virtual bool poisons() const { return false; }
+  virtual void poison(void* /*address*/, int64_t /*bytes*/) {}
+
   /// Called before the first instruction of a step and after its last: streams, events.
   virtual void beginStep() {}
   virtual void endStep() {}
@@ -81,7 +87,8 @@ class Device {
 };
 
 /// The emulation of runtime/host_device.cpp.
-std::unique_ptr<Device> makeHostDevice();
+/// `poison`: fill arena memory with 0xFF bytes whenever its life ends; for tests and --verify.
+std::unique_ptr<Device> makeHostDevice(bool poison = true);
 /// runtime/cuda/cuda_device.cpp; the target //runtime:cuda. TORCH_CHECK names what is missing.
 std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index);
 

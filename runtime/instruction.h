@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace gravure {
@@ -17,35 +18,141 @@ namespace gravure {
 /// Values live in numbered slots of a frame.
 using Slot = int32_t;
 constexpr Slot kNoSlot = -1;
+using Frame = std::vector<c10::IValue>;
+
+/// What becomes of a number on its way into a parameter of another type.
+enum class NumberUse : uint8_t {
+  AsIs,
+  Tensor,  // fills a Tensor parameter: a wrapped number, as eager makes one
+  Int,     // a bool that fills an int or Scalar parameter
+  Double,  // an int that fills a float parameter
+};
 
 /// How one parameter of a call is filled: a constant, a slot, or a list (or tuple) of such.
 struct Operand {
-  enum class Kind : uint8_t { Constant, FromSlot, List };
+  enum class Kind : uint8_t { Constant, FromSlot, List, Tuple };
   Kind kind = Kind::Constant;
+  NumberUse use = NumberUse::AsIs;
   Slot slot = kNoSlot;
-  bool wrapNumber = false;  // a number that fills a Tensor parameter
-  bool toInt = false;       // a bool that fills a Scalar parameter
   c10::IValue constant;
-  c10::TypePtr listType;    // List: type of the list the operator takes
+  c10::TypePtr elementType;  // List: what the operator takes
   std::vector<Operand> members;
+
+  c10::IValue fetch(const Frame& frame) const;
+};
+
+/// One tensor that a call returned in a recorded run, for a capture that computes nothing.
+struct RecordedTensor {
+  int32_t ordinal = -1;     // the call's own allocation that holds it; -1: it shares an operand's storage
+  int32_t operand = -1;     // that operand's position among the tensors of the stack; -1: unknown
+  int64_t byteOffset = 0;   // from the allocation's start, or from the operand's first byte
+  int64_t storageBytes = 0;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  std::vector<int64_t> sizes, strides;
+  bool plain = true;        // strided, without a conjugate or negative bit
+};
+
+/// What a call returned and allocated in the recorded runs.
+struct RecordedCall {
+  bool recorded = false;
+  bool returnsOther = false;  // something besides tensors, None and lists of tensors
+  std::vector<RecordedTensor> tensors;  // in the order of the stack, lists flattened
+  std::vector<int32_t> shape;           // one a result: -1 None, -2 a tensor, n >= 0 a list of n tensors
+};
+
+/// Arena memory that nobody reads after a call.
+struct DeadBlock {
+  int64_t offset = 0;
+  int64_t bytes = 0;
 };
 
 /// One operator call, compiled: what to push, what to call, where the outputs go.
 struct Call {
   const Node* node = nullptr;  // for messages and remarks; outlived by the program
-  int64_t step = -1;           // Timeline step
+  int64_t step = -1;           // Timeline step; -1: its allocations are not planned
   std::optional<c10::OperatorHandle> handle;
   std::function<void(torch::jit::Stack&)> operation;  // where there is no handle
   std::vector<Operand> operands;
   Slot rng = kNoSlot;          // generator or saved state this call draws from
+  bool draws = false;          // draws random numbers
   std::vector<Slot> outputs;
   bool unpackList = false;     // its one list result fills all outputs
   std::vector<Slot> releases;  // slots whose value is not read after this call
 
+  RecordedCall recorded;           // from warm-up
+  std::vector<DeadBlock> dying;    // planned blocks that die with this call; only for poisoning
+
   /// Pushes the operands taken from `frame`.
-  void push(const std::vector<c10::IValue>& frame, torch::jit::Stack& stack) const;
+  void push(const Frame& frame, torch::jit::Stack& stack) const;
   /// Calls the operator; `stack` holds the operands before and the results after.
-  void run(torch::jit::Stack& stack) const;
+  void run(torch::jit::Stack& stack) const {
+    if (handle) {
+      handle->callBoxed(stack);
+    } else {
+      operation(stack);
+    }
+  }
+  /// Moves the results from `stack` to their slots and empties it.
+  void store(torch::jit::Stack& stack, Frame& frame) const;
+};
+
+/// A partition: calls that are captured together, or run one by one.
+struct Launch {
+  const Node* node = nullptr;
+  int64_t index = -1;
+  std::vector<Call> calls;
+  std::vector<Slot> operands;
+  std::vector<Slot> outputs;    // distinct slots read after it, operands passed through left out
+  std::vector<Slot> releases;   // operands not read after it, ascending
+};
+
+/// Copies of the caller's values into the arena: from[i] to to[i].
+struct Stage {
+  const Node* node = nullptr;
+  int64_t step = -1;
+  std::vector<Slot> from, to;
+  std::vector<Slot> releases;
+};
+
+/// Results that leave the arena.
+struct Own {
+  const Node* node = nullptr;
+  std::vector<Slot> from, to;
+  std::vector<Slot> releases;
+};
+
+struct Instruction {
+  enum class Kind : uint8_t { Call, Launch, Stage, Own, Branch };
+  Kind kind = Kind::Call;
+  uint32_t index = 0;  // into the list of its kind in EntryCode
+};
+
+/// prim::If: one of two instruction lists, then moves into the outputs.
+struct Branch {
+  const Node* node = nullptr;
+  Slot condition = kNoSlot;
+  std::vector<Instruction> body[2];
+  std::vector<std::pair<Slot, Slot>> moves[2];  // from, to
+  std::vector<Slot> releases;
+};
+
+/// One entry, flattened.
+struct EntryCode {
+  const Entry* entry = nullptr;
+  std::vector<Instruction> instructions;
+  std::vector<Call> calls;
+  std::vector<Launch> launches;
+  std::vector<Stage> stages;
+  std::vector<Own> owns;
+  std::vector<Branch> branches;
+  std::vector<Slot> inputs;   // one an entry input
+  std::vector<Slot> outputs;  // one an entry output
+  Slot slots = 0;             // size of a frame
+  std::vector<size_t> written;  // entry inputs that the program writes
+
+  void release(const std::vector<Slot>& slots_, Frame& frame) const {
+    for (Slot s : slots_) frame[s] = c10::IValue();
+  }
 };
 
 }  // namespace gravure

@@ -14,24 +14,29 @@ from pathlib import Path
 CUDA_HEADERS = ("cuda_runtime_api.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h")
 
 
-def has_cuda_headers(folder: Path) -> bool:
-    return all((folder / header).is_file() for header in CUDA_HEADERS)
+def toolkits() -> list[Path]:
+    return [Path(home) for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
 
 
 def find_cuda_include(site: Path) -> Path | None:
     """The wheels beside torch come first: their version is the one torch was built with."""
     candidates = sorted(site.glob("nvidia/cu*/include"), reverse=True)
-    for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
-        if home:
-            candidates.append(Path(home) / "include")
-    return next((folder for folder in candidates if has_cuda_headers(folder)), None)
+    candidates += [home / "include" for home in toolkits()]
+    return next(
+        (c for c in candidates if all((c / header).is_file() for header in CUDA_HEADERS)), None
+    )
 
 
-def find_nccl_include(site: Path, cuda: Path | None) -> Path | None:
-    candidates = [site / "nvidia/nccl/include", Path("/usr/include")]
-    if cuda is not None:
-        candidates.insert(1, cuda)
-    return next((folder for folder in candidates if (folder / "nccl.h").is_file()), None)
+def find_folder(header: str, site: Path, cuda: Path) -> Path | None:
+    """The folder of a header that CUDA's own include and that may lie in another wheel."""
+    candidates = [cuda, site / "triton/backends/nvidia/include"]
+    candidates += [home / "include" for home in toolkits()]
+    return next(((c / header).parent for c in candidates if (c / header).is_file()), None)
+
+
+def find_nccl(site: Path, cuda: Path) -> Path | None:
+    candidates = [site / "nvidia/nccl/include", cuda, Path("/usr/include")]
+    return next((c / "nccl.h" for c in candidates if (c / "nccl.h").is_file()), None)
 
 
 def find_cudart(site: Path, cuda: Path) -> Path | None:
@@ -39,6 +44,31 @@ def find_cudart(site: Path, cuda: Path) -> Path | None:
     folders = [*sorted(site.glob("nvidia/cu*/lib"), reverse=True), cuda.parent / "lib64"]
     found = (library for folder in folders for library in sorted(folder.glob("libcudart.so*")))
     return next(found, None)
+
+
+def describe_cuda(torch: Path) -> dict[str, str]:
+    """Where CUDA is, or under `no_cuda` why the CUDA device is left out."""
+    if not (torch / "lib/libtorch_cuda.so").is_file():
+        return {"no_cuda": "this torch was built without CUDA"}
+    site = torch.parent
+    cuda = find_cuda_include(site)
+    if cuda is None:
+        return {"no_cuda": f"no folder beside torch or in CUDA_HOME has all of {CUDA_HEADERS}"}
+    found = {
+        "cudart": find_cudart(site, cuda),
+        "crt": find_folder("crt/host_defines.h", site, cuda),
+        "nv": find_folder("nv/target", site, cuda),
+        "nccl": find_nccl(site, cuda),
+    }
+    wheels = {
+        "cudart": "nvidia-cuda-runtime",
+        "crt": "nvidia-cuda-crt",
+        "nv": "nvidia-cuda-cccl",
+    }
+    for name, wheel in wheels.items():
+        if found[name] is None:
+            return {"no_cuda": f"{name} was not found; the package {wheel} brings it"}
+    return {"cuda": str(cuda), **{name: str(path) for name, path in found.items() if path}}
 
 
 def describe() -> dict[str, object]:
@@ -50,20 +80,11 @@ def describe() -> dict[str, object]:
         return {"problem": f"{torch} holds no C++ headers"}
     if not (torch / "lib/libtorch_cpu.so").is_file():
         return {"problem": f"{torch}/lib holds no libtorch_cpu.so"}
-    site = torch.parent
-    cuda = find_cuda_include(site) if (torch / "lib/libtorch_cuda.so").is_file() else None
-    cudart = find_cudart(site, cuda) if cuda is not None else None
-    if cudart is None:
-        cuda = None
-    nccl = find_nccl_include(site, cuda) if cuda is not None else None
     return {
         "include": str(torch / "include"),
         "lib": str(torch / "lib"),
         "version": importlib.metadata.version("torch"),
-        "python": sys.executable,
-        "cuda_include": str(cuda) if cuda else None,
-        "cudart": str(cudart) if cudart else None,
-        "nccl_include": str(nccl) if nccl else None,
+        **describe_cuda(torch),
     }
 
 

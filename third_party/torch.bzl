@@ -38,7 +38,10 @@ _CUDA_BUILD = """
 cc_library(
     name = "cuda",
     defines = [{defines}],
-    hdrs = glob([{globs}]),
+    hdrs = glob(
+        [{globs}],
+        exclude = ["cuda_include/cccl/**"],
+    ),
     includes = [{includes}],
     linkopts = [
         "-L{lib}",
@@ -85,13 +88,15 @@ def _torch_repository_impl(ctx):
     ctx.symlink(found["include"], "include")
 
     build = _BUILD.format(lib = found["lib"])
-    has_cuda = found["cuda_include"] != None
+    has_cuda = "cuda" in found
     if has_cuda:
-        ctx.symlink(found["cuda_include"], "cuda_include")
-        folders = ["cuda_include"]
+        ctx.symlink(found["cuda"], "cuda_include")
+        ctx.symlink(found["crt"], "more_include/crt")
+        ctx.symlink(found["nv"], "more_include/nv")
+        folders = ["cuda_include", "more_include"]
         defines = []
-        if found["nccl_include"] != None:
-            ctx.symlink(found["nccl_include"] + "/nccl.h", "nccl_include/nccl.h")
+        if "nccl" in found:
+            ctx.symlink(found["nccl"], "nccl_include/nccl.h")
             folders.append("nccl_include")
             defines.append("USE_C10D_NCCL")
         build += _CUDA_BUILD.format(
@@ -103,6 +108,8 @@ def _torch_repository_impl(ctx):
             lib = found["lib"],
         )
     else:
+        # buildifier: disable=print
+        print("The CUDA device is left out: {}.".format(found["no_cuda"]))
         build += _NO_CUDA_BUILD
     ctx.file("BUILD.bazel", build, executable = False)
     ctx.file(
@@ -113,6 +120,15 @@ def _torch_repository_impl(ctx):
 
 torch_repository = repository_rule(
     implementation = _torch_repository_impl,
-    environ = ["CUDA_HOME", "HOME", "PATH", "PYTHON_BIN_PATH", "XDG_CACHE_HOME"],
+    # GRAVURE_TORCH says nothing to this rule: the scripts change it when what is found changes, so
+    # that Bazel asks again.
+    environ = [
+        "CUDA_HOME",
+        "GRAVURE_TORCH",
+        "HOME",
+        "PATH",
+        "PYTHON_BIN_PATH",
+        "XDG_CACHE_HOME",
+    ],
     local = True,
 )

@@ -38,6 +38,11 @@ bazel_jobs() {
   echo $((cores < memory ? cores : memory))
 }
 
+# Changes with the place of torch and of the CUDA headers, so that Bazel looks for them again.
+torch_stamp() {
+  "$python" "$root/third_party/find_torch.py" | sha256sum | cut -c1-16
+}
+
 # run_bazel COMMAND ARGUMENTS...: the same flags every time, so that nothing is built twice.
 run_bazel() {
   local command=$1 progress=()
@@ -46,6 +51,7 @@ run_bazel() {
   (cd "$root" && bazel ${GRAVURE_BAZEL_STARTUP:-} "$command" \
     --disk_cache="${GRAVURE_DISK_CACHE:-$cache/bazel}" \
     --repo_env=PYTHON_BIN_PATH="$python" \
+    --repo_env=GRAVURE_TORCH="$(torch_stamp)" \
     --jobs="$(bazel_jobs)" \
     --ui_event_filters=-info \
     "${progress[@]}" \

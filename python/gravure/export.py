@@ -1,0 +1,299 @@
+"""Exports training steps as programs: `export_step` and `export_joint`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.schemas import OutputType
+
+from .errors import ExportError
+from .functional import reinplace_custom_operators
+from .fx_import import EntryWriter, Ref
+from .names import InputSpec, tied_names
+from .program_text import quoted
+from .saved_inputs import save_inputs
+from .trace import Traced, trace
+
+VERSION = 1
+PROGRAM_FILE = "program.gv"
+INPUTS_FILE = "inputs.pt"
+
+_ALIASES = (OutputType.alias_of_input, OutputType.is_input)
+
+
+def export_step(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    path: str | os.PathLike[str],
+    *,
+    eager_rng: bool = False,
+) -> Path:
+    """Writes the training step of `fn(*args)`, forward and backward, as a program of one entry.
+
+    `fn` returns the loss, or a tuple that begins with it. It may be a module, and may use modules
+    and tensors that it closes over. The entry `step` returns the loss, the gradient of each
+    parameter that the loss reaches, what `fn` wrote into (running statistics) and what else it
+    returned. Nothing of the caller's is run or changed.
+
+    Writes `path/program.gv`, the program, and `path/inputs.pt`, the value of each input, and
+    returns `path`. `eager_rng` makes checkpointed random operators on CUDA repeat eager's own
+    draws, for comparisons; such a program reads the random state on the host.
+
+    Raises ExportError, which names the node, the reason and a remedy, and writes nothing.
+    """
+    traced = trace(fn, args, step=True, paired_rng=not eager_rng)
+    writer = EntryWriter(traced.namer)
+    forward = _write_forward(writer, traced)
+    tangents = [_tangent(writer, forward, node) for node in _tangent_nodes(traced.backward)]
+    rng = _backward_generators(writer, traced.backward)
+    bound = _bind_saved(traced.backward, forward.saved, forward.symbols) + tangents + rng
+    gradients = writer.add_graph(traced.backward, bound)
+    outputs = forward.outputs[:1] + _gradient_outputs(writer, traced, gradients)
+    entry = _entry_text("step", writer, outputs + forward.outputs[1:])
+    return _save(fn, traced, path, {"step": (entry, writer)})
+
+
+def export_joint(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    path: str | os.PathLike[str],
+    *,
+    eager_rng: bool = False,
+) -> Path:
+    """Like `export_step`, with `forward` and `backward` as two entries of one program.
+
+    `backward` takes the gradient of each differentiable output (`tangent`) and what `forward` kept
+    for it (`saved`). The first result need not be a scalar.
+    """
+    traced = trace(fn, args, step=False, paired_rng=not eager_rng)
+    writer = EntryWriter(traced.namer)
+    forward = _write_forward(writer, traced)
+    back = EntryWriter(traced.namer)
+    bound: list[Ref] = []
+    saved: dict[str, str] = {}  # what forward keeps, and what backward calls it
+    nodes = _saved_nodes(traced.backward)
+    values = _bind_saved(traced.backward, forward.saved, forward.symbols)
+    for node, ref in zip(nodes, values, strict=True):
+        if node.users and ref not in saved:
+            saved[ref] = back.add_input(InputSpec("saved", ref[1:], None), writer.kinds[ref])
+        bound.append(saved.get(ref, "None"))
+    names = _tangent_names(traced)
+    for node in _tangent_nodes(traced.backward):
+        example = node.meta["val"]
+        name = names.get(_tangent_of(node), node.name)
+        value = _ones_or_zeros(example, name == "loss")
+        bound.append(back.add_input(InputSpec("tangent", name, value), back.types.of(example)))
+    bound += _backward_generators(back, traced.backward)
+    gradients = back.add_graph(traced.backward, bound)
+    kept = [f"{ref} {{saved {quoted(ref[1:])}}}" for ref in saved]
+    texts = {
+        "forward": (_entry_text("forward", writer, forward.outputs + kept), writer),
+        "backward": (
+            _entry_text("backward", back, _gradient_outputs(back, traced, gradients)),
+            back,
+        ),
+    }
+    return _save(fn, traced, path, texts)
+
+
+@dataclass
+class _Forward:
+    """What the forward graph's statements left."""
+
+    outputs: list[str] = field(default_factory=list)  # as written behind `return`, the loss first
+    values: list[Ref] = field(default_factory=list)  # of AOTAutograd's own outputs, in order
+    saved: list[Ref] = field(default_factory=list)
+    symbols: int = 0  # how many of `saved`, at its end, are numbers
+
+
+def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
+    """The forward's statements, with a `copy_` at its end for each input that it mutates."""
+    metadata = traced.metadata
+    graph = traced.forward
+    reinplace_custom_operators(graph)
+    reinplace_custom_operators(traced.backward)
+    tokens = len(metadata.tokens)
+    bound: list[Ref] = ["None"] * tokens
+    specs = iter(traced.inputs)
+    for node in graph.graph.find_nodes(op="placeholder")[tokens:]:
+        if node.name.startswith("fwd_rng_state"):
+            bound.append(writer.add_input(_generator(node, ""), "Generator"))
+            continue
+        if type(node.meta.get("desc")).__name__ not in ("PlainAOTInput", "NoneType"):
+            raise ExportError(
+                node.name,
+                "two of its inputs share memory, and one of them is written",
+                "pass tensors that do not overlap",
+            )
+        bound.append(writer.add_input(next(specs), writer.types.of(node.meta["val"])))
+    results = writer.add_graph(graph, bound)[tokens:]
+    refs = [_ref(writer, r) for r in results]
+    mutated = metadata.mutated_inp_runtime_indices
+    writes = []
+    for index, ref in zip(mutated, refs, strict=False):
+        writes.append(_write_back(writer, traced, index, bound[tokens + index], ref))
+    first = len(mutated)
+    bases = first + metadata.num_outputs
+    end = bases + metadata.num_intermediate_bases
+    state = _Forward(values=refs[first:end], saved=refs[end:])
+    state.symbols = metadata.num_symints_saved_for_bw or 0
+    for i, spec in enumerate(traced.outputs):
+        if spec.input >= 0:
+            value = bound[tokens + spec.input]
+            state.outputs.append(f"{value} {{alias {value}}}")
+            continue
+        value = refs[first + spec.index]
+        info = metadata.output_info[spec.index]
+        if value == "None":
+            continue
+        if i == 0:
+            state.outputs.append(f"{value} {{loss}}")
+        elif info.output_type in _ALIASES and info.base_idx is not None:
+            state.outputs.append(f"{value} {{alias {bound[tokens + info.base_idx]}}}")
+        else:
+            state.outputs.append(f"{value} {{output {quoted(spec.name)}}}")
+    for i, ref in enumerate(refs[bases:end]):
+        state.outputs.append(f"{ref} {{output {quoted(f'base{i}')}}}")
+    state.outputs += writes
+    return state
+
+
+def _ref(writer: EntryWriter, result: Any) -> Ref:
+    return writer.env[result] if isinstance(result, fx.Node) else "None"
+
+
+def _write_back(writer: EntryWriter, traced: Traced, index: int, value: str, new: Ref) -> str:
+    info = traced.metadata.input_info[index]
+    spec = traced.inputs[index]
+    if info.mutates_metadata or info.mutates_storage_metadata:
+        raise ExportError(
+            spec.name,
+            "the function changes its shape, strides or storage in place",
+            "make a new tensor instead (t(), transpose, and no set_() or resize_())",
+        )
+    kind = writer.kinds[value]
+    copied = writer.define(f"{value[1:]}_new", kind, f"aten::copy_({value}, {new})")
+    return f"{copied} {{mutation {value}}}"
+
+
+def _tangent_nodes(backward: fx.GraphModule) -> list[fx.Node]:
+    placeholders = backward.graph.find_nodes(op="placeholder")
+    return [n for n in placeholders if n.name.startswith("tangents_")]
+
+
+def _saved_nodes(backward: fx.GraphModule) -> list[fx.Node]:
+    placeholders = backward.graph.find_nodes(op="placeholder")
+    return [n for n in placeholders if not n.name.startswith(("tangents_", "bwd_rng_state"))]
+
+
+def _in_backward_order(saved: list[Ref], symbols: int) -> list[Ref]:
+    """The forward returns its saved numbers last, the backward takes them first."""
+    tensors = len(saved) - symbols
+    return saved[tensors:] + saved[:tensors]
+
+
+def _bind_saved(backward: fx.GraphModule, saved: list[Ref], symbols: int) -> list[Ref]:
+    nodes = _saved_nodes(backward)
+    if len(nodes) != len(saved):
+        raise AssertionError(f"forward saves {len(saved)} values, backward takes {len(nodes)}")
+    return _in_backward_order(saved, symbols)
+
+
+def _tangent_of(node: fx.Node) -> str:
+    """Which output a tangent belongs to: "PlainAOTOutput(idx=0)"."""
+    return str(getattr(node.meta.get("desc"), "output", ""))
+
+
+def _tangent_names(traced: Traced) -> dict[str, str]:
+    names = {f"PlainAOTOutput(idx={s.index})": s.name for s in reversed(traced.outputs)}
+    for i in range(traced.metadata.num_intermediate_bases):
+        names[f"IntermediateBaseAOTOutput(base_of=PlainAOTOutput(idx={i}))"] = f"base{i}"
+    return names
+
+
+def _tangent(writer: EntryWriter, forward: _Forward, node: fx.Node) -> str:
+    """The gradient that the step starts from: one for the loss, as `loss.backward()` does."""
+    if _tangent_of(node) != "PlainAOTOutput(idx=0)":
+        raise ExportError(
+            node.name,
+            f"a gradient flows into {_tangent_of(node)}, which is not the loss",
+            "write only into tensors that require no gradient",
+        )
+    call = f"aten::ones_like({forward.values[0]}, memory_format=torch.preserve_format)"
+    return writer.define("d_loss", writer.types.of(node.meta["val"]), call)
+
+
+def _ones_or_zeros(example: Any, one: bool) -> torch.Tensor:
+    make = torch.ones if one else torch.zeros
+    return make([int(s) for s in example.shape], dtype=example.dtype, device=example.device)
+
+
+def _generator(node: fx.Node, suffix: str) -> InputSpec:
+    """A paired random state: `cuda:0#1` for the forward, `cuda:0#1/backward` for its repetition."""
+    device = node.meta["val"].device
+    pair = node.name.rsplit("_", 1)[-1]
+    generator = torch.Generator(device).manual_seed(torch.initial_seed() % 2**31 + 1 + int(pair))
+    return InputSpec("rng_state", f"{device}#{pair}{suffix}", generator.get_state())
+
+
+def _backward_generators(writer: EntryWriter, backward: fx.GraphModule) -> list[Ref]:
+    nodes = backward.graph.find_nodes(op="placeholder")
+    states = [n for n in nodes if n.name.startswith("bwd_rng_state")]
+    return [writer.add_input(_generator(n, "/backward"), "Generator") for n in states]
+
+
+def _gradient_outputs(writer: EntryWriter, traced: Traced, gradients: list[Any]) -> list[str]:
+    """One output for each input that has a gradient."""
+    outputs = []
+    if traced.metadata.num_backward_tokens:
+        raise ExportError(
+            traced.name,
+            "an operator with ordered effects runs in its backward",
+            "leave such operators (printing, logging) out of the step",
+        )
+    own = gradients[: len(traced.inputs)]
+    for spec, gradient in zip(traced.inputs, own, strict=True):
+        if gradient is not None and _ref(writer, gradient) != "None":
+            outputs.append(f"{_ref(writer, gradient)} {{gradient {quoted(spec.name)}}}")
+    return outputs
+
+
+def _entry_text(name: str, writer: EntryWriter, outputs: list[str]) -> str:
+    head = f"graph {name}("
+    inputs = [f"{v} : {kind} {{{s.role} {quoted(s.name)}}}" for s, v, kind in writer.inputs]
+    lines = [head + (",\n" + " " * len(head)).join(inputs) + "):", *writer.lines]
+    lines.append("  return (" + (",\n" + " " * 10).join(outputs) + ")")
+    return "\n".join(lines) + "\n"
+
+
+def _save(
+    fn: Callable[..., Any],
+    traced: Traced,
+    path: str | os.PathLike[str],
+    entries: dict[str, tuple[str, EntryWriter]],
+) -> Path:
+    """Writes both files, or neither."""
+    lines = [f"gravure {VERSION}", f"# {traced.name}, exported with torch {torch.__version__}"]
+    for name, others in tied_names(fn, traced.inputs).items():
+        lines.append(f"# {name} is also {', '.join(others)}")
+    text = "\n".join(lines) + "\n" + "\n".join(text for text, _ in entries.values())
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    program, inputs = folder / PROGRAM_FILE, folder / INPUTS_FILE
+    parts = [f.with_name(f".{f.name}.{os.getpid()}") for f in (program, inputs)]
+    try:
+        parts[0].write_text(text)
+        specs = {name: [s for s, _, _ in writer.inputs] for name, (_, writer) in entries.items()}
+        save_inputs(specs, parts[1])
+        for part, final in zip(parts, (program, inputs), strict=True):
+            os.replace(part, final)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+    return folder

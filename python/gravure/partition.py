@@ -1,0 +1,90 @@
+"""Cuts the joint graph into forward and backward, with every random draw that eager makes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch._inductor.config as inductor_config
+from torch import fx
+from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
+from torch._functorch.partitioners import default_partition
+
+# While tracing: dead code elimination keeps random operators. Without the second setting the first
+# one would turn paired generators off.
+KEEP_DRAWS = {
+    "fallback_random": True,
+    "test_configs.graphsafe_rng_func_ignores_fallback_random": True,
+}
+
+
+def partition(
+    joint: fx.GraphModule,
+    joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: list[int] | None = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The default partitioner's cut.
+
+    A draw whose result nobody uses advances the random state all the same: it is made an output of
+    the forward while the graph is cut, or it would be lost.
+    """
+    unused = _unused_draws(joint)
+    end = next(iter(joint.graph.find_nodes(op="output")))
+    outputs = list(end.args[0])
+    outputs[num_fwd_outputs:num_fwd_outputs] = unused
+    end.args = (outputs,)
+    if "desc" in end.meta:
+        descriptions = list(end.meta["desc"])
+        extra = [PlainAOTOutput(idx=1_000_000 + i) for i in range(len(unused))]
+        descriptions[num_fwd_outputs:num_fwd_outputs] = extra
+        end.meta["desc"] = descriptions
+    with inductor_config.patch(fallback_random=False):
+        forward, backward = default_partition(
+            joint,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs + len(unused),
+            static_lifetime_input_indices=static_lifetime_input_indices,
+        )
+    if unused:
+        _drop_outputs(forward, num_fwd_outputs, len(unused))
+    return forward, backward
+
+
+def _unused_draws(joint: fx.GraphModule) -> list[fx.Node]:
+    """A value of each random operator that reaches no output."""
+    graph = joint.graph
+    reached: set[fx.Node] = set()
+    pending = [next(iter(graph.find_nodes(op="output")))]
+    while pending:
+        for node in pending.pop().all_input_nodes:
+            if node not in reached:
+                reached.add(node)
+                pending.append(node)
+    found = []
+    for node in list(graph.nodes):
+        tags = getattr(node.target, "tags", ())
+        if node in reached or torch.Tag.nondeterministic_seeded not in tags:
+            continue
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            with graph.inserting_after(node):
+                member = graph.call_function(operator.getitem, (node, 0))
+            member.meta = dict(node.meta, val=node.meta["val"][0])
+            node = member
+        found.append(node)
+    return found
+
+
+def _drop_outputs(forward: fx.GraphModule, first: int, count: int) -> None:
+    end = next(iter(forward.graph.find_nodes(op="output")))
+    for values in (end.args[0], end.meta.get("desc")):
+        if values is None:
+            continue
+        kept = type(values)([*values[:first], *values[first + count :]])
+        if values is end.args[0]:
+            end.args = (kept,)
+        else:
+            end.meta["desc"] = kept
+    forward.recompile()

@@ -1,0 +1,236 @@
+"""Runs exported programs: `gravure.load` gives one that is warmed up, captured and replayed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+LIBRARY = "libgravure.so"
+PROGRAM_FILE = "program.gv"
+INPUTS_FILE = "inputs.pt"
+
+_KEPT = ("parameter", "buffer", "constant", "rng_state")
+
+
+class Slot(NamedTuple):
+    """One input or output of an entry: its role (docs/program-text.md) and its name."""
+
+    role: str
+    name: str
+
+
+def library_path() -> Path:
+    """The C++ library: named by GRAVURE_LIBRARY, beside this package, or as Bazel built it."""
+    named = os.environ.get("GRAVURE_LIBRARY")
+    if named:
+        if not Path(named).is_file():
+            raise FileNotFoundError(f"GRAVURE_LIBRARY names {named}, which is not a file")
+        return Path(named)
+    package = Path(__file__).resolve().parent
+    places = (package / LIBRARY, package.parents[1] / "bazel-bin" / "python" / LIBRARY)
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(
+        f"{LIBRARY} is at none of {', '.join(map(str, places))}; "
+        "build it with tools/build, or name it in GRAVURE_LIBRARY"
+    )
+
+
+@cache
+def _program_class() -> Any:
+    torch.ops.load_library(str(library_path()))
+    return torch.classes.gravure.Program
+
+
+class Program:
+    """An exported program on one device. One step at a time, from one thread at a time."""
+
+    def __init__(self, path: str | os.PathLike[str], device: str, options: dict[str, str]) -> None:
+        place = Path(path)
+        file = place / PROGRAM_FILE if place.is_dir() else place
+        self._program = _program_class()(str(file), device, options)
+        self._folder = file.parent
+        self._device = torch.device("cpu" if device == "host" else device)
+        self._open: dict[str, list[int]] = {}
+
+    @property
+    def entries(self) -> list[str]:
+        """`["step"]`, or `["forward", "backward"]`."""
+        return self._program.entries()
+
+    def inputs(self, entry: str = "step") -> list[Slot]:
+        """What the entry takes, in order. Random states come last where the passes added them."""
+        return [Slot(*pair) for pair in self._program.inputs(entry)]
+
+    def outputs(self, entry: str = "step") -> list[Slot]:
+        """What the entry returns, in order."""
+        return [Slot(*pair) for pair in self._program.outputs(entry)]
+
+    def saved_inputs(self, entry: str = "step") -> dict[str, Any]:
+        """The values at export, by name, each on the program's device; random states as generators.
+
+        Tensors that shared memory at export share it here.
+        """
+        saved = torch.load(self._folder / INPUTS_FILE, weights_only=True)[entry]
+        slots = {slot.name: slot for slot in self.inputs(entry)}
+        moved: dict[int, torch.UntypedStorage] = {}
+        values: dict[str, Any] = {}
+        for name, value in saved.items():
+            if name in slots and slots[name].role == "rng_state":
+                value = self._generator(value)
+            elif isinstance(value, torch.Tensor):
+                value = self._on_device(value, moved)
+            values[name] = value
+        return values
+
+    def bind(self, values: Mapping[str, Any], entry: str = "step") -> None:
+        """Keeps these inputs, by name, for every run to come.
+
+        What stays at its address from step to step belongs here: a run then takes only the rest,
+        and costs less. Raises KeyError for a name that the entry does not take.
+        """
+        positions = self._positions(entry, values)
+        self._program.bind(entry, positions, [values[self._name(entry, i)] for i in positions])
+        self._open[entry] = [i for i in self._open_positions(entry) if i not in set(positions)]
+
+    def bind_saved(self, entry: str = "step") -> None:
+        """Binds parameters, buffers, constants and random states as they were at export."""
+        kept = {slot.name for slot in self.inputs(entry) if slot.role in _KEPT}
+        saved = self.saved_inputs(entry)
+        self.bind({name: value for name, value in saved.items() if name in kept}, entry)
+
+    def run(self, inputs: Sequence[Any] | Mapping[str, Any], entry: str = "step") -> list[Any]:
+        """One step. `inputs`: what is not bound, in order, or by name.
+
+        A default random state may be left out, or None. Returns one value an output; they are the
+        caller's. Raises RuntimeError, which names the input, where one does not fit the program.
+        """
+        open_positions = self._open_positions(entry)
+        if isinstance(inputs, Mapping):
+            self._positions(entry, inputs)  # a wrong name is told
+            values = [self._given(entry, i, inputs) for i in open_positions]
+        else:
+            values = list(inputs)
+            slots = self.inputs(entry) if len(values) < len(open_positions) else []
+            for position in open_positions[len(values) :]:
+                if slots[position].role != "rng_state":
+                    break
+                values.append(None)
+        return self._program.run(entry, values)
+
+    def remarks(self) -> list[dict[str, str]]:
+        """What was done, missed and found, in order: kind, pass, name, node, source, message."""
+        return json.loads(self._program.remarks_json())
+
+    def remarks_text(self) -> str:
+        return self._program.remarks_text()
+
+    def plan(self) -> str:
+        """How the program is cut; once warmed up, also where its memory lies."""
+        return self._program.plan()
+
+    def text(self) -> str:
+        """The program as the passes left it."""
+        return self._program.text()
+
+    def stats(self) -> dict[str, int]:
+        """Steps, captures, replays, bytes: `RuntimeStats` of runtime/runtime.h."""
+        return dict(self._program.stats())
+
+    def partition_states(self, entry: str = "step") -> list[str]:
+        """`cold`, `warmed-up`, `captured` or `quarantined`, one a partition."""
+        return self._program.partition_states(entry)
+
+    def inject_fault(self, point: str, countdown: int = 1) -> None:
+        """Fails a coming capture-begin, capture-call, capture-end, launch or allocation."""
+        self._program.inject_fault(point, countdown)
+
+    def synchronize(self) -> None:
+        self._program.synchronize()
+
+    def shutdown(self) -> None:
+        """Gives back graphs and arena. Results that a step returned live on."""
+        self._program.shutdown()
+
+    def _open_positions(self, entry: str) -> list[int]:
+        if entry not in self._open:
+            self._open[entry] = list(range(len(self.inputs(entry))))
+        return self._open[entry]
+
+    def _name(self, entry: str, position: int) -> str:
+        return self.inputs(entry)[position].name
+
+    def _positions(self, entry: str, values: Mapping[str, Any]) -> list[int]:
+        slots = self.inputs(entry)
+        unknown = values.keys() - {slot.name for slot in slots}
+        if unknown:
+            raise KeyError(f"entry {entry} has no input {', '.join(sorted(unknown))}")
+        return [i for i, slot in enumerate(slots) if slot.name in values]
+
+    def _given(self, entry: str, position: int, inputs: Mapping[str, Any]) -> Any:
+        slot = self.inputs(entry)[position]
+        if slot.name not in inputs and slot.role != "rng_state":
+            raise KeyError(f"entry {entry} needs the {slot.role} {slot.name}")
+        return inputs.get(slot.name)
+
+    def _generator(self, state: Any) -> Any:
+        if not isinstance(state, torch.Tensor):
+            return state
+        generator = torch.Generator(self._device)
+        if (state.numel() == 16) == (self._device.type == "cuda"):
+            generator.set_state(state)
+        else:  # a state of the other device: its seed alone means something here
+            generator.manual_seed(int(state[:8].view(torch.int64)) & (2**63 - 1))
+        return generator
+
+    def _on_device(self, tensor: torch.Tensor, moved: dict[int, torch.UntypedStorage]) -> Any:
+        storage = tensor.untyped_storage()
+        if self._device.type == "cpu":
+            return tensor
+        if storage._cdata not in moved:
+            moved[storage._cdata] = torch.UntypedStorage(len(storage), device=self._device)
+            moved[storage._cdata].copy_(storage)
+        empty = torch.empty(0, dtype=tensor.dtype, device=self._device)
+        return empty.set_(
+            moved[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: str = "host",
+    *,
+    host: Sequence[str] = (),
+    order: str = "levels",
+    min_partition_size: int | None = None,
+    memory_growth: float | None = None,
+    uncaptured: bool = False,
+    require_capture: bool = False,
+    poison: bool | None = None,
+) -> Program:
+    """Reads an exported program, cuts it, and makes it ready to run on `device`.
+
+    `path` is what `export_step` or `export_joint` wrote: the folder, or a program text. `device` is
+    `"host"`, which emulates capture on the CPU, or `"cuda"`, `"cuda:1"`. `host` names operators
+    (`"aten::mm"`) and module paths (`"blocks.3.moe"`) to keep out of graphs; `order` is
+    `"levels"` or `"program"`. `uncaptured` runs node by node, for comparisons; `require_capture`
+    makes a failed capture an error. Raises RuntimeError, which names the place or the node.
+    """
+    options = {"order": order, "uncaptured": str(int(uncaptured))}
+    options["require_capture"] = str(int(require_capture))
+    if host:
+        options["host"] = ",".join(host)
+    if min_partition_size is not None:
+        options["min_partition_size"] = str(min_partition_size)
+    if memory_growth is not None:
+        options["memory_growth"] = repr(float(memory_growth))
+    if poison is not None:
+        options["poison"] = str(int(poison))
+    return Program(path, device, options)

@@ -1,0 +1,123 @@
+"""What cannot be exported is refused: by name, with the reason and a remedy."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import gravure
+import numpy as np
+import pytest
+import torch
+from running import weight
+from torch import Tensor
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def refused(fn: Any, args: tuple[Any, ...], folder: Path) -> gravure.ExportError:
+    for export in (gravure.export_step, gravure.export_joint):
+        with pytest.raises(gravure.ExportError) as caught:
+            export(fn, args, folder / "refused")
+        assert caught.value.node and caught.value.reason and caught.value.remedy
+        for part in (caught.value.node, caught.value.reason, caught.value.remedy):
+            assert part in str(caught.value)
+        assert not (folder / "refused").exists()
+    return caught.value
+
+
+def test_no_tensor_no_gradient(tmp_path: Path) -> None:
+    w, x = weight(3), torch.randn(3)
+    assert "float" in refused(lambda x: (x * w).sum().item() * 1.0, (x,), tmp_path).reason
+    assert "dict" in refused(lambda x: {"loss": (x * w).sum()}, (x,), tmp_path).reason
+    assert "gradient" in refused(lambda x: (x * w).sum().detach(), (x,), tmp_path).reason
+    assert "backward" in refused(lambda x: w, (x,), tmp_path).reason
+    assert "callable" in refused(3, (x,), tmp_path).reason
+
+
+def test_loss_that_is_no_scalar(tmp_path: Path) -> None:
+    w = weight(3)
+    with pytest.raises(gravure.ExportError, match=r"shape \[3\].*\.mean\(\)"):
+        gravure.export_step(lambda x: x * w, (torch.randn(3),), tmp_path)
+
+
+def test_generators(tmp_path: Path) -> None:
+    w = weight(3)
+    generator = torch.Generator()
+
+    def loss(x: Tensor) -> Tensor:
+        return (x * w * torch.rand(3, generator=generator)).sum()
+
+    assert "enerator" in str(refused(loss, (torch.randn(3),), tmp_path))
+
+
+def test_graph_break(tmp_path: Path) -> None:
+    w = weight(3)
+
+    def loss(x: Tensor) -> Tensor:
+        y = x * w
+        if y.sum() > 0:
+            y = y * 2
+        return y.sum()
+
+    error = refused(loss, (torch.randn(3),), tmp_path)
+    assert "test_refusals.py" in error.source
+
+
+def test_outer_graph(tmp_path: Path) -> None:
+    w = weight(3)
+    outside = w * 2
+    error = refused(lambda x: (x * outside).sum(), (torch.randn(3),), tmp_path)
+    assert "outside" in error.node and "outside of the function" in error.reason
+
+
+def test_while_loop(tmp_path: Path) -> None:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    w = weight(3)
+
+    def loss(x: Tensor) -> Tensor:
+        n, y = while_loop(lambda n, y: n < 3, lambda n, y: (n + 1, y * 2), (torch.tensor(0), x))
+        return (y * w).sum() + n
+
+    assert "while_loop" in str(refused(loss, (torch.randn(3),), tmp_path))
+
+
+def test_overlapping_inputs_that_are_written(tmp_path: Path) -> None:
+    w, base = weight(3), torch.zeros(4)
+    a, b = base[:3], base[1:]
+
+    def loss(x: Tensor) -> Tensor:
+        a.add_(x)
+        return (b * w).sum()
+
+    assert "share memory" in refused(loss, (torch.randn(3),), tmp_path).reason
+
+
+def test_python_random(tmp_path: Path) -> None:
+    w = weight(3)
+    error = refused(lambda x: (x * w * random.random()).sum(), (torch.randn(3),), tmp_path)
+    assert "random" in error.reason
+
+
+def test_numpy_argument(tmp_path: Path) -> None:
+    w = weight(3)
+
+    def loss(x: Any) -> Tensor:
+        return (torch.as_tensor(x) * w).sum()
+
+    assert "pass a tensor" in refused(loss, (np.ones(3, dtype=np.float32),), tmp_path).remedy
+
+
+def test_change_of_shape_in_place(tmp_path: Path) -> None:
+    w, x = weight(2, 3), torch.randn(3, 2)
+
+    def loss(x: Tensor) -> Tensor:
+        x.t_()
+        return (x * w).sum()
+
+    assert "inplace view" in refused(loss, (x,), tmp_path).reason

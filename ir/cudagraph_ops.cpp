@@ -24,6 +24,7 @@ const c10::Symbol fate = c10::Symbol::attr("fate");
 const c10::Symbol index = c10::Symbol::attr("index");
 const c10::Symbol tags = c10::Symbol::attr("tags");
 const c10::Symbol arena = c10::Symbol::attr("arena");
+const c10::Symbol staging = c10::Symbol::attr("staging");
 }  // namespace attr
 
 namespace {

@@ -7,7 +7,9 @@
 //   An isolated block: it sees only its parameters, one an operand, in order.
 // Written by emit-runtime-calls, read by the runtime:
 //   %s… = cudagraph::stage(%x, …)           copies of the caller's values, at addresses of our own;
-//                                           one batched copy a step
+//                                           one batched copy a step, at the top of the entry; one more
+//                                           before a partition whose operand a host node left at a new
+//                                           address
 //   %o… = cudagraph::launch[index=I, tags=[…]](%a, …)
 //     block0(…): … -> (…)                   captured once, replayed each step; or run node by node
 //   %r… = cudagraph::own(%v, …)             results moved out of the arena, in one batch
@@ -45,6 +47,8 @@ extern const c10::Symbol fate;      // int: nodes of one number are captured tog
 extern const c10::Symbol index;     // int: number of a partition, dense, in program order
 extern const c10::Symbol tags;      // strings, one an operand of a partition: see OperandTag
 extern const c10::Symbol arena;     // ints, one an output: planned offset in bytes, -1 if not in the arena
+extern const c10::Symbol staging;   // ints, one an operand of a partition: planned offset of its staged
+                                    // copy, -1 if it has none; gone after emit-runtime-calls
 
 /// True for attributes that program text shows elsewhere than in `[…]`, or not at all.
 inline bool isInternal(c10::Symbol name) {

@@ -3,8 +3,9 @@
 //
 // A buffer lives over the half-open interval [begin, end) of steps. Buffers that live together must
 // not overlap in the arena. LOAD, the largest sum of bytes alive at one step, bounds every plan from
-// below. Placement: largest first at the lowest gap (Pisarchyk and Lee, "Efficient memory management
-// for deep neural net inference", 2020), and program order with best fit; the smaller plan wins.
+// below. Placement: in the order of time with best fit, forward and backward; and, while a fixed amount
+// of work lasts, largest first at the lowest gap (Pisarchyk and Lee, "Efficient memory management for
+// deep neural net inference", 2020) and two more orders; the smallest plan wins.
 
 #include <cstdint>
 #include <string>
@@ -40,10 +41,11 @@ struct MemoryPlan {
   void printMap(llvm::raw_ostream& os, int columns = 72, int rows = 16) const;
 };
 
-/// Peak live bytes, each buffer rounded up to `alignment`. O(n log n).
+/// Peak live bytes, each buffer rounded up to `alignment`. O(n log n), linear if steps are dense.
 int64_t peakLoad(const std::vector<Buffer>& buffers, int64_t alignment);
 
-/// Places `buffers`. Deterministic. Above `quadraticLimit` buffers only methods of O(n log n) run.
+/// Places `buffers`. Deterministic. Above `quadraticLimit` buffers only methods of O(n log n) run. TORCH_CHECK
+/// for a buffer without life or bytes.
 MemoryPlan planBuffers(std::vector<Buffer> buffers, int64_t alignment = 512,
                        size_t quadraticLimit = 20000);
 

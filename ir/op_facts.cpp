@@ -73,6 +73,18 @@ void readSchema(const FunctionSchema& schema, OpFacts& facts) {
   facts.scalarOnly = !anyTensor;
 }
 
+/// True if an object of a TorchScript or custom class stands among parameters or returns, or if they
+/// are open: nothing is known of what such a call does.
+bool isOpaque(const FunctionSchema& schema) {
+  const auto isObject = [](const c10::Argument& argument) {
+    const c10::TypeKind kind = argument.type()->kind();
+    return kind == c10::TypeKind::ClassType || kind == c10::TypeKind::InterfaceType ||
+           kind == c10::TypeKind::PyObjectType || kind == c10::TypeKind::CapsuleType;
+  };
+  return schema.is_vararg() || schema.is_varret() || llvm::any_of(schema.arguments(), isObject) ||
+         llvm::any_of(schema.returns(), isObject);
+}
+
 /// What the schema leaves unsaid: tables by name, and PyTorch's tags.
 void readTagsAndTables(const FunctionSchema& schema, OpFacts& facts) {
   const OpRow row = opRow(schema.name());
@@ -85,6 +97,11 @@ void readTagsAndTables(const FunctionSchema& schema, OpFacts& facts) {
   facts.effects = row.effects;
   facts.scalarOnly = facts.scalarOnly || row.readsMetadata;
   facts.reason = row.reason;
+  if (!facts.reason && isOpaque(schema)) {
+    facts.reason = HostReason::OpaqueCallable;
+    facts.scalarOnly = false;
+    facts.effects = true;
+  }
   if (!facts.reason && hasTag(at::Tag::data_dependent_output)) facts.reason = HostReason::HostSync;
   if (!facts.reason && hasTag(at::Tag::dynamic_output_shape) && !row.shapeDependsOnOperands) {
     facts.reason = HostReason::DataDependentShape;

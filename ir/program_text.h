@@ -7,6 +7,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace llvm {
 class raw_ostream;
@@ -23,13 +24,23 @@ struct TextError : c10::Error {
   std::string detail;
 };
 
-/// Reads one program. Linear in time and memory. `file` is only for messages.
+/// Reads one program. Linear in time and memory. `file` and `firstLine`, the number of the text's
+/// first line in it, are only for messages.
 /// Throws TextError; checks syntax, that each value is defined once and before its use, that each
 /// operator is known and its arguments fit its schema's parameters in number and name.
 /// verifyProgram (ir/verify.h) checks the rest.
-Program readProgram(std::string_view text, const std::string& file = "<text>");
+Program readProgram(std::string_view text, const std::string& file = "<text>",
+                    size_t firstLine = 1);
 /// The same from a file; TORCH_CHECK if it cannot be read.
 Program readProgramFile(const std::string& path);
+
+/// One of several programs in a text.
+struct InputPart {
+  std::string_view text;
+  size_t firstLine;
+};
+/// Cuts a text at its lines `# -----`, which belong to no part. Always at least one part.
+std::vector<InputPart> splitInputs(std::string_view text);
 
 struct PrintOptions {
   bool sources = true;  // print @"file:line" in "module"

@@ -2,9 +2,11 @@
 // One flat order of a program's operator calls, and how long each storage lives in it.
 //
 // Step: one leaf node (a node that calls an operator; cudagraph::partition and launch are entered,
-// their blocks inlined). Entries follow one another: forward, then backward. Storage: what tensors
-// that may alias share; views, in-place results, block parameters and their operands, and forward's
-// saved outputs with backward's saved inputs belong to one storage.
+// their blocks inlined; prim::If with all that its blocks do is one). Entries follow one another:
+// forward, then backward. Storage: what tensors that may alias share; views, in-place results, block
+// parameters and their operands, and forward's saved outputs with backward's saved inputs belong to
+// one storage. An operator that may alias either of two values joins them in one storage, which then
+// holds two allocations: allocates() tells them.
 
 #include "ir/program.h"
 
@@ -18,15 +20,16 @@ namespace gravure {
 
 /// Where a storage comes from.
 enum class StorageOrigin : uint8_t {
-  External,   // an input of an entry: the caller's memory
+  External,   // the caller's memory: an input of an entry, or a result moved out by cudagraph::own
   Fresh,      // allocated by the step `begin`
 };
 
 struct StorageLife {
   StorageOrigin origin = StorageOrigin::Fresh;
   int64_t begin = 0;          // first step at which it exists
-  int64_t end = 0;            // first step at which it no longer does: after its last reader
-  std::optional<int64_t> bytes;  // nullopt if known only at run time
+  int64_t end = 0;            // first step at which it no longer does: after its last reader, and
+                              // after the wait of a collective that reads or writes it
+  std::optional<int64_t> bytes;  // that `first` needs; nullopt if known only at run time
   Value* first = nullptr;     // the value that brought it about
   bool result = false;        // leaves the program as a result, so it lives to the end of its entry
 };
@@ -42,6 +45,8 @@ class Timeline {
   int64_t storageOf(const Value* value) const;
   /// Position of a leaf node in steps(); -1 if it is none.
   int64_t stepOf(const Node* node) const;
+  /// True if the step that defines `value` allocates it: a tensor that aliases no operand.
+  bool allocates(const Value* value) const;
   /// First step of entry `index` and one past its last.
   std::pair<int64_t, int64_t> entryRange(size_t index) const { return ranges_.at(index); }
 
@@ -49,7 +54,11 @@ class Timeline {
   friend class TimelineBuilder;
   std::vector<Node*> steps_;
   std::vector<StorageLife> storages_;
-  llvm::DenseMap<const Value*, int64_t> storageOf_;
+  struct EntryStorages {
+    const Graph* graph = nullptr;
+    std::vector<int32_t> storage;  // by Value::unique(); -1 for none
+  };
+  std::vector<EntryStorages> storageOf_;
   llvm::DenseMap<const Node*, int64_t> stepOf_;
   std::vector<std::pair<int64_t, int64_t>> ranges_;
 };

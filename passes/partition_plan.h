@@ -4,6 +4,7 @@
 #include "passes/pass.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,25 +23,49 @@ struct PlannedRun {
   std::vector<Value*> outputs;      // defined inside, used outside or returned; order of definition
 };
 
+/// A node that the plan itself keeps on the host, though its operator could be captured.
+struct PlannedHost {
+  Node* node = nullptr;
+  HostReason reason = HostReason::TooSmall;  // or OpenCollective: program order cuts through its fate
+};
+
 struct PartitionPlan {
-  /// All top-level nodes of the entry's graph, each once, in a legal order.
+  /// All top-level nodes of the entry's graph, each once, in a legal order; neighbours differ in
+  /// `captured`.
   std::vector<PlannedRun> runs;
   PartitionOrder order = PartitionOrder::Levels;
+  std::vector<PlannedHost> keptOnHost;       // in program order
   int64_t programOrderPartitions = 0;  // what each order gives, both printed
   int64_t levelPartitions = 0;
+  int64_t programOrderRuns = 0;        // captured and host runs together
+  int64_t levelRuns = 0;
   int64_t programOrderPeak = 0;        // peak live bytes of static-shaped storages in each order
   int64_t levelPeak = 0;
+  /// Why levels were wished for and not taken, "" if they were.
+  std::string levelsRefused;
 
   int64_t partitionCount() const;
   /// "" if every invariant above holds and the order is legal for `entry`: data flow, mutation
-  /// through any alias, collectives, random draws and effects keep their order, and no node with a
-  /// host reason is in a captured run; else one sentence that names the clash. Quadratic in nothing.
+  /// through any alias, collectives, random draws and effects keep their order, no fate is split, and
+  /// no node with a host reason or on numbers alone is in a captured run; else one sentence that names
+  /// the clash. Works from the definitions, not from the dependences that the plan was made from.
+  /// Quadratic in nothing.
   std::string verify(const Entry& entry) const;
   void print(llvm::raw_ostream& os) const;
 };
 
 /// Decides. `entry` is not changed. Reads host= and fate= as classify-capturability and
-/// group-collectives wrote them.
+/// group-collectives wrote them. Linear in nodes plus edges, for each round of the minimum size and
+/// of fates that push each other.
+///
+/// Order, wished as options.order says:
+///   Levels   as few partitions as the dependences allow (partition_levels.h), of the placements that
+///            keep the fewest the one nearest to the program; taken if planned peak bytes grow by at
+///            most options.memoryGrowth over program order, else the next placement, else program
+///            order, and levelsRefused says so.
+///   Program  maximal runs as the program has them; nodes on numbers alone move out of the way.
+/// Partitions of fewer than options.minPartitionSize operator calls (views count as none) become
+/// host nodes, and levels are taken anew without them.
 PartitionPlan planPartitions(const Entry& entry, const PassOptions& options);
 
 }  // namespace gravure

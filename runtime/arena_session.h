@@ -8,6 +8,8 @@
 //            match sends the rest of that step to PyTorch's allocator
 // Steps are the calls of the flattened program (Timeline::steps()).
 
+#include <c10/core/DeviceType.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,9 +41,11 @@ using ServePlan = std::vector<std::vector<PlannedAllocation>>;
 class ArenaSession {
  public:
   /// Opens a recording (or serving) session on this thread; closed by the destructor. Sessions nest;
-  /// the innermost one answers.
-  explicit ArenaSession(size_t steps);
-  ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab);
+  /// the innermost one answers. It is for allocations on devices of `type` alone: a CUDA program
+  /// allocates CPU tensors too.
+  explicit ArenaSession(size_t steps, c10::DeviceType type = c10::DeviceType::CPU);
+  ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab,
+               c10::DeviceType type = c10::DeviceType::CPU);
   ~ArenaSession();
   ArenaSession(const ArenaSession&) = delete;
   ArenaSession& operator=(const ArenaSession&) = delete;
@@ -53,6 +57,7 @@ class ArenaSession {
   void enterStep(int64_t step);
 
   // For allocators, on the session's thread.
+  c10::DeviceType deviceType() const { return deviceType_; }
   bool recording() const { return plan_ == nullptr; }
   /// Serve: the planned address for an allocation of `bytes`, nullptr to use PyTorch's allocator.
   void* serve(size_t bytes);
@@ -60,15 +65,21 @@ class ArenaSession {
   void noteFree(void* address);
 
   AllocationRecord takeRecord() { return std::move(record_); }
+  /// Record: ordinal of the current step's allocation that is alive at `address`; -1 if there is none.
+  int32_t ordinalOf(const void* address) const;
+  /// Serve: the memory that planned offsets lie in; nullptr while recording.
+  const std::shared_ptr<Slab>& slab() const { return slab_; }
+  const ServePlan* plan() const { return plan_; }
   /// Steps at which an allocation did not match the plan, in order, each once.
   const std::vector<int64_t>& mismatches() const { return mismatches_; }
 
  private:
   ArenaSession* outer_ = nullptr;
+  const c10::DeviceType deviceType_;
   const ServePlan* plan_ = nullptr;
   std::shared_ptr<Slab> slab_;
   AllocationRecord record_;
-  std::unordered_map<void*, std::pair<int64_t, size_t>> live_;  // address -> step, ordinal
+  std::unordered_map<const void*, std::pair<int64_t, size_t>> live_;  // address -> step, ordinal
   int64_t step_ = -1;
   size_t cursor_ = 0;
   bool diverged_ = false;

@@ -4,6 +4,7 @@
 
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <memory>
@@ -18,12 +19,19 @@ namespace gravure {
 
 struct Call;  // runtime/instruction.h: one operator call with its compiled arguments
 
+/// A replay that failed after some of its work was done: what it wrote stays written. Any other error
+/// of Executable::replay means that nothing ran.
+struct PartialReplay : c10::Error {
+  using c10::Error::Error;
+  explicit PartialReplay(const c10::Error& error) : c10::Error(error) {}
+};
+
 /// A partition, captured and instantiated. Owned by the runtime; made only by Capture::finish().
 class Executable {
  public:
   virtual ~Executable() = default;
   /// Runs the captured work on the current stream (CUDA: enqueues it). Never allocates.
-  /// Throws c10::Error if the launch fails; the caller's tensors are then as the launch left them.
+  /// Throws c10::Error if the launch fails and nothing ran, PartialReplay if some of it did.
   virtual void replay() = 0;
 };
 

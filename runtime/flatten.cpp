@@ -22,18 +22,26 @@ class Flattener {
 
   EntryCode flatten() {
     const Graph& graph = *code_.entry->graph;
-    for (const Value* input : graph.inputs()) code_.inputs.push_back(define(input));
+    for (const Value* input : graph.inputs()) code_.inputs.push_back(define(input, SlotSource::Input));
     code_.instructions = flattenBlock(graph.block());
     for (const Value* output : graph.outputs()) code_.outputs.push_back(slotOf(output));
     code_.slots = next_;
+    findHostReads();
+    code_.storages.assign(next_, -1);
+    for (auto [value, slot] : slots_) {
+      if (isTensorValue(value)) code_.storages[slot] = timeline_.storageOf(value);
+    }
     findWrittenInputs();
     return std::move(code_);
   }
 
  private:
-  Slot define(const Value* value) {
+  Slot define(const Value* value, SlotSource source) {
     auto [at, fresh] = slots_.try_emplace(value, next_);
-    if (fresh) ++next_;
+    if (fresh) {
+      ++next_;
+      code_.sources.push_back(source);
+    }
     return at->second;
   }
 
@@ -68,11 +76,11 @@ class Flattener {
     if (node->kind() == c10::prim::If) return append(code_.branches, flattenIf(node), Kind::Branch);
     TORCH_CHECK(node->kind() != cg::partition, describe(node),
                 ": a partition that emit-runtime-calls has not turned into a launch");
-    return append(code_.calls, flattenCall(node), Kind::Call);
+    return append(code_.calls, flattenCall(node, SlotSource::Call), Kind::Call);
   }
 
-  Call flattenCall(const Node* node) {
-    for (const Value* output : node->outputs()) define(output);
+  Call flattenCall(const Node* node, SlotSource source) {
+    for (const Value* output : node->outputs()) define(output, source);
     Call call = compileCall(node, devices_, [this](const Value* v) { return slotOf(v); });
     call.step = timeline_.stepOf(node);
     return call;
@@ -94,7 +102,7 @@ class Flattener {
     }
     for (const Node* inner : block->nodes()) {
       TORCH_CHECK(inner->blocks().empty(), describe(inner), ": nested blocks cannot be captured");
-      launch.calls.push_back(flattenCall(inner));
+      launch.calls.push_back(flattenCall(inner, SlotSource::Launch));
     }
     llvm::DenseSet<Slot> seen(launch.operands.begin(), launch.operands.end());
     for (size_t i = 0; i < node->outputs().size(); ++i) {
@@ -112,7 +120,7 @@ class Flattener {
     stage.node = node;
     stage.step = timeline_.stepOf(node);
     stage.from = slotsOf(node->inputs());
-    for (const Value* output : node->outputs()) stage.to.push_back(define(output));
+    for (const Value* output : node->outputs()) stage.to.push_back(define(output, SlotSource::Stage));
     return stage;
   }
 
@@ -121,8 +129,9 @@ class Flattener {
                 ": needs one output an operand");
     Own own;
     own.node = node;
+    own.step = timeline_.stepOf(node);
     own.from = slotsOf(node->inputs());
-    for (const Value* output : node->outputs()) own.to.push_back(define(output));
+    for (const Value* output : node->outputs()) own.to.push_back(define(output, SlotSource::Own));
     return own;
   }
 
@@ -132,10 +141,14 @@ class Flattener {
     Branch branch;
     branch.node = node;
     branch.condition = slotOf(node->input(0));
-    for (const Value* output : node->outputs()) define(output);
+    for (const Value* output : node->outputs()) define(output, SlotSource::Branch);
     for (size_t side = 0; side < 2; ++side) {
       const Block* block = node->blocks()[side];
       branch.body[side] = flattenBlock(block);
+      // Which side runs is not known when lifetimes are planned.
+      for (const Instruction& inner : branch.body[side]) {
+        if (inner.kind == Instruction::Kind::Call) code_.calls[inner.index].step = -1;
+      }
       TORCH_CHECK(block->outputs().size() == node->outputs().size(), describe(node),
                   ": each block needs ", node->outputs().size(), " results");
       for (size_t i = 0; i < node->outputs().size(); ++i) {
@@ -143,6 +156,28 @@ class Flattener {
       }
     }
     return branch;
+  }
+
+  static void forEachSlot(const Operand& operand, const std::function<void(Slot)>& visit) {
+    if (operand.kind == Operand::Kind::FromSlot) visit(operand.slot);
+    for (const Operand& member : operand.members) forEachSlot(member, visit);
+  }
+
+  void findHostReads() {
+    code_.readOnHost.assign(next_, false);
+    const auto read = [this](Slot slot) {
+      if (slot != kNoSlot) code_.readOnHost[slot] = true;
+    };
+    for (const Call& call : code_.calls) {
+      for (const Operand& operand : call.operands) forEachSlot(operand, read);
+    }
+    for (const Own& own : code_.owns) std::for_each(own.from.begin(), own.from.end(), read);
+    for (const Branch& branch : code_.branches) {
+      for (const auto& moves : branch.moves) {
+        for (auto [from, to] : moves) read(from);
+      }
+    }
+    std::for_each(code_.outputs.begin(), code_.outputs.end(), read);
   }
 
   /// Inputs whose memory some node writes, through any alias: the version of these moves each step.
@@ -225,15 +260,13 @@ class ReleasePlacer {
   void placeInLaunch(Launch& launch) {
     std::vector<Slot> operands = launch.operands;
     std::sort(operands.begin(), operands.end());
-    // An operand that no call reads is released by the launch alone.
-    std::vector<Slot> unread;
     for (auto it = launch.calls.rbegin(); it != launch.calls.rend(); ++it) {
       placeInCall(*it);
       for (Slot slot : it->releases) {
         if (std::binary_search(operands.begin(), operands.end(), slot)) launch.releases.push_back(slot);
       }
     }
-    useAll(launch.operands, launch.releases);
+    useAll(launch.operands, launch.releases);  // those that no call reads
     std::sort(launch.releases.begin(), launch.releases.end());
   }
 

@@ -45,6 +45,8 @@ struct Operand {
 struct RecordedTensor {
   int32_t ordinal = -1;     // the call's own allocation that holds it; -1: it shares an operand's storage
   int32_t operand = -1;     // that operand's position among the tensors of the stack; -1: unknown
+  Slot operandSlot = kNoSlot;  // where that operand came from
+  int32_t output = -1;      // position among the node's outputs
   int64_t byteOffset = 0;   // from the allocation's start, or from the operand's first byte
   int64_t storageBytes = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
@@ -57,7 +59,8 @@ struct RecordedCall {
   bool recorded = false;
   bool returnsOther = false;  // something besides tensors, None and lists of tensors
   std::vector<RecordedTensor> tensors;  // in the order of the stack, lists flattened
-  std::vector<int32_t> shape;           // one a result: -1 None, -2 a tensor, n >= 0 a list of n tensors
+  std::vector<int32_t> shape;           // one a result: -1 None, -2 a tensor, -3 an undefined
+                                        // one, n >= 0 a list of n tensors
 };
 
 /// Arena memory that nobody reads after a call.
@@ -114,11 +117,13 @@ struct Stage {
   std::vector<Slot> releases;
 };
 
-/// Results that leave the arena.
+/// Results that leave the arena: from[i] to to[i].
 struct Own {
   const Node* node = nullptr;
+  int64_t step = -1;
   std::vector<Slot> from, to;
   std::vector<Slot> releases;
+  std::vector<DeadBlock> dying;
 };
 
 struct Instruction {
@@ -136,6 +141,9 @@ struct Branch {
   std::vector<Slot> releases;
 };
 
+/// What defines a slot.
+enum class SlotSource : uint8_t { Input, Call, Launch, Stage, Own, Branch };
+
 /// One entry, flattened.
 struct EntryCode {
   const Entry* entry = nullptr;
@@ -149,10 +157,23 @@ struct EntryCode {
   std::vector<Slot> outputs;  // one an entry output
   Slot slots = 0;             // size of a frame
   std::vector<size_t> written;  // entry inputs that the program writes
+  std::vector<int64_t> storages;  // Timeline storage of each slot, -1 if it has none
+  std::vector<SlotSource> sources;   // by slot
+  std::vector<bool> readOnHost;      // by slot: read elsewhere than in launches
 
-  void release(const std::vector<Slot>& slots_, Frame& frame) const {
-    for (Slot s : slots_) frame[s] = c10::IValue();
+  /// Calls visit(Call&) for each call that is not in a branch of prim::If, in program order.
+  template <typename Visit>
+  void forEachCall(Visit&& visit) {
+    for (const Instruction& instruction : instructions) {
+      if (instruction.kind == Instruction::Kind::Call) visit(calls[instruction.index]);
+      if (instruction.kind != Instruction::Kind::Launch) continue;
+      for (Call& call : launches[instruction.index].calls) visit(call);
+    }
   }
 };
+
+inline void releaseSlots(const std::vector<Slot>& slots, Frame& frame) {
+  for (Slot slot : slots) frame[slot] = c10::IValue();
+}
 
 }  // namespace gravure

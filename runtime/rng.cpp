@@ -10,7 +10,7 @@ at::Generator defaultGenerator(c10::Device device) {
   return at::globalContext().defaultGenerator(device);
 }
 
-at::Tensor stateOf(const at::Generator& generator) {
+at::Tensor stateOf(at::Generator generator) {
   std::lock_guard<std::mutex> lock(generator.mutex());
   return generator.get_state();
 }

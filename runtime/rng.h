@@ -11,7 +11,7 @@ namespace gravure {
 at::Generator defaultGenerator(c10::Device device);
 
 /// A copy of its state, as a byte tensor on the CPU.
-at::Tensor stateOf(const at::Generator& generator);
+at::Tensor stateOf(at::Generator generator);
 void setState(at::Generator generator, const at::Tensor& state);
 
 /// While alive, draws on `device` come from `rng`:

@@ -9,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,9 @@ struct RuntimeOptions {
   bool uncaptured = false;
   /// A missed capture is an error instead of a remark.
   bool requireCapture = false;
+  /// Sees the buffers before they are placed. Tests shorten lives with it, to prove that poison
+  /// finds that out.
+  std::function<void(std::vector<Buffer>&)> editBuffers;
 };
 
 enum class PartitionState : uint8_t { Cold, WarmedUp, Captured, Quarantined };

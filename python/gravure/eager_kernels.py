@@ -9,13 +9,16 @@ order.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch._decomp  # noqa: F401  registers the Python versions
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 _NAMES = (
-    "dropout",
     "lstm",
     "gru",
     "rnn_tanh",
@@ -39,6 +42,63 @@ _NAMES = (
 )
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 
+# `empty_like(like).bernoulli_(p)` as one node of a graph. The functional form that PyTorch has,
+# `bernoulli.p`, draws in another order where `like` is not contiguous.
+_LIBRARY = torch.library.Library("gravure", "FRAGMENT")
+_LIBRARY.define(
+    "bernoulli_like(Tensor like, float p) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+)
+
+
+@torch.library.impl(_LIBRARY, "bernoulli_like", "CompositeExplicitAutograd")
+def _bernoulli_like(like: Tensor, p: float) -> Tensor:
+    return torch.empty_like(like).bernoulli_(p)
+
+
+@torch.library.register_fake("gravure::bernoulli_like", lib=_LIBRARY)
+def _(like: Tensor, p: float) -> Tensor:
+    return torch.empty_like(like)
+
+
+BERNOULLI_LIKE = torch.ops.gravure.bernoulli_like.default
+
+
+def _noise(x: Tensor, p: float) -> Tensor:
+    return BERNOULLI_LIKE(x.detach(), 1 - p)
+
+
+def _idle(x: Tensor, p: float, train: bool | None) -> bool:
+    return p == 0 or not train or guard_or_false(x.numel() == 0)
+
+
+def _dropout(x: Tensor, p: float, train: bool | None) -> Tensor:
+    """ATen/native/Dropout.cpp, with the draw as one node."""
+    if train and x.is_cuda and 0 < p < 1 and not guard_or_false(x.numel() == 0):
+        return torch.native_dropout(x, p, train)[0]
+    if _idle(x, p, train):
+        return x
+    if p == 1:
+        return x * torch.zeros((), dtype=x.dtype, device=x.device)
+    return x * _noise(x, p).div(1 - p)
+
+
+def _alpha_dropout(x: Tensor, p: float, train: bool | None) -> Tensor:
+    if _idle(x, p, train):
+        return x
+    if p == 1:
+        return x * torch.zeros((), dtype=x.dtype, device=x.device)
+    alpha = 1.7580993408473766
+    noise = _noise(x, p)
+    a = 1.0 / math.sqrt((alpha * alpha * p + 1) * (1 - p))
+    b = noise.add(-1).mul(alpha * a).add(alpha * a * p)
+    return x * noise.mul(a) + b
+
+
+_REPLACED: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.aten.dropout.default: _dropout,
+    torch.ops.aten.alpha_dropout.default: _alpha_dropout,
+}
+
 
 def _overloads() -> Iterator[torch._ops.OpOverload]:
     for name in _NAMES:
@@ -50,14 +110,18 @@ def _overloads() -> Iterator[torch._ops.OpOverload]:
 @contextlib.contextmanager
 def eager_kernels() -> Iterator[None]:
     """Within, the operators above are eager's own."""
-    removed = []
+    before = []
     try:
-        for op in _overloads():
-            kernels = {key: op.py_kernels.pop(key) for key in _KEYS if key in op.py_kernels}
+        for op in [*_overloads(), *_REPLACED]:
+            before.append((op, dict(op.py_kernels)))
+            for key in _KEYS:
+                op.py_kernels.pop(key, None)
+                if op in _REPLACED:
+                    op.py_kernels[key] = _REPLACED[op]
             op._dispatch_cache.clear()
-            removed.append((op, kernels))
         yield
     finally:
-        for op, kernels in removed:
+        for op, kernels in before:
+            op.py_kernels.clear()
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()

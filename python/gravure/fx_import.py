@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from . import higher_order
+from .eager_kernels import BERNOULLI_LIKE
 from .errors import ExportError
 from .names import InputSpec, Namer
 from .operators import (
@@ -267,6 +268,8 @@ class EntryWriter:
         rng: str = "",
     ) -> Ref:
         """One call of `overload`, with `example` as what it returns."""
+        if overload is BERNOULLI_LIKE:
+            return self._bernoulli(node, args, example, rng)
         op = operator_of(overload)
         if op.refused and kwargs.get(op.refused) is not None:
             raise self.refusal(node, "it draws from a generator of its own", "use the default one")
@@ -287,6 +290,13 @@ class EntryWriter:
         if op.returns == 1 and not op.returns_lists[0]:
             return self.define(wanted, self.types.of(example), call, suffix)
         return self._several(wanted, op, call, suffix, example)
+
+    def _bernoulli(self, node: fx.Node, args: tuple[Any, ...], example: Any, rng: str) -> str:
+        kind, suffix = self.types.of(example), self.places.suffix(node)
+        like, p = self.value(args[0], node), constant_text(float(args[1]))
+        fresh = self.define("noise", kind, f"aten::empty_like({like})", suffix)
+        call = f"aten::bernoulli_.float({fresh}, {p})" + (f" rng({rng})" if rng else "")
+        return self.define("bernoulli", kind, call, suffix)
 
     def _several(self, wanted: str, op: Operator, call: str, suffix: str, example: Any) -> Ref:
         """An operator with several returns, or one list of known length: one output a member."""

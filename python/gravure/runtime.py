@@ -58,7 +58,8 @@ class Program:
         self._program = _program_class()(str(file), device, options)
         self._folder = file.parent
         self._device = torch.device("cpu" if device == "host" else device)
-        self._open: dict[str, list[int]] = {}
+        self._slots: dict[str, list[Slot]] = {}
+        self._open: dict[str, list[int]] = {}  # positions that are not bound
 
     @property
     def entries(self) -> list[str]:
@@ -67,7 +68,9 @@ class Program:
 
     def inputs(self, entry: str = "step") -> list[Slot]:
         """What the entry takes, in order. Random states come last where the passes added them."""
-        return [Slot(*pair) for pair in self._program.inputs(entry)]
+        if entry not in self._slots:
+            self._slots[entry] = [Slot(*pair) for pair in self._program.inputs(entry)]
+        return self._slots[entry]
 
     def outputs(self, entry: str = "step") -> list[Slot]:
         """What the entry returns, in order."""
@@ -96,8 +99,9 @@ class Program:
         What stays at its address from step to step belongs here: a run then takes only the rest,
         and costs less. Raises KeyError for a name that the entry does not take.
         """
+        slots = self.inputs(entry)
         positions = self._positions(entry, values)
-        self._program.bind(entry, positions, [values[self._name(entry, i)] for i in positions])
+        self._program.bind(entry, positions, [values[slots[i].name] for i in positions])
         self._open[entry] = [i for i in self._open_positions(entry) if i not in set(positions)]
 
     def bind_saved(self, entry: str = "step") -> None:
@@ -112,15 +116,13 @@ class Program:
         A default random state may be left out, or None. Returns one value an output; they are the
         caller's. Raises RuntimeError, which names the input, where one does not fit the program.
         """
-        open_positions = self._open_positions(entry)
+        positions = self._open_positions(entry)
         if isinstance(inputs, Mapping):
-            self._positions(entry, inputs)  # a wrong name is told
-            values = [self._given(entry, i, inputs) for i in open_positions]
+            values = self._by_name(entry, inputs, positions)
         else:
             values = list(inputs)
-            slots = self.inputs(entry) if len(values) < len(open_positions) else []
-            for position in open_positions[len(values) :]:
-                if slots[position].role != "rng_state":
+            for position in positions[len(values) :]:
+                if self.inputs(entry)[position].role != "rng_state":
                     break
                 values.append(None)
         return self._program.run(entry, values)
@@ -164,9 +166,6 @@ class Program:
             self._open[entry] = list(range(len(self.inputs(entry))))
         return self._open[entry]
 
-    def _name(self, entry: str, position: int) -> str:
-        return self.inputs(entry)[position].name
-
     def _positions(self, entry: str, values: Mapping[str, Any]) -> list[int]:
         slots = self.inputs(entry)
         unknown = values.keys() - {slot.name for slot in slots}
@@ -174,11 +173,16 @@ class Program:
             raise KeyError(f"entry {entry} has no input {', '.join(sorted(unknown))}")
         return [i for i, slot in enumerate(slots) if slot.name in values]
 
-    def _given(self, entry: str, position: int, inputs: Mapping[str, Any]) -> Any:
-        slot = self.inputs(entry)[position]
-        if slot.name not in inputs and slot.role != "rng_state":
-            raise KeyError(f"entry {entry} needs the {slot.role} {slot.name}")
-        return inputs.get(slot.name)
+    def _by_name(self, entry: str, inputs: Mapping[str, Any], positions: list[int]) -> list[Any]:
+        bound = set(self._positions(entry, inputs)) - set(positions)
+        slots = self.inputs(entry)
+        if bound:
+            names = ", ".join(slots[i].name for i in sorted(bound))
+            raise KeyError(f"entry {entry} has {names} bound; bind them anew to change them")
+        for i in positions:
+            if slots[i].name not in inputs and slots[i].role != "rng_state":
+                raise KeyError(f"entry {entry} needs the {slots[i].role} {slots[i].name}")
+        return [inputs.get(slots[i].name) for i in positions]
 
     def _generator(self, state: Any) -> Any:
         if not isinstance(state, torch.Tensor):

@@ -12,13 +12,17 @@ each operator is the one that eager runs, and gives its bits.
 from __future__ import annotations
 
 import contextlib
+import logging
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo
+import torch._dynamo.utils as dynamo_utils
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.utils._pytree as pytree
@@ -32,7 +36,10 @@ from .errors import ExportError
 from .names import InputSpec, Namer
 from .partition import KEEP_DRAWS, partition
 
-_RNN = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+def _silent_functions() -> set[Any]:
+    """What a program leaves out: it has nobody to talk to."""
+    return {print, warnings.warn, *filter(callable, vars(logging.Logger).values())}
 
 
 @dataclass
@@ -120,9 +127,16 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[_
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
-    settings = {"allow_rnn": True, "replay_side_effects": False, "suppress_errors": False}
+    settings = {
+        "allow_rnn": True,
+        "replay_side_effects": False,
+        "suppress_errors": False,
+        "ignore_logging_functions": _silent_functions(),
+    }
     try:
-        with torch._dynamo.config.patch(settings):
+        # PyTorch would log its settings as JSON, which functions are not.
+        unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
+        with torch._dynamo.config.patch(settings), unlogged:
             optimized = torch._dynamo.optimize(backend, nopython=True, dynamic=False)(fresh)
             result = optimized(*args)
     except ExportError:
@@ -159,25 +173,6 @@ def _output_node(graph: fx.GraphModule) -> fx.Node:
 
 def _example(value: Any) -> Any:
     return value.meta.get("example_value") if isinstance(value, fx.Node) else value
-
-
-def _refuse_lost_dropout(graph: fx.GraphModule) -> None:
-    """Dropout between the layers of an RNN silently disappears when PyTorch traces it."""
-    for module in graph.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            kind = getattr(node.target, "__name__", "")
-            if node.op != "call_function" or kind not in _RNN or len(node.args) != 9:
-                continue
-            # (input, hx, weights, biases: bool, layers, …) or, packed, (data, sizes, hx, …)
-            first = 4 if isinstance(node.args[3], bool) else 5
-            layers, dropout, train = node.args[first : first + 3]
-            if layers > 1 and dropout and train:
-                raise ExportError(
-                    f"%{node.name} = torch.{kind}",
-                    "PyTorch drops the dropout between its layers when it traces it, so the program"
-                    " would not give eager's values",
-                    "set dropout=0 and put nn.Dropout between single-layer modules",
-                )
 
 
 def _leaves(result: Any, name: str) -> list[tuple[str, Any]]:

@@ -116,6 +116,16 @@ def test_dropout_is_eagers(p: float, tmp_path: Path) -> None:
     same_as_eager(lambda x: F.dropout(x * w, p).sin().sum(), (torch.randn(500),), tmp_path)
 
 
+@pytest.mark.parametrize("drop", [F.dropout, F.alpha_dropout, F.dropout2d])
+def test_dropout_of_a_permuted_tensor(drop: Any, tmp_path: Path) -> None:
+    w = weight(6, 1, 5, 7)
+
+    def loss(x: Tensor) -> Tensor:
+        return drop((x * w).permute(2, 3, 0, 1), 0.4, training=True).sin().sum()
+
+    same_as_eager(loss, (torch.randn(6, 3, 5, 7),), tmp_path)
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_dropout_between_recurrent_layers(kind: Any, tmp_path: Path) -> None:
     model = kind(4, 5, num_layers=3, dropout=0.4)

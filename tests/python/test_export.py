@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,20 @@ def test_custom_operator_that_writes(tmp_path: Path) -> None:
     for i in range(2):
         run(entries, state)
         assert torch.equal(state["step"]["total"], (i + 1) * w.detach())
+
+
+def test_logging_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    w, logger = weight(3), logging.getLogger("gravure_test")
+
+    def loss(x: Tensor) -> Tensor:
+        y = x * w
+        print("a print")
+        logger.warning("shape %s", y.shape)
+        warnings.warn("a warning", stacklevel=1)
+        return y.sum()
+
+    step_of(loss, (torch.randn(3),), tmp_path)
+    assert capsys.readouterr().out == ""
 
 
 def test_python_state_is_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+#pragma once
+// One entry of program text: `graph name(…): … return (…)`.
+
+#include "ir/argument_reader.h"
+#include "ir/call_target.h"
+#include "ir/program.h"
+#include "ir/text_lexer.h"
+#include "ir/type_text.h"
+#include "ir/value_table.h"
+
+#include <llvm/ADT/SmallVector.h>
+#include <llvm/ADT/StringMap.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace gravure {
+
+/// What outlives an entry: types and operators, each looked up once.
+class Vocabulary {
+ public:
+  explicit Vocabulary(TextLexer& lexer)
+      : types(lexer),
+        foldBudget(8 * lexer.text().size() + 65536),
+        expectedNames_(std::count(lexer.text().begin(), lexer.text().end(), '\n')) {}
+
+  /// About one name a line for the first entry, none for others: there may be many.
+  size_t takeExpectedNames() { return std::exchange(expectedNames_, 0); }
+
+  TypeReader types;
+  CallTargets targets;
+  llvm::StringMap<c10::Symbol> attributes;
+  /// How much more folded constants may be copied: keeps reading linear in the text.
+  size_t foldBudget;
+
+ private:
+  size_t expectedNames_;
+};
+
+class EntryReader {
+ public:
+  EntryReader(TextLexer& lexer, Vocabulary& vocabulary)
+      : lexer_(lexer), vocabulary_(vocabulary), values_(lexer, vocabulary.takeExpectedNames()), arguments_(lexer, values_, vocabulary.foldBudget) {}
+
+  /// From `graph` to the `)` of its `return`.
+  Entry read();
+
+ private:
+  struct Output {
+    Token name;
+    c10::TypePtr type;
+  };
+  using Outputs = llvm::SmallVector<Output, 2>;
+
+  void readInput();
+  void readReturn();
+  OutputInfo readOutputRole();
+  std::string readOptionalString();
+  Output readTyped();
+  void readStatements(Block* block, int depth);
+  void readStatement(Block* block, int depth);
+  Outputs readOutputs();
+  const CallTarget& readTarget();
+  void readAttributes(Node* node);
+  c10::Symbol attributeName(const Token& name);
+  void setArguments(Node* node, CallArgs call);
+  void readPlace(Node* node);
+  void readBlock(Node* node, int depth);
+  void foldList(const CallTarget& target, const Token& name, const Outputs& outputs);
+  void defineConstant(Node* node, const Token& name, const Output& output);
+  void defineOutputs(Node* node, const Outputs& outputs);
+
+  TextLexer& lexer_;
+  Vocabulary& vocabulary_;
+  ValueTable values_;
+  ArgumentReader arguments_;
+  Entry entry_;
+};
+
+}  // namespace gravure

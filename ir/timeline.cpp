@@ -1,0 +1,274 @@
+#include "ir/timeline.h"
+
+#include "ir/cudagraph_ops.h"
+#include "ir/op_facts.h"
+
+#include <llvm/ADT/StringMap.h>
+
+#include <algorithm>
+
+namespace gravure {
+
+/// Walks the program once, joins what may alias, then reads off the storages' lives.
+class TimelineBuilder {
+ public:
+  TimelineBuilder(const Program& program, Timeline& out) : program_(program), out_(out) {}
+
+  void build() {
+    for (const Entry& entry : program_.entries) walkEntry(entry);
+    for (size_t e = 0; e < program_.entries.size(); ++e) joinSaved(e);
+    makeStorages();
+    markResults();
+    waitForCollectives();
+  }
+
+ private:
+  /// What is known of one value; values are numbered over all entries: base of the entry + unique().
+  struct ValueLife {
+    Value* value = nullptr;
+    int32_t parent = -1;  // union-find; -1 for values without storage
+    int32_t begin = 0;
+    int32_t lastUse = -1;
+    bool external = false;
+    bool passedOn = false;  // another name for a value: parameter or output of a partition
+  };
+
+  void walkEntry(const Entry& entry) {
+    bases_.push_back(lives_.size());
+    const int64_t first = step();
+    for (Value* input : entry.graph->inputs()) {
+      if (ValueLife* life = define(input)) life->external = true;
+    }
+    for (Node* node : entry.graph->nodes()) walk(node);
+    out_.ranges_.emplace_back(first, step());
+  }
+
+  int64_t step() const { return static_cast<int64_t>(out_.steps_.size()); }
+
+  void walk(Node* node) {
+    if (isPartition(node)) {
+      Block* block = node->blocks().at(0);
+      for (size_t i = 0; i < block->inputs().size(); ++i) {
+        if (ValueLife* life = define(block->inputs()[i])) life->passedOn = true;
+        join(block->inputs()[i], node->input(i));
+      }
+      for (Node* inner : block->nodes()) walk(inner);
+      defineOutputs(node);
+      return;
+    }
+    out_.stepOf_[node] = step();
+    useAndDefine(node);
+    out_.steps_.push_back(node);
+  }
+
+  /// A leaf, with all that its blocks do.
+  void useAndDefine(Node* node) {
+    for (const Value* input : node->inputs()) use(input);
+    for (Block* block : node->blocks()) {
+      for (Value* parameter : block->inputs()) define(parameter);
+      for (Node* inner : block->nodes()) useAndDefine(inner);
+      for (const Value* result : block->outputs()) use(result);
+    }
+    defineOutputs(node);
+  }
+
+  void defineOutputs(Node* node) {
+    const OpFacts& facts = factsOf(node);
+    for (size_t o = 0; o < node->outputs().size(); ++o) {
+      Value* output = node->output(o);
+      ValueLife* life = define(output);
+      if (!life) continue;
+      if (node->kind() == cg::own) life->external = true;
+      if (isPartition(node)) life->passedOn = true;
+      for (const Block* block : node->blocks()) join(output, block->outputs().at(o));
+      if (!facts.maybeAliases) continue;
+      for (const Value* source : aliasedInputs(node, o)) join(output, source);
+    }
+  }
+
+  size_t number(const Value* value) const { return bases_.back() + value->unique(); }
+
+  /// nullptr for values without storage.
+  ValueLife* define(Value* value) {
+    if (!isTensorValue(value)) return nullptr;
+    const size_t at = number(value);
+    if (at >= lives_.size()) lives_.resize(at + 1);
+    lives_[at] = {value, static_cast<int32_t>(at), static_cast<int32_t>(step()), -1, false, false};
+    defined_.push_back(static_cast<int32_t>(at));
+    return &lives_[at];
+  }
+
+  void use(const Value* value) {
+    const size_t at = number(value);
+    if (at < lives_.size() && lives_[at].value) lives_[at].lastUse = static_cast<int32_t>(step());
+  }
+
+  int32_t find(int32_t at) {
+    while (lives_[at].parent != at) at = lives_[at].parent = lives_[lives_[at].parent].parent;
+    return at;
+  }
+
+  /// The smaller number is the root, which is the earlier value but for rare orders: the forest stays
+  /// flat, because each view joins a root.
+  void join(const Value* a, const Value* b) {
+    const size_t x = number(a), y = number(b);
+    if (x >= lives_.size() || y >= lives_.size() || !lives_[x].value || !lives_[y].value) return;
+    joinNumbers(static_cast<int32_t>(x), static_cast<int32_t>(y));
+  }
+
+  void joinNumbers(int32_t x, int32_t y) {
+    x = find(x);
+    y = find(y);
+    lives_[std::max(x, y)].parent = std::min(x, y);
+  }
+
+  /// Saved inputs of entry `e` are the outputs of that name of an earlier entry.
+  void joinSaved(size_t e) {
+    const Entry& entry = program_.entries[e];
+    for (size_t i = 0; i < entry.inputs.size(); ++i) {
+      if (entry.inputs[i].role != InputRole::Saved) continue;
+      const auto from = saved_.find(entry.inputs[i].name);
+      const size_t to = bases_[e] + entry.graph->inputs()[i]->unique();
+      if (from == saved_.end() || to >= lives_.size() || !lives_[to].value) continue;
+      lives_[to].external = false;
+      joinNumbers(from->second.life, static_cast<int32_t>(to));
+      resultsKept_.push_back({from->second.entry, from->second.output});
+    }
+    for (size_t o = 0; o < entry.outputs.size(); ++o) {
+      if (entry.outputs[o].role != OutputRole::Saved) continue;
+      const size_t at = bases_[e] + entry.graph->outputs()[o]->unique();
+      if (at >= lives_.size() || !lives_[at].value) continue;
+      saved_.try_emplace(entry.outputs[o].name, SavedOutput{static_cast<int32_t>(at), e, o});
+    }
+  }
+
+  void makeStorages() {
+    std::vector<int32_t> idOf(lives_.size(), -1);
+    for (int32_t at : defined_) {
+      int32_t& id = idOf[find(at)];
+      const ValueLife& life = lives_[at];
+      if (id < 0) {
+        id = static_cast<int32_t>(out_.storages_.size());
+        StorageLife storage;
+        storage.begin = life.begin;
+        storage.bytes = storageBytes(*life.value->type());
+        storage.first = life.value;
+        out_.storages_.push_back(storage);
+      }
+      StorageLife& storage = out_.storages_[id];
+      if (!life.passedOn) storage.begin = std::min<int64_t>(storage.begin, life.begin);
+      const int32_t last = life.passedOn ? life.lastUse : std::max(life.begin, life.lastUse);
+      storage.end = std::max<int64_t>(storage.end, last + 1);
+      if (life.external) storage.origin = StorageOrigin::External;
+    }
+    for (size_t e = 0; e < program_.entries.size(); ++e) {
+      const size_t end = e + 1 < bases_.size() ? bases_[e + 1] : lives_.size();
+      Timeline::EntryStorages values{program_.entries[e].graph.get(), {}};
+      values.storage.assign(end - bases_[e], -1);
+      for (size_t at = bases_[e]; at < end; ++at) {
+        if (lives_[at].value) values.storage[at - bases_[e]] = idOf[find(static_cast<int32_t>(at))];
+      }
+      out_.storageOf_.push_back(std::move(values));
+    }
+  }
+
+  /// What an entry returns lives to its end; a saved output that no entry reads is a result too.
+  void markResults() {
+    std::sort(resultsKept_.begin(), resultsKept_.end());
+    for (size_t e = 0; e < program_.entries.size(); ++e) {
+      const Entry& entry = program_.entries[e];
+      const int64_t end = out_.ranges_[e].second;
+      for (size_t o = 0; o < entry.graph->outputs().size(); ++o) {
+        const int64_t id = out_.storageOf(entry.graph->outputs()[o]);
+        if (id < 0) continue;
+        StorageLife& storage = out_.storages_[id];
+        storage.end = std::max(storage.end, end);
+        const bool kept = std::binary_search(resultsKept_.begin(), resultsKept_.end(), std::pair(e, o));
+        if (!kept) storage.result = true;
+      }
+    }
+  }
+
+  /// A collective's own stream reads and writes its buffers until the wait has run; without a wait,
+  /// until the end.
+  void waitForCollectives() {
+    struct Open {
+      const Node* node;
+      int64_t end;
+    };
+    std::vector<Open> collectives;
+    std::vector<llvm::SmallVector<int32_t, 1>> openOn;  // by storage; made when it is needed
+    for (size_t s = 0; s < out_.steps_.size(); ++s) {
+      const Node* node = out_.steps_[s];
+      const OpFacts& facts = factsOf(node);
+      if (facts.collective && !facts.blocking) {
+        openOn.resize(out_.storages_.size());
+        for (const Value* output : node->outputs()) {
+          if (const int64_t id = out_.storageOf(output); id >= 0) {
+            openOn[id].push_back(static_cast<int32_t>(collectives.size()));
+          }
+        }
+        collectives.push_back({node, -1});
+      }
+      if (!facts.wait || openOn.empty()) continue;
+      for (const Value* input : node->inputs()) {
+        const int64_t id = out_.storageOf(input);
+        if (id < 0) continue;
+        for (int32_t c : openOn[id]) collectives[c].end = static_cast<int64_t>(s) + 1;
+        openOn[id].clear();
+      }
+    }
+    for (const Open& open : collectives) {
+      const int64_t end = open.end < 0 ? step() : open.end;
+      const auto extend = [&](const Value* value) {
+        if (const int64_t id = out_.storageOf(value); id >= 0) {
+          out_.storages_[id].end = std::max(out_.storages_[id].end, end);
+        }
+      };
+      for (const Value* input : open.node->inputs()) extend(input);
+      for (const Value* output : open.node->outputs()) extend(output);
+    }
+  }
+
+  struct SavedOutput {
+    int32_t life;
+    size_t entry, output;
+  };
+
+  const Program& program_;
+  Timeline& out_;
+  std::vector<size_t> bases_;  // by entry
+  std::vector<ValueLife> lives_;
+  std::vector<int32_t> defined_;  // in the order of the program
+  llvm::StringMap<SavedOutput> saved_;
+  std::vector<std::pair<size_t, size_t>> resultsKept_;  // entry, output: saved and read by an entry
+};
+
+Timeline Timeline::build(const Program& program) {
+  Timeline timeline;
+  TimelineBuilder(program, timeline).build();
+  return timeline;
+}
+
+int64_t Timeline::storageOf(const Value* value) const {
+  const Graph* graph = value->owningGraph();
+  for (const EntryStorages& values : storageOf_) {
+    if (values.graph != graph) continue;
+    return value->unique() < values.storage.size() ? values.storage[value->unique()] : -1;
+  }
+  return -1;
+}
+
+int64_t Timeline::stepOf(const Node* node) const {
+  const auto at = stepOf_.find(node);
+  return at == stepOf_.end() ? -1 : at->second;
+}
+
+bool Timeline::allocates(const Value* value) const {
+  if (storageOf(value) < 0) return false;
+  const Node* node = value->node();
+  const bool defines = node->blocks().empty() && node->kind() != c10::prim::Param && node->kind() != cg::own;
+  return defines && aliasedInputs(node, value->offset()).empty();
+}
+
+}  // namespace gravure

@@ -1,0 +1,201 @@
+#include "passes/bind_rng_states.h"
+
+#include "ir/args.h"
+#include "ir/cudagraph_ops.h"
+#include "ir/op_facts.h"
+#include "passes/dependences.h"
+
+#include <llvm/ADT/StringSet.h>
+
+namespace gravure {
+namespace {
+
+constexpr const char* kPass = "bind-rng-states";
+
+bool isGenerator(const Value* value) { return value->type()->kind() == c10::TypeKind::GeneratorType; }
+
+void refuseSavedState(const Node* node, const Node* partition) {
+  TORCH_CHECK(false, describe(node), " in partition ", partitionIndex(partition),
+              " draws from the saved state %", rngStateOf(node)->debugName(),
+              ", which a replay cannot set; classify-capturability keeps such nodes on the host");
+}
+
+/// setDebugName takes a name away from its older owner, so new names must be new.
+class FreshNames {
+ public:
+  explicit FreshNames(const Graph& graph) {
+    for (const Value* input : graph.inputs()) note(input);
+    note(graph.block());
+  }
+  std::string make(const std::string& wanted) {
+    std::string name = wanted;
+    for (int i = 1; !taken_.insert(name).second; ++i) name = wanted + "_" + std::to_string(i);
+    return name;
+  }
+
+ private:
+  void note(const Value* value) {
+    // All names made here begin so.
+    if (value->hasDebugName() && value->debugName().starts_with("rng.")) taken_.insert(value->debugName());
+  }
+  void note(const Block* block) {
+    for (const Value* input : block->inputs()) note(input);
+    for (const Node* node : block->nodes()) {
+      for (const Value* output : node->outputs()) note(output);
+      for (const Block* inner : node->blocks()) note(inner);
+    }
+  }
+  llvm::StringSet<> taken_;
+};
+
+/// Binds the states of one entry.
+class EntryBinder {
+ public:
+  EntryBinder(Entry& entry, Remarks& remarks) : entry_(entry), remarks_(remarks) {
+    for (size_t i = 0; i < entry.inputs.size(); ++i) {
+      const InputInfo& info = entry.inputs[i];
+      if (info.role != InputRole::RngState || info.name.find('#') != std::string::npos) continue;
+      states_.push_back({info.name, entry.graph->inputs()[i]});
+    }
+  }
+
+  void bind() {
+    for (Node* node : entry_.graph->nodes()) bindIn(node, nullptr);
+    for (const State& state : states_) {
+      if (state.bound == 0) continue;
+      remarks_.add(RemarkKind::Passed, kPass, "rng-state-bound",
+                   "%" + state.value->debugName() + " (" + state.device + ") is the random state of " +
+                       std::to_string(state.bound) + (state.bound == 1 ? " node" : " nodes") + " in " +
+                       entry_.name);
+    }
+  }
+
+ private:
+  struct State {
+    std::string device;  // "cuda:0"
+    Value* value = nullptr;
+    int64_t bound = 0;   // nodes bound to it here
+    const Node* partition = nullptr;  // the last one that takes it, and as what
+    Value* parameter = nullptr;
+  };
+
+  void bindIn(Node* node, Node* partition) {
+    if (!node->blocks().empty()) {
+      Node* inside = isPartition(node) ? node : partition;
+      for (Block* block : node->blocks()) {
+        for (Node* inner : block->nodes()) bindIn(inner, inside);
+      }
+      return;
+    }
+    if (node->kind() == cg::saveRngState || !factsOf(node).random || !drawsRandom(node)) return;
+    if (const Value* state = rngStateOf(node)) {
+      if (partition && !isGenerator(state)) refuseSavedState(node, partition);
+      return;
+    }
+    const auto source = randomSource(entry_, node);
+    TORCH_INTERNAL_ASSERT(source && !source->state, describe(node));
+    State& state = stateOf(source->device.str());
+    ++state.bound;
+    bindRngState(node, partition ? parameterOf(partition, state) : state.value);
+  }
+
+  State& stateOf(const std::string& device) {
+    for (State& state : states_) {
+      if (state.device == device) return state;
+    }
+    std::string name = "rng.";
+    for (char c : device) {
+      if (c != ':') name += c;
+    }
+    Value* value = entry_.graph->addInput(names().make(name));
+    value->setType(c10::GeneratorType::get());
+    entry_.inputs.push_back({InputRole::RngState, device});
+    states_.push_back({device, value});
+    return states_.back();
+  }
+
+  /// The block parameter through which `partition` sees the state: an operand it has, or a new one.
+  Value* parameterOf(Node* partition, State& state) {
+    if (state.partition == partition) return state.parameter;
+    Block* block = partition->blocks().at(0);
+    state.partition = partition;
+    state.parameter = nullptr;
+    for (size_t i = 0; i < partition->inputs().size(); ++i) {
+      if (partition->input(i) == state.value) return state.parameter = block->inputs()[i];
+    }
+    addOperand(partition, state.value);
+    const std::string suffix = ".p" + std::to_string(partitionIndex(partition));
+    state.parameter = block->addInput(names().make(state.value->debugName() + suffix));
+    state.parameter->setType(c10::GeneratorType::get());
+    std::vector<OperandTag> tags = tagsOf(partition);
+    TORCH_CHECK(tags.size() + 1 == partition->inputs().size(), "bind-rng-states: partition ",
+                partitionIndex(partition), " has no tags yet; run tag-static-inputs first");
+    tags.push_back({OperandKind::RngState, state.device});
+    setTags(partition, tags);
+    return state.parameter;
+  }
+
+  static void addOperand(Node* partition, Value* state) {
+    const auto position = static_cast<uint32_t>(partition->inputs().size());
+    partition->addInput(state);
+    if (!hasArgs(partition)) return;
+    auto args = c10::make_intrusive<ArgList>();
+    args->args = argsOf(partition).args;
+    args->rng = argsOf(partition).rng;
+    args->args.push_back(InputArg{position});
+    setArgs(partition, std::move(args));
+  }
+
+  FreshNames& names() {
+    if (!names_) names_.emplace(*entry_.graph);
+    return *names_;
+  }
+
+  Entry& entry_;
+  Remarks& remarks_;
+  std::vector<State> states_;  // a program has a handful
+  std::optional<FreshNames> names_;
+};
+
+void verifyNode(const Node* node, const Node* partition) {
+  if (!node->blocks().empty()) {
+    for (const Block* block : node->blocks()) {
+      for (const Node* inner : block->nodes()) verifyNode(inner, isPartition(node) ? node : partition);
+    }
+    return;
+  }
+  if (node->kind() == cg::saveRngState || !factsOf(node).random || !drawsRandom(node)) return;
+  const Value* state = rngStateOf(node);
+  TORCH_CHECK(state, "bind-rng-states: ", describe(node), " draws and has no random state");
+  if (!partition) return;
+  if (!isGenerator(state)) refuseSavedState(node, partition);
+  const bool isParameter = state->node() == partition->blocks().at(0)->param_node();
+  TORCH_CHECK(isParameter, "bind-rng-states: ", describe(node), " in partition ",
+              partitionIndex(partition), " draws from %", state->debugName(),
+              ", which is no operand of the partition");
+  const std::vector<OperandTag> tags = tagsOf(partition);
+  TORCH_CHECK(state->offset() < tags.size() && tags[state->offset()].kind == OperandKind::RngState,
+              "bind-rng-states: the random state %", state->debugName(), " of partition ",
+              partitionIndex(partition), " is not tagged 'rng: …'");
+}
+
+}  // namespace
+
+void bindRngStates(Program& program, PassContext& context) {
+  for (Entry& entry : program.entries) EntryBinder(entry, context.remarks).bind();
+}
+
+void verifyBindRngStates(const Program& program, const PassContext&) {
+  for (const Entry& entry : program.entries) {
+    TORCH_CHECK(entry.inputs.size() == entry.graph->inputs().size(), "bind-rng-states: ", entry.name,
+                " has ", entry.graph->inputs().size(), " inputs and ", entry.inputs.size(), " roles");
+    llvm::StringSet<> states;
+    for (const InputInfo& info : entry.inputs) {
+      TORCH_CHECK(info.role != InputRole::RngState || states.insert(info.name).second, "bind-rng-states: ",
+                  entry.name, " has two inputs for the random state '", info.name, "'");
+    }
+    for (const Node* node : entry.graph->nodes()) verifyNode(node, nullptr);
+  }
+}
+
+}  // namespace gravure

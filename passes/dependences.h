@@ -1,0 +1,49 @@
+#pragma once
+// Which nodes must keep their order.
+//
+// b depends on a, a before b in the program, if
+//   data        b uses a value of a
+//   memory      one of them writes a storage that the other reads or writes, through any alias
+//   random      both draw from one generator, or save its state
+//   collective  both start a collective: ranks must start them in one order
+//   effect      both have effects on the host
+// Only neighbours in these orders are linked: the transitive closure is the same, and the number of
+// links is linear in nodes plus edges (each reader is linked once to the write before it and once to
+// the write after it).
+
+#include "passes/numbering.h"
+
+#include <llvm/ADT/ArrayRef.h>
+
+namespace gravure {
+
+class Dependences {
+ public:
+  /// Linear in nodes plus edges.
+  explicit Dependences(const Entry& entry);
+
+  const Numbering& numbering() const { return numbering_; }
+  int32_t size() const { return numbering_.size(); }
+  /// Nodes that node `i` depends on; each is smaller than `i`, and occurs once.
+  llvm::ArrayRef<int32_t> before(int32_t i) const {
+    return llvm::ArrayRef<int32_t>(links_).slice(begin_[i], begin_[i + 1] - begin_[i]);
+  }
+
+ private:
+  friend class DependenceBuilder;
+  Numbering numbering_;
+  std::vector<int32_t> begin_;
+  std::vector<int32_t> links_;
+};
+
+/// One generator: a Generator value, or the default generator of a device.
+struct RandomSource {
+  const Value* state = nullptr;
+  c10::Device device = c10::Device(c10::kCPU);
+  bool operator==(const RandomSource&) const = default;
+};
+/// The generator whose state `node` advances or saves; nullopt if there is none. A draw from a saved
+/// state (`rng(%tensor)`) puts the generator back and advances none.
+std::optional<RandomSource> randomSource(const Entry& entry, const Node* node);
+
+}  // namespace gravure

@@ -1,0 +1,163 @@
+#include "passes/merge_host_reads.h"
+
+#include "ir/args.h"
+#include "ir/cudagraph_ops.h"
+#include "passes/numbering.h"
+
+#include <llvm/ADT/STLExtras.h>
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+constexpr const char* kPass = "merge-host-reads";
+
+const c10::Symbol kSelect = c10::Symbol::fromQualString("aten::select");
+const c10::Symbol kUnbind = c10::Symbol::fromQualString("aten::unbind");
+const c10::Symbol kItem = c10::Symbol::fromQualString("aten::item");
+const c10::Symbol kLocalScalar = c10::Symbol::fromQualString("aten::_local_scalar_dense");
+
+bool isHostRead(const Node* node) {
+  return (node->kind() == kItem || node->kind() == kLocalScalar) && node->inputs().size() == 1 &&
+         node->outputs().size() == 1;
+}
+
+/// Elements of a tensor that read_host can read; nullopt for all others.
+std::optional<int64_t> readableElements(const Value* tensor) {
+  const auto* type = tensor->type()->castRaw<c10::TensorType>();
+  if (!type || !type->dim() || *type->dim() > 1) return std::nullopt;
+  const auto count = type->numel();
+  if (!count || *count < 1 || *count > size_t(kMaxMergedElements)) return std::nullopt;
+  return static_cast<int64_t>(*count);
+}
+
+/// The element `index` of `tensor`, which has one dimension or none.
+struct Element {
+  Value* tensor = nullptr;
+  int64_t index = 0;
+};
+
+/// A constant int among the arguments, its default if it is absent; nullopt if it is a value.
+std::optional<int64_t> constantInt(const Node* node, size_t at, int64_t byDefault) {
+  const ArgList& list = argsOf(node);
+  if (at >= list.args.size() || list.args[at].is<AbsentArg>()) return byDefault;
+  if (!list.args[at].is<int64_t>()) return std::nullopt;
+  return list.args[at].as<int64_t>();
+}
+
+std::optional<Element> elementOf(Value* read) {
+  Node* from = read->node();
+  const bool alone = readableElements(read) == 1;
+  Element element{read, 0};
+  if (from->kind() == kSelect && overloadOf(from) == "int") {
+    const auto dim = constantInt(from, 1, 0), index = constantInt(from, 2, 0);
+    if (dim && index && (*dim == 0 || *dim == -1)) element = {from->input(0), *index};
+  } else if (from->kind() == kUnbind && from->outputs().size() > 1) {
+    const auto dim = constantInt(from, 1, 0);
+    if (dim && (*dim == 0 || *dim == -1)) {
+      element = {from->input(0), static_cast<int64_t>(read->offset())};
+    }
+  }
+  const auto count = readableElements(element.tensor);
+  if (count && element.index < 0) element.index += *count;
+  if (count && element.index >= 0 && element.index < *count) return element;
+  return alone ? std::optional(Element{read, 0}) : std::nullopt;
+}
+
+struct Merge {
+  Value* tensor = nullptr;
+  std::vector<std::pair<Node*, int64_t>> reads;  // the read, and its element
+};
+
+/// Sets of two or more reads of one tensor with no write to it in between, in program order.
+std::vector<Merge> findMerges(const Entry& entry) {
+  if (llvm::count_if(entry.graph->nodes(), isHostRead) < 2) return {};
+  const Numbering numbering(entry);
+  std::vector<Merge> merges;
+  std::vector<int32_t> lastWrite(numbering.valueBound(), -1);  // by storage
+  struct Open {
+    int32_t merge = -1;
+    int32_t lastWrite = -1;
+  };
+  std::vector<Open> openOn(numbering.valueBound());  // by tensor
+  for (int32_t i = 0; i < numbering.size(); ++i) {
+    Node* node = numbering.node(i);
+    numbering.forEachWritten(i, [&](int32_t storage) { lastWrite[storage] = i; });
+    if (!isHostRead(node)) continue;
+    const auto element = elementOf(node->input(0));
+    if (!element) continue;
+    const int32_t written = lastWrite[numbering.storageOf(element->tensor)];
+    Open& open = openOn[Numbering::numberOf(element->tensor)];
+    if (open.merge < 0 || open.lastWrite != written) {
+      open = {static_cast<int32_t>(merges.size()), written};
+      merges.push_back({element->tensor, {}});
+    }
+    merges[open.merge].reads.emplace_back(node, element->index);
+  }
+  merges.erase(std::remove_if(merges.begin(), merges.end(),
+                              [](const Merge& merge) { return merge.reads.size() < 2; }),
+               merges.end());
+  return merges;
+}
+
+/// Destroys the reads, and what only they used, last first.
+void destroyReads(const Merge& merge) {
+  for (auto at = merge.reads.rbegin(); at != merge.reads.rend(); ++at) {
+    Node* source = at->first->input(0)->node();
+    at->first->destroy();
+    const bool selects = source->kind() == kSelect || source->kind() == kUnbind;
+    if (selects && !source->hasUses()) source->destroy();
+  }
+}
+
+void apply(Graph& graph, const Merge& merge) {
+  Node* first = merge.reads.front().first;
+  Node* all = graph.create(cg::readHost, {merge.tensor}, *readableElements(merge.tensor));
+  all->insertBefore(first);
+  setHostReason(all, HostReason::HostSync);
+  setSource(all, sourceOf(first), moduleOf(first));
+  std::vector<std::string> names(all->outputs().size());
+  for (Value* output : all->outputs()) output->setType(first->output()->type());
+  for (const auto& [read, element] : merge.reads) {
+    Value* number = read->output();
+    if (names[element].empty() && number->hasDebugName()) names[element] = number->debugName();
+    number->replaceAllUsesWith(all->output(element));
+  }
+  destroyReads(merge);
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!names[i].empty()) all->output(i)->setDebugName(names[i]);
+  }
+}
+
+}  // namespace
+
+void mergeHostReads(Program& program, PassContext& context) {
+  for (Entry& entry : program.entries) {
+    for (const Merge& merge : findMerges(entry)) {
+      const size_t count = merge.reads.size();
+      context.remarks.add(RemarkKind::Passed, kPass, "host-reads-merged", merge.reads.front().first,
+                          std::to_string(count) + " reads of %" + merge.tensor->debugName() +
+                              " became one copy and one wait");
+      apply(*entry.graph, merge);
+    }
+  }
+}
+
+void verifyMergeHostReads(const Program& program, const PassContext&) {
+  for (const Entry& entry : program.entries) {
+    for (const Node* node : entry.graph->nodes()) {
+      if (node->kind() != cg::readHost) continue;
+      const auto elements = node->inputs().size() == 1 ? readableElements(node->input(0)) : std::nullopt;
+      TORCH_CHECK(elements && *elements == static_cast<int64_t>(node->outputs().size()), "entry '",
+                  entry.name, "': ", describe(node),
+                  " must read one small tensor of known size, with one output an element");
+    }
+    const auto merges = findMerges(entry);
+    TORCH_CHECK(merges.empty(), "entry '", entry.name, "': ", merges.size(),
+                " sets of host reads could be merged and were not, the first at ",
+                merges.empty() ? "" : describe(merges.front().reads.front().first));
+  }
+}
+
+}  // namespace gravure

@@ -1,0 +1,88 @@
+#pragma once
+// Dense numbers for the nodes and values of one entry, and which values share storage.
+//
+// Node: a statement of the entry's top block, numbered from 0 in program order; what stands in its
+// blocks belongs to it. Storage: what tensors that may alias share; distinct inputs of an entry are
+// distinct storages. A storage is named by the number of its first value.
+
+#include "ir/op_facts.h"
+#include "ir/program.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace gravure {
+
+class Numbering {
+ public:
+  /// Linear in nodes plus edges. The numbering holds until the graph changes.
+  explicit Numbering(const Entry& entry);
+
+  int32_t size() const { return static_cast<int32_t>(nodes_.size()); }
+  Node* node(int32_t i) const { return nodes_[i]; }
+  const OpFacts& facts(int32_t i) const { return *facts_[i]; }
+
+  /// One past the largest number of a value; bounds arrays indexed by value or storage.
+  size_t valueBound() const { return definedBy_.size(); }
+  static size_t numberOf(const Value* value) { return value->unique(); }
+  /// Node that defines `value`, in its blocks too; -1 for an input of the entry.
+  int32_t definedBy(const Value* value) const { return definedBy_[numberOf(value)]; }
+  /// -1 for values that hold no storage.
+  int32_t storageOf(const Value* value) const { return storage_[numberOf(value)]; }
+  /// True if some node of the entry writes to the storage.
+  bool isWritten(int32_t storage) const { return written_[storage]; }
+  /// True if the storage came in with an input of the entry.
+  bool isExternal(int32_t storage) const { return definedBy_[storage] < 0; }
+
+  /// Calls `visit(const Node*)` for node `i` and each node in its blocks, in order.
+  template <typename Visit>
+  void forEachNested(int32_t i, Visit&& visit) const {
+    visitNested(nodes_[i], visit);
+  }
+  /// Calls `visit(Value*)` for each value that node `i` uses: its inputs, and the inputs of the nodes
+  /// and the results of its blocks.
+  template <typename Visit>
+  void forEachUsed(int32_t i, Visit&& visit) const {
+    for (const Value* v : nodes_[i]->inputs()) visit(const_cast<Value*>(v));
+    if (nodes_[i]->blocks().empty()) return;
+    forEachNested(i, [&](const Node* inner) {
+      if (inner != nodes_[i]) {
+        for (const Value* v : inner->inputs()) visit(const_cast<Value*>(v));
+      }
+      for (const Block* block : inner->blocks()) {
+        for (const Value* v : block->outputs()) visit(const_cast<Value*>(v));
+      }
+    });
+  }
+  /// Calls `visit(storage)` for each storage that node `i` or a node in its blocks writes.
+  template <typename Visit>
+  void forEachWritten(int32_t i, Visit&& visit) const {
+    if (!facts_[i]->writes && nodes_[i]->blocks().empty()) return;
+    forEachNested(i, [&](const Node* inner) {
+      for (const Value* v : writtenInputs(inner)) {
+        if (storageOf(v) >= 0) visit(storageOf(v));
+      }
+    });
+  }
+
+ private:
+  template <typename Visit>
+  static void visitNested(const Node* node, Visit& visit) {
+    visit(node);
+    for (const Block* block : node->blocks()) {
+      for (const Node* inner : block->nodes()) visitNested(inner, visit);
+    }
+  }
+  void define(const Value* value, int32_t node);
+  void defineOutputs(const Node* node, int32_t number);
+  void unite(const Value* a, const Value* b);
+  int32_t find(int32_t value);
+
+  std::vector<Node*> nodes_;
+  std::vector<const OpFacts*> facts_;
+  std::vector<int32_t> definedBy_;
+  std::vector<int32_t> storage_;  // a union-find forest while it is built, its roots afterwards
+  std::vector<bool> written_;
+};
+
+}  // namespace gravure

@@ -1,0 +1,159 @@
+#include "passes/partition_rewrite.h"
+
+#include "ir/cudagraph_ops.h"
+
+#include <algorithm>
+#include <cctype>
+
+namespace gravure {
+namespace {
+
+/// True for names such as "x.out", "x.out.2" and "x.p3", which a new name could meet.
+bool endsAsOurs(std::string_view name) {
+  size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  const auto isDigit = [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; };
+  if (dot > 0 && dot + 1 < name.size() && std::all_of(name.begin() + dot + 1, name.end(), isDigit)) {
+    name = name.substr(0, dot);
+    dot = name.rfind('.');
+    if (dot == std::string_view::npos) return false;
+  }
+  const std::string_view ending = name.substr(dot + 1);
+  return ending == "out" || (ending.size() > 1 && ending[0] == 'p' &&
+                             std::all_of(ending.begin() + 1, ending.end(), isDigit));
+}
+
+}  // namespace
+
+PartitionRewriter::PartitionRewriter(Graph& graph, const PartitionPlan& plan, int64_t firstIndex)
+    : graph_(graph), plan_(plan), firstIndex_(firstIndex) {
+  for (const PlannedRun& run : plan.runs) {
+    if (run.captured) captured_.push_back(&run);
+  }
+}
+
+void PartitionRewriter::run() {
+  collectNames();
+  moveNodes();
+  makeResults();
+  makeParameters();
+  connectOperands();
+}
+
+void PartitionRewriter::collectNames() {
+  size_t bound = 0;
+  const auto look = [&](const Value* value) {
+    bound = std::max(bound, value->unique() + 1);
+    if (!value->hasDebugName()) return;
+    std::string name = value->debugName();
+    if (endsAsOurs(name)) takenNames_.insert(std::move(name));
+  };
+  const auto lookInto = [&](const auto& self, const Block* block) -> void {
+    for (const Value* parameter : block->inputs()) look(parameter);
+    for (const Node* node : block->nodes()) {
+      for (const Value* output : node->outputs()) look(output);
+      for (const Block* inner : node->blocks()) self(self, inner);
+    }
+  };
+  lookInto(lookInto, graph_.block());
+  outer_.assign(bound, nullptr);
+}
+
+/// Every node is taken out of the top block and put back at its end, or at the end of a partition, once.
+void PartitionRewriter::moveNodes() {
+  for (const PlannedRun& run : plan_.runs) {
+    Block* home = graph_.block();
+    if (run.captured) {
+      Node* partition = graph_.create(cg::partition, 0)->insertBefore(graph_.return_node());
+      partition->i_(attr::index, firstIndex_ + run.index);
+      partitions_.push_back(partition);
+      home = partition->addBlock();
+    }
+    for (Node* node : run.nodes) node->moveBefore(home->return_node());
+  }
+}
+
+void PartitionRewriter::makeResults() {
+  for (size_t p = 0; p < partitions_.size(); ++p) {
+    Node* partition = partitions_[p];
+    for (Value* inner : captured_[p]->outputs) {
+      Value* result = partition->addOutput();
+      result->setType(inner->type());
+      name(result, inner, ".out");
+      inner->replaceAllUsesAfterNodeWith(partition, result);
+      partition->blocks()[0]->registerOutput(inner);
+      outer_[inner->unique()] = result;
+    }
+  }
+}
+
+Value* PartitionRewriter::outerOf(Value* value) const {
+  Value* outer = value->unique() < outer_.size() ? outer_[value->unique()] : nullptr;
+  return outer ? outer : value;
+}
+
+void PartitionRewriter::makeParameters() {
+  // The entrances of each value, found by its first one; partitions come in order.
+  std::vector<Value*> order;
+  std::vector<std::vector<Entrance>> entrances;
+  std::vector<int32_t> at;
+  for (size_t p = 0; p < partitions_.size(); ++p) {
+    const std::string ending = ".p" + std::to_string(firstIndex_ + captured_[p]->index);
+    for (Value* used : captured_[p]->inputs) {
+      Value* value = outerOf(used);
+      Value* parameter = partitions_[p]->blocks()[0]->addInput();
+      parameter->setType(value->type());
+      name(parameter, value, ending);
+      if (value->unique() >= at.size()) at.resize(value->unique() + 1, -1);
+      int32_t& place = at[value->unique()];
+      if (place < 0) {
+        place = static_cast<int32_t>(order.size());
+        order.push_back(value);
+        entrances.emplace_back();
+      }
+      entrances[place].push_back({partitions_[p], parameter});
+    }
+  }
+  for (size_t i = 0; i < order.size(); ++i) routeUses(order[i], entrances[i]);
+}
+
+/// Gives the uses in each partition to its parameter. Many partitions are split in halves first, so
+/// that each use is looked at only a few times.
+void PartitionRewriter::routeUses(Value* value, llvm::ArrayRef<Entrance> entrances) {
+  constexpr size_t kFew = 4;
+  if (entrances.size() <= kFew) {
+    for (const Entrance& entrance : entrances) {
+      const Node* begin = entrance.partition->blocks()[0]->param_node();
+      value->replaceAllUsesDominatedByNodeWith(begin, entrance.parameter);
+    }
+    return;
+  }
+  const size_t half = entrances.size() / 2;
+  Node* holder = graph_.create(c10::prim::Uninitialized, 1);
+  value->replaceAllUsesAfterNodeWith(entrances[half - 1].partition, holder->output());
+  routeUses(value, entrances.take_front(half));
+  routeUses(holder->output(), entrances.drop_front(half));
+  // What is left are uses on the host.
+  holder->output()->replaceAllUsesWith(value);
+  holder->destroy();
+}
+
+void PartitionRewriter::connectOperands() {
+  for (size_t p = 0; p < partitions_.size(); ++p) {
+    for (Value* used : captured_[p]->inputs) partitions_[p]->addInput(outerOf(used));
+  }
+}
+
+void PartitionRewriter::name(Value* value, const Value* origin, const std::string& ending) {
+  if (!origin->hasDebugName()) return;
+  const std::string wished = origin->debugName() + ending;
+  // Names made here differ from one another as their origins do; only names of the program are in the
+  // way.
+  std::string free = wished;
+  for (int suffix = 2; !takenNames_.empty() && !takenNames_.insert(free).second; ++suffix) {
+    free = wished + "." + std::to_string(suffix);
+  }
+  value->setDebugName(free);
+}
+
+}  // namespace gravure

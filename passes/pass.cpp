@@ -1,0 +1,80 @@
+#include "passes/pass.h"
+
+#include "passes/bind_rng_states.h"
+#include "passes/classify_capturability.h"
+#include "passes/emit_runtime_calls.h"
+#include "passes/group_collectives.h"
+#include "passes/merge_host_reads.h"
+#include "passes/partition_graph.h"
+#include "passes/plan_memory.h"
+#include "passes/tag_static_inputs.h"
+
+#include <c10/util/Exception.h>
+#include <llvm/ADT/StringRef.h>
+
+namespace gravure {
+namespace {
+
+const Pass& nearestPass(llvm::StringRef name) {
+  const Pass* nearest = &allPasses().front();
+  unsigned least = ~0u;
+  for (const Pass& pass : allPasses()) {
+    const unsigned distance = name.edit_distance(pass.name);
+    if (distance < least) {
+      least = distance;
+      nearest = &pass;
+    }
+  }
+  return *nearest;
+}
+
+}  // namespace
+
+const std::vector<Pass>& allPasses() {
+  static const std::vector<Pass> passes{
+      {"classify-capturability", "say which nodes must run outside a graph, and why",
+       classifyCapturability, verifyClassifyCapturability},
+      {"group-collectives", "capture a collective, its waits and its buffers together or not at all",
+       groupCollectives, verifyGroupCollectives},
+      {"merge-host-reads", "read all elements of a small tensor in one copy and one wait",
+       mergeHostReads, verifyMergeHostReads},
+      {"partition-graph", "gather capturable nodes in as few partitions as legal order allows",
+       partitionGraph, verifyPartitionGraph},
+      {"tag-static-inputs", "say how each operand of a partition keeps its address, and why",
+       tagStaticInputs, verifyTagStaticInputs},
+      {"bind-rng-states", "give random nodes the RNG state they draw from as an operand",
+       bindRngStates, verifyBindRngStates},
+      {"plan-memory", "place every value of known size in one arena", planMemory, verifyPlanMemory},
+      {"emit-runtime-calls", "turn partitions into launches, with copies in and results moved out",
+       emitRuntimeCalls, verifyEmitRuntimeCalls},
+  };
+  return passes;
+}
+
+const Pass* findPass(std::string_view name) {
+  for (const Pass& pass : allPasses()) {
+    if (name == pass.name) return &pass;
+  }
+  return nullptr;
+}
+
+void runPasses(Program& program, PassContext& context, const std::vector<std::string>& names,
+               const PipelineOptions& options) {
+  // A wrong name is found before the program is touched.
+  std::vector<const Pass*> passes;
+  for (const std::string& name : names) {
+    const Pass* pass = findPass(name);
+    TORCH_CHECK(pass, "there is no pass '", name, "'; did you mean '", nearestPass(name).name, "'?");
+    passes.push_back(pass);
+  }
+  if (names.empty()) {
+    for (const Pass& pass : allPasses()) passes.push_back(&pass);
+  }
+  for (const Pass* pass : passes) {
+    pass->run(program, context);
+    if (options.verifyEach) pass->verify(program, context);
+    if (options.afterPass) options.afterPass(*pass, program);
+  }
+}
+
+}  // namespace gravure

@@ -1,0 +1,197 @@
+#include "passes/plan_memory.h"
+
+#include "ir/cudagraph_ops.h"
+#include "ir/op_facts.h"
+#include "ir/timeline.h"
+
+#include <llvm/ADT/DenseMap.h>
+#include <llvm/Support/FormatVariadic.h>
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+constexpr const char* kPass = "plan-memory";
+
+/// Where an offset is written: the output of a leaf node, or the operand of a partition.
+struct Place {
+  Node* node = nullptr;
+  c10::Symbol attribute;
+  size_t position = 0;
+  int32_t buffer = -1;
+};
+
+/// The planned values of a program and the places of their offsets. Several partitions may take one
+/// staged copy.
+class PlannedValues {
+ public:
+  explicit PlannedValues(const Program& program)
+      : timeline_(Timeline::build(program)), device_(computeDevice(program)) {
+    for (size_t e = 0; e < program.entries.size(); ++e) {
+      for (Node* node : program.entries[e].graph->nodes()) add(node, timeline_.entryRange(e).first);
+    }
+  }
+
+  std::vector<Buffer> buffers;
+  std::vector<Place> places;
+  int64_t unsized = 0;  // allocating results whose size is known only at run time
+
+ private:
+  void add(Node* node, int64_t entryBegin) {
+    if (!isPartition(node)) return addResults(node);
+    if (node->kind() == cg::partition) addStaged(node, entryBegin);
+    for (Node* inner : node->blocks().at(0)->nodes()) add(inner, entryBegin);
+  }
+
+  void addResults(Node* node) {
+    // What runs inside a branch is allocated by steps that may not come.
+    if (!node->blocks().empty()) return;
+    for (size_t o = 0; o < node->outputs().size(); ++o) {
+      const Value* output = node->output(o);
+      if (!onDevice(output) || !timeline_.allocates(output)) continue;
+      const auto bytes = storageBytes(*output->type());
+      if (!bytes) ++unsized;
+      if (!bytes || *bytes == 0) continue;
+      const int64_t begin = timeline_.stepOf(node);
+      places.push_back({node, attr::arena, o, addBuffer(output, begin, *bytes, "")});
+    }
+  }
+
+  void addStaged(Node* node, int64_t entryBegin) {
+    const std::vector<OperandTag> tags = tagsOf(node);
+    for (size_t i = 0; i < tags.size(); ++i) {
+      if (tags[i].kind != OperandKind::Staged) continue;
+      const Value* operand = node->input(i);
+      const auto bytes = storageBytes(*operand->type());
+      if (!bytes || *bytes == 0) continue;
+      const auto [known, isNew] = staged_.try_emplace(operand, -1);
+      if (isNew) {
+        const bool isInput = operand->node()->kind() == c10::prim::Param;
+        known->second = addBuffer(operand, isInput ? entryBegin : firstStep(node), *bytes, ".staged");
+      }
+      places.push_back({node, attr::staging, i, known->second});
+    }
+  }
+
+  int32_t addBuffer(const Value* value, int64_t begin, int64_t bytes, const char* suffix) {
+    const StorageLife& storage = timeline_.storages()[timeline_.storageOf(value)];
+    Buffer buffer;
+    buffer.begin = begin;
+    buffer.end = std::max(storage.end, begin + 1);
+    buffer.bytes = bytes;
+    buffer.label = "%" + value->debugName() + suffix;
+    buffers.push_back(std::move(buffer));
+    return static_cast<int32_t>(buffers.size()) - 1;
+  }
+
+  int64_t firstStep(const Node* partition) const {
+    for (const Node* inner : partition->blocks().at(0)->nodes()) return timeline_.stepOf(inner);
+    return 0;
+  }
+
+  bool onDevice(const Value* value) const {
+    const auto device = deviceOf(value);
+    if (!device || device->type() != device_.type()) return false;
+    return !device->has_index() || !device_.has_index() || device->index() == device_.index();
+  }
+
+  Timeline timeline_;
+  c10::Device device_;
+  llvm::DenseMap<const Value*, int32_t> staged_;  // buffer of its copy
+};
+
+size_t positionsOf(const Place& place) {
+  return place.attribute == attr::arena ? place.node->outputs().size() : place.node->inputs().size();
+}
+
+/// Places of one node and attribute follow one another.
+void write(const std::vector<Place>& places, const MemoryPlan& plan) {
+  for (size_t i = 0; i < places.size();) {
+    const Place& first = places[i];
+    std::vector<int64_t> offsets(positionsOf(first), -1);
+    for (; i < places.size() && places[i].node == first.node && places[i].attribute == first.attribute; ++i) {
+      offsets[places[i].position] = plan.buffers[places[i].buffer].offset;
+    }
+    first.node->is_(first.attribute, std::move(offsets));
+  }
+}
+
+void dropOld(Block* block) {
+  for (Node* node : block->nodes()) {
+    for (const c10::Symbol name : {attr::arena, attr::staging}) {
+      if (node->hasAttribute(name)) node->removeAttribute(name);
+    }
+    for (Block* inner : node->blocks()) dropOld(inner);
+  }
+}
+
+int64_t countOffsets(const Block* block) {
+  int64_t count = 0;
+  for (const Node* node : block->nodes()) {
+    for (const c10::Symbol name : {attr::arena, attr::staging}) {
+      for (int64_t offset : intsAttr(node, name)) count += offset >= 0;
+    }
+    for (const Block* inner : node->blocks()) count += countOffsets(inner);
+  }
+  return count;
+}
+
+MemoryPlan readBack(PlannedValues& values, const PassOptions& options) {
+  MemoryPlan plan;
+  plan.alignment = options.alignment;
+  for (const Place& place : values.places) {
+    const std::vector<int64_t> offsets = intsAttr(place.node, place.attribute);
+    const int64_t offset = place.position < offsets.size() ? offsets[place.position] : -1;
+    Buffer& buffer = values.buffers[place.buffer];
+    TORCH_CHECK(buffer.offset < 0 || buffer.offset == offset, "plan-memory: ", buffer.label, " is at ",
+                buffer.offset, " for one partition and at ", offset, " for another");
+    buffer.offset = offset;
+  }
+  plan.buffers = std::move(values.buffers);
+  plan.load = peakLoad(plan.buffers, plan.alignment);
+  for (const Buffer& buffer : plan.buffers) {
+    plan.bytes = std::max(plan.bytes, buffer.offset + buffer.bytes);
+  }
+  plan.bytes = (plan.bytes + plan.alignment - 1) / plan.alignment * plan.alignment;
+  return plan;
+}
+
+}  // namespace
+
+MemoryPlan planMemory(const Program& program, const PassOptions& options) {
+  return planBuffers(PlannedValues(program).buffers, options.alignment);
+}
+
+MemoryPlan writtenPlan(const Program& program, const PassOptions& options) {
+  PlannedValues values(program);
+  return readBack(values, options);
+}
+
+void planMemory(Program& program, PassContext& context) {
+  for (Entry& entry : program.entries) dropOld(entry.graph->block());
+  PlannedValues values(program);
+  const MemoryPlan plan = planBuffers(std::move(values.buffers), context.options.alignment);
+  write(values.places, plan);
+  std::string message = llvm::formatv("arena of {0} bytes for {1} buffers; load {2}, ratio {3:f4}", plan.bytes,
+                                      plan.buffers.size(), plan.load, plan.ratio())
+                            .str();
+  if (values.unsized > 0) {
+    message += "; " + std::to_string(values.unsized) + " results have no size before the run";
+  }
+  context.remarks.add(RemarkKind::Analysis, kPass, "arena-planned", std::move(message));
+}
+
+void verifyPlanMemory(const Program& program, const PassContext& context) {
+  PlannedValues values(program);
+  const auto expected = static_cast<int64_t>(values.places.size());
+  const MemoryPlan plan = readBack(values, context.options);
+  const std::string fault = plan.verify();
+  TORCH_CHECK(fault.empty(), "plan-memory: ", fault);
+  int64_t written = 0;
+  for (const Entry& entry : program.entries) written += countOffsets(entry.graph->block());
+  TORCH_CHECK(written == expected, "plan-memory: ", written, " offsets are written where ", expected,
+              " values are planned");
+}
+
+}  // namespace gravure

@@ -1,0 +1,29 @@
+// What torch.ops.load_library("libgravure.so") adds to a process: torch.classes.gravure.Program.
+// No Python header is used, so one file serves every Python version.
+
+#include "python/csrc/loaded_program.h"
+
+#include <torch/library.h>
+
+namespace gravure {
+
+TORCH_LIBRARY_FRAGMENT(gravure, m) {
+  m.class_<LoadedProgram>("Program")
+      .def(torch::init<const std::string&, const std::string&, const LoadedProgram::Options&>())
+      .def("entries", &LoadedProgram::entries)
+      .def("inputs", &LoadedProgram::inputs)
+      .def("outputs", &LoadedProgram::outputs)
+      .def("bind", &LoadedProgram::bind)
+      .def("run", &LoadedProgram::run)
+      .def("remarks_text", &LoadedProgram::remarksText)
+      .def("remarks_json", &LoadedProgram::remarksJson)
+      .def("plan", &LoadedProgram::plan)
+      .def("text", &LoadedProgram::text)
+      .def("stats", &LoadedProgram::stats)
+      .def("partition_states", &LoadedProgram::partitionStates)
+      .def("inject_fault", &LoadedProgram::injectFault)
+      .def("synchronize", &LoadedProgram::synchronize)
+      .def("shutdown", &LoadedProgram::shutdown);
+}
+
+}  // namespace gravure

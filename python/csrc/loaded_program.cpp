@@ -1,0 +1,191 @@
+#include "python/csrc/loaded_program.h"
+
+#include "ir/program_text.h"
+#include "ir/verify.h"
+#include "passes/partition_plan.h"
+#include "python/csrc/load_options.h"
+
+#include <llvm/Support/raw_ostream.h>
+
+#include <utility>
+
+namespace gravure {
+
+namespace {
+
+using Described = std::vector<std::tuple<std::string, std::string>>;
+
+template <typename Infos>
+Described describeAll(const Infos& infos) {
+  Described described;
+  for (const auto& info : infos) described.emplace_back(roleName(info.role), info.name);
+  return described;
+}
+
+const char* stateName(PartitionState state) {
+  switch (state) {
+    case PartitionState::Cold: return "cold";
+    case PartitionState::WarmedUp: return "warmed-up";
+    case PartitionState::Captured: return "captured";
+    case PartitionState::Quarantined: return "quarantined";
+  }
+  return "";
+}
+
+/// The plan of every entry, made again from what partition-graph is about to read.
+std::string planText(const Program& program, const PassOptions& options) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  for (const Entry& entry : program.entries) {
+    os << "entry " << entry.name << ":\n";
+    planPartitions(entry, options).print(os);
+  }
+  return text;
+}
+
+}  // namespace
+
+LoadedProgram::LoadedProgram(const std::string& path, const std::string& device,
+                             const Options& options) {
+  LoadOptions parsed = parseLoadOptions(options);
+  std::unique_ptr<Device> made = makeDevice(device, parsed.poison);
+  Program program = readProgramFile(path);
+  verifyProgram(program);
+  passes_.options = parsed.passes;
+  passes_.options.alignment = made->alignment();
+  PipelineOptions pipeline;
+  pipeline.afterPass = [this](const Pass& pass, const Program& current) {
+    if (pass.name == std::string_view("merge-host-reads")) {
+      partitionPlan_ = planText(current, passes_.options);
+    }
+  };
+  runPasses(program, passes_, {}, pipeline);
+  runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), parsed.runtime);
+}
+
+const Entry& LoadedProgram::entry(const std::string& name) const {
+  const Entry* found = runtime_->program().find(name);
+  TORCH_CHECK(found != nullptr, "the program has no entry '", name, "'; it has ",
+              c10::Join(", ", entries()));
+  return *found;
+}
+
+std::vector<std::string> LoadedProgram::entries() const {
+  std::vector<std::string> names;
+  for (const Entry& each : runtime_->program().entries) names.push_back(each.name);
+  return names;
+}
+
+Described LoadedProgram::inputs(const std::string& name) const {
+  return describeAll(entry(name).inputs);
+}
+
+Described LoadedProgram::outputs(const std::string& name) const {
+  return describeAll(entry(name).outputs);
+}
+
+LoadedProgram::Bound& LoadedProgram::bound(const std::string& name) {
+  auto found = bound_.find(name);
+  if (found != bound_.end()) return found->second;
+  Bound fresh;
+  fresh.values.resize(entry(name).inputs.size());
+  for (size_t i = 0; i < fresh.values.size(); ++i) fresh.open.push_back(static_cast<int64_t>(i));
+  return bound_.emplace(name, std::move(fresh)).first->second;
+}
+
+void LoadedProgram::bind(const std::string& name, const std::vector<int64_t>& positions,
+                         const Values& values) {
+  TORCH_CHECK(positions.size() == values.size(), "bind: ", positions.size(), " positions for ",
+              values.size(), " values");
+  Bound& state = bound(name);
+  const auto count = static_cast<int64_t>(state.values.size());
+  for (int64_t at : positions) {
+    TORCH_CHECK(at >= 0 && at < count, "bind: entry ", name, " has ", count,
+                " inputs, and none at position ", at);
+  }
+  for (size_t i = 0; i < positions.size(); ++i) {
+    state.values[positions[i]] = values.get(i);
+    std::erase(state.open, positions[i]);
+  }
+}
+
+LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
+  const Bound& state = bound(name);
+  TORCH_CHECK(values.size() == state.open.size(), "entry ", name, " takes ", state.open.size(),
+              " inputs that are not bound, and was given ", values.size());
+  std::vector<c10::IValue> inputs = state.values;
+  for (size_t i = 0; i < values.size(); ++i) inputs[state.open[i]] = values.get(i);
+  Values results(c10::AnyType::get());
+  for (c10::IValue& result : runtime_->run(name, std::move(inputs))) {
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+Remarks LoadedProgram::allRemarks() const {
+  Remarks all = passes_.remarks;
+  for (const Remark& remark : runtime_->remarks().all()) {
+    all.add(remark.kind, remark.pass, remark.name, remark.message) = remark;
+  }
+  return all;
+}
+
+std::string LoadedProgram::remarksText() const {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  allRemarks().printText(os);
+  return text;
+}
+
+std::string LoadedProgram::remarksJson() const {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  allRemarks().printJson(os);
+  return text;
+}
+
+std::string LoadedProgram::plan() const {
+  std::string text = partitionPlan_;
+  llvm::raw_string_ostream os(text);
+  const MemoryPlan& memory = runtime_->memoryPlan();
+  if (!memory.buffers.empty()) {
+    memory.print(os);
+    memory.printMap(os);
+  }
+  return text;
+}
+
+std::string LoadedProgram::text() const { return programText(runtime_->program()); }
+
+c10::Dict<std::string, int64_t> LoadedProgram::stats() const {
+  const RuntimeStats& stats = runtime_->stats();
+  c10::Dict<std::string, int64_t> named;
+  named.insert("steps", stats.steps);
+  named.insert("uncaptured_steps", stats.uncapturedSteps);
+  named.insert("captures", stats.captures);
+  named.insert("replays", stats.replays);
+  named.insert("host_calls", stats.hostCalls);
+  named.insert("staged_bytes", stats.stagedBytes);
+  named.insert("copied_result_bytes", stats.copiedResultBytes);
+  named.insert("arena_bytes", stats.arenaBytes);
+  named.insert("arena_load", stats.arenaLoad);
+  return named;
+}
+
+std::vector<std::string> LoadedProgram::partitionStates(const std::string& name) const {
+  (void)entry(name);
+  std::vector<std::string> names;
+  for (PartitionState state : runtime_->partitionStates(name)) names.emplace_back(stateName(state));
+  return names;
+}
+
+void LoadedProgram::injectFault(const std::string& point, int64_t countdown) {
+  TORCH_CHECK(countdown >= 1, "inject_fault: expected the 1st or a later pass, found ", countdown);
+  runtime_->device().injectFault(parseFaultPoint(point), countdown);
+}
+
+void LoadedProgram::synchronize() { runtime_->device().synchronize(); }
+
+void LoadedProgram::shutdown() { runtime_->shutdown(); }
+
+}  // namespace gravure

@@ -1,0 +1,193 @@
+#include "runtime/arena_layout.h"
+
+#include "ir/op_facts.h"
+
+#include <llvm/ADT/DenseMap.h>
+
+#include <numeric>
+
+namespace gravure {
+namespace {
+
+/// Lives of the program's storages, joined where a recorded run showed that two are one.
+class Lives {
+ public:
+  explicit Lives(const Timeline& timeline) : storages_(timeline.storages()), parent_(storages_.size()) {
+    std::iota(parent_.begin(), parent_.end(), 0);
+    for (const StorageLife& life : storages_) ends_.push_back(life.end);
+  }
+
+  int64_t find(int64_t storage) {
+    while (parent_[storage] != storage) storage = parent_[storage] = parent_[parent_[storage]];
+    return storage;
+  }
+  /// True if they were apart.
+  bool join(int64_t a, int64_t b) {
+    a = find(a), b = find(b);
+    if (a == b) return false;
+    parent_[b] = a;
+    ends_[a] = std::max(ends_[a], ends_[b]);
+    return true;
+  }
+  int64_t end(int64_t storage) { return ends_[find(storage)]; }
+
+ private:
+  const std::vector<StorageLife>& storages_;
+  std::vector<int64_t> parent_;
+  std::vector<int64_t> ends_;
+};
+
+int64_t storageOfOutput(const Call& call, const EntryCode& code, const RecordedTensor& tensor) {
+  const auto output = static_cast<size_t>(tensor.output);
+  return output < call.outputs.size() ? code.storages[call.outputs[output]] : -1;
+}
+
+
+class LayoutBuilder {
+ public:
+  LayoutBuilder(const Timeline& timeline, std::vector<EntryCode>& codes,
+                const std::vector<AllocationRecord>& records, const std::vector<bool>& plannable,
+                const DeviceMap& devices, Remarks& remarks)
+      : timeline_(timeline), codes_(codes), records_(records), plannable_(plannable),
+        devices_(devices), remarks_(remarks), lives_(timeline) {
+    layout_.serve.resize(timeline.steps().size());
+    layout_.dying.resize(timeline.steps().size());
+  }
+
+  ArenaLayout build(const LayoutOptions& options) {
+    for (EntryCode& code : codes_) {
+      code.forEachCall([&](Call& call) { joinAliases(call, code); });
+    }
+    for (size_t e = 0; e < codes_.size(); ++e) {
+      planStages(codes_[e]);
+      codes_[e].forEachCall([&](Call& call) { planCall(call, codes_[e], records_[e]); });
+    }
+    if (options.edit) options.edit(buffers_);
+    layout_.plan = planBuffers(std::move(buffers_), options.alignment);
+    const std::string fault = layout_.plan.verify();
+    TORCH_INTERNAL_ASSERT(fault.empty(), fault);
+    for (size_t i = 0; i < offsets_.size(); ++i) *offsets_[i] = layout_.plan.buffers[i].offset;
+    noteDeaths();
+    return std::move(layout_);
+  }
+
+ private:
+  void joinAliases(const Call& call, const EntryCode& code) {
+    for (const RecordedTensor& tensor : call.recorded.tensors) {
+      if (tensor.operandSlot == kNoSlot) continue;
+      const int64_t output = storageOfOutput(call, code, tensor);
+      const int64_t operand = code.storages[tensor.operandSlot];
+      if (output < 0 || operand < 0 || !lives_.join(output, operand)) continue;
+      remarks_.add(RemarkKind::Analysis, "runtime", "unexpected-alias", call.node,
+                   "an output shares its operand's memory, which the operator's facts do not say; "
+                   "the memory is kept for both");
+    }
+  }
+
+  void planCall(const Call& call, const EntryCode& code, const AllocationRecord& record) {
+    const int64_t step = call.step;
+    if (step < 0 || !plannable_[step]) return;
+    const auto& allocations = record[step];
+    auto& row = layout_.serve[step];
+    row.resize(allocations.size());
+    for (size_t k = 0; k < allocations.size(); ++k) {
+      row[k].bytes = allocations[k].bytes;
+      const int64_t end = endOf(call, code, allocations[k], static_cast<int32_t>(k));
+      if (end < 0) continue;
+      add(&row[k].offset, step, end, allocations[k].bytes, call.node, static_cast<int64_t>(k));
+    }
+  }
+
+  /// First step at which an allocation of `call` is free again; -1 if that cannot be told.
+  int64_t endOf(const Call& call, const EntryCode& code, const RecordedAllocation& allocation,
+                int32_t ordinal) {
+    int64_t end = -1;
+    for (const RecordedTensor& tensor : call.recorded.tensors) {
+      if (tensor.ordinal != ordinal) continue;
+      const int64_t storage = storageOfOutput(call, code, tensor);
+      if (storage < 0) return -1;
+      end = std::max({end, lives_.end(storage), call.step + 1});
+    }
+    if (end < 0 && allocation.freedAtStep == call.step) return call.step + 1;
+    return end;
+  }
+
+  void planStages(EntryCode& code) {
+    std::vector<std::vector<int64_t>> offsets;
+    for (const Stage& stage : code.stages) offsets.emplace_back(stage.to.size(), -1);
+    layout_.staged.push_back(std::move(offsets));
+    for (size_t s = 0; s < code.stages.size(); ++s) {
+      const Stage& stage = code.stages[s];
+      for (size_t i = 0; i < stage.to.size(); ++i) {
+        const auto outputs = stage.node->outputs();
+        const auto bytes = storageBytes(*outputs[i]->type());
+        const auto device = deviceOf(outputs[i]);
+        const int64_t storage = code.storages[stage.to[i]];
+        if (!bytes || *bytes == 0 || storage < 0 || stage.step < 0) continue;
+        if (device && !devices_.computes(*device)) continue;
+        // The copy is of this step even where facts take it for its operand's alias.
+        const int64_t end = std::max(lives_.end(storage), stage.step + 1);
+        add(&layout_.staged.back()[s][i], stage.step, end, *bytes, stage.node, static_cast<int64_t>(i));
+      }
+    }
+  }
+
+  void add(int64_t* offset, int64_t begin, int64_t end, int64_t bytes, const Node* node, int64_t number) {
+    offsets_.push_back(offset);
+    buffers_.push_back({begin, end, bytes, -1, describe(node) + " #" + std::to_string(number)});
+  }
+
+  void noteDeaths() {
+    const auto steps = static_cast<int64_t>(layout_.dying.size());
+    for (const Buffer& buffer : layout_.plan.buffers) {
+      if (buffer.end <= steps) layout_.dying[buffer.end - 1].push_back({buffer.offset, buffer.bytes});
+    }
+  }
+
+  const Timeline& timeline_;
+  std::vector<EntryCode>& codes_;
+  const std::vector<AllocationRecord>& records_;
+  const std::vector<bool>& plannable_;
+  const DeviceMap& devices_;
+  Remarks& remarks_;
+  Lives lives_;
+  ArenaLayout layout_;
+  std::vector<Buffer> buffers_;
+  std::vector<int64_t*> offsets_;  // stable: rows are sized before their members are claimed
+};
+
+bool isComputed(const Value* value, const DeviceMap& devices) {
+  const auto device = deviceOf(value);
+  return !device || devices.computes(*device);
+}
+
+}  // namespace
+
+bool isPlannable(const Node* node, const DeviceMap& devices) {
+  for (const Value* input : node->inputs()) {
+    if (input->type()->kind() == c10::TypeKind::TensorType && !hasStaticShape(input)) return false;
+  }
+  for (const Value* output : node->outputs()) {
+    if (!isTensorValue(output)) continue;
+    if (!hasStaticShape(output) || !isComputed(output, devices)) return false;
+  }
+  return true;
+}
+
+std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
+                                    const std::vector<bool>& plannable) {
+  std::vector<int64_t> steps;
+  for (size_t s = 0; s < a.size(); ++s) {
+    if (plannable[s] && a[s] != b[s]) steps.push_back(static_cast<int64_t>(s));
+  }
+  return steps;
+}
+
+ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
+                        const std::vector<AllocationRecord>& records, const DeviceMap& devices,
+                        const std::vector<bool>& plannable, const LayoutOptions& options,
+                        Remarks& remarks) {
+  return LayoutBuilder(timeline, codes, records, plannable, devices, remarks).build(options);
+}
+
+}  // namespace gravure

@@ -1,0 +1,71 @@
+#include "runtime/arena_session.h"
+
+#include "runtime/device.h"
+
+#include <c10/util/Exception.h>
+
+namespace gravure {
+namespace {
+thread_local ArenaSession* innermost = nullptr;
+}
+
+bool RecordedAllocation::operator==(const RecordedAllocation& other) const {
+  return bytes == other.bytes && freedAtStep == other.freedAtStep;
+}
+
+ArenaSession::ArenaSession(size_t steps, c10::DeviceType type)
+    : outer_(innermost), deviceType_(type), record_(steps) {
+  innermost = this;
+}
+
+ArenaSession::ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::DeviceType type)
+    : outer_(innermost), deviceType_(type), plan_(&plan), slab_(std::move(slab)) {
+  innermost = this;
+}
+
+ArenaSession::~ArenaSession() { innermost = outer_; }
+
+ArenaSession* ArenaSession::current() { return innermost; }
+
+void ArenaSession::enterStep(int64_t step) {
+  step_ = step;
+  cursor_ = 0;
+  diverged_ = false;
+}
+
+void* ArenaSession::serve(size_t bytes) {
+  if (step_ < 0 || diverged_) return nullptr;
+  const auto& row = (*plan_)[step_];
+  if (row.empty()) return nullptr;  // this step's allocations are not planned
+  if (cursor_ >= row.size() || row[cursor_].bytes != static_cast<int64_t>(bytes)) {
+    diverged_ = true;
+    if (mismatches_.empty() || mismatches_.back() != step_) mismatches_.push_back(step_);
+    return nullptr;
+  }
+  const int64_t offset = row[cursor_++].offset;
+  return offset < 0 ? nullptr : slab_->base() + offset;
+}
+
+void ArenaSession::noteAllocation(void* address, size_t bytes) {
+  if (!recording() || step_ < 0) return;
+  auto& row = record_[step_];
+  live_[address] = {step_, row.size()};
+  row.push_back({static_cast<int64_t>(bytes), -1, address});
+}
+
+void ArenaSession::noteFree(void* address) {
+  if (!recording()) return;
+  auto at = live_.find(address);
+  if (at == live_.end()) return;
+  const auto [step, ordinal] = at->second;
+  record_[step][ordinal].freedAtStep = step_;
+  live_.erase(at);
+}
+
+int32_t ArenaSession::ordinalOf(const void* address) const {
+  auto at = live_.find(address);
+  if (at == live_.end() || at->second.first != step_) return -1;
+  return static_cast<int32_t>(at->second.second);
+}
+
+}  // namespace gravure

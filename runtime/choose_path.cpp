@@ -1,0 +1,110 @@
+#include "runtime/runtime_impl.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+namespace gravure {
+
+Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  const auto checkAll = [&] {
+    for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
+  };
+  if (options_.uncaptured || arenaFailed_) {
+    checkAll();
+    return Path::Plain;
+  }
+  if (!entry.settled) {
+    checkAll();
+    return Path::Recorded;
+  }
+  if (!layout_ && allSettled()) plan();
+  if (!layout_) {
+    checkAll();
+    return Path::Plain;
+  }
+  return mayServe(entry, inputs) ? Path::Served : Path::Plain;
+}
+
+bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  if (!inputsHold(entry, inputs)) return false;
+  if (at::get_num_threads() != threads_) {
+    once_.missedAs("threads", "guard-failed", nullptr,
+                   "the number of threads differs from that of the warm-up, and kernels allocate by "
+                   "it; this step ran uncaptured");
+    return false;
+  }
+  const bool lent = givenLentValues(entry, inputs);
+  TORCH_CHECK(!lent || !lentOverwritten_, "entry '", entry.code->entry->name,
+              "' is given saved values that its last run has overwritten: they are lent for one run; ",
+              "run the entry that saves them again");
+  if (loans_->outstanding() > 0 && !lent) {
+    once_.missedAs(entry.code->entry->name, "saved-values-held", nullptr,
+                   "entry '" + entry.code->entry->name +
+                       "' ran uncaptured while saved values of an earlier step are held: their memory "
+                       "may not be reused yet");
+    return false;
+  }
+  lentOverwritten_ = lent;
+  return true;
+}
+
+bool Runtime::Impl::givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const {
+  const auto& infos = entry.code->entry->inputs;
+  for (size_t i = 0; i < inputs.size() && i < infos.size(); ++i) {
+    const bool saved = infos[i].role == InputRole::Saved && inputs[i].isTensor();
+    if (saved && inSlab(inputs[i].toTensor(), slab_.get())) return true;
+  }
+  return false;
+}
+
+/// Checks inputs against the program, and against what was captured.
+bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  std::vector<std::pair<size_t, const void*>> strangers;
+  size_t next = 0;
+  std::string found;
+  for (const auto& [index, guard] : entry.inputGuards) {
+    for (; next < index; ++next) entry.checks[next].check(inputs[next]);
+    ++next;
+    if (guard.holds(inputs[index])) continue;
+    entry.checks[index].check(inputs[index]);
+    const bool tensor = inputs[index].isTensor();
+    if (found.empty()) {
+      found = inputName(*entry.code->entry, index) + ": " + guard.difference(inputs[index]);
+    }
+    // Only another address can be captured anew; a number or a layout cannot.
+    const bool moved = tensor && guard.differsInAddressAlone(inputs[index]);
+    strangers.emplace_back(index, moved ? inputs[index].toTensor().const_data_ptr() : nullptr);
+  }
+  for (; next < inputs.size(); ++next) entry.checks[next].check(inputs[next]);
+  if (strangers.empty()) {
+    entry.strangers.clear();
+    return true;
+  }
+  if (sameStrangers(entry, strangers)) {
+    forgetCaptures(entry);
+    remarks_.add(RemarkKind::Analysis, "runtime", "captured-anew", found + ", for the second time");
+    return true;
+  }
+  once_.missedAs(std::to_string(strangers.front().first), "guard-failed", nullptr,
+                 found + "; this step ran uncaptured");
+  return false;
+}
+
+/// True if the same inputs lay at the same addresses in the step before.
+bool Runtime::Impl::sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers) {
+  const bool allMoved = std::all_of(strangers.begin(), strangers.end(),
+                                    [](const auto& stranger) { return stranger.second != nullptr; });
+  const bool same = allMoved && entry.strangers == strangers;
+  entry.strangers = std::move(strangers);
+  return same;
+}
+
+void Runtime::Impl::forgetCaptures(EntryState& entry) {
+  device_->synchronize();
+  for (Partition& partition : entry.served.partitions) partition.reset();
+  entry.inputGuards.clear();
+  entry.strangers.clear();
+}
+
+}  // namespace gravure

@@ -1,0 +1,110 @@
+#include "runtime/cuda/cuda_capture.h"
+
+#include "runtime/cuda/cuda_device.h"
+#include "runtime/cuda/cuda_libraries.h"
+#include "runtime/instruction.h"
+#include "runtime/rng.h"
+
+#include <c10/cuda/CUDAEvent.h>
+
+#include <utility>
+
+namespace gravure {
+
+namespace {
+
+class CudaExecutable final : public Executable {
+ public:
+  CudaExecutable(CudaDevice& device, std::unique_ptr<PartitionGraph> graph)
+      : device_(device), graph_(std::move(graph)) {}
+
+  void replay() override {
+    device_.passFaultPoint(FaultPoint::Launch);
+    graph_->launch(device_.currentStream());
+  }
+
+ private:
+  CudaDevice& device_;
+  std::unique_ptr<PartitionGraph> graph_;
+};
+
+/// Orders what `later` gets next behind what `earlier` holds now.
+void order(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later) {
+  c10::cuda::CUDAEvent event;
+  event.record(earlier);
+  event.block(later);
+}
+
+}  // namespace
+
+CudaCapture::CudaCapture(CudaDevice& device, const std::vector<at::Generator>& generators)
+    : device_(device), caller_(device.currentStream()) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(caller_, &status));
+  TORCH_CHECK(status == cudaStreamCaptureStatusNone,
+              "a partition cannot be captured while the caller's stream is being captured");
+  order(caller_, device_.captureStream());
+  onCaptureStream_.emplace(device_.captureStream());
+  try {
+    begin(generators);
+  } catch (...) {
+    leave();
+    throw;
+  }
+}
+
+CudaCapture::~CudaCapture() {
+  try {
+    leave();
+  } catch (const std::exception& error) {
+    TORCH_WARN("leaving a capture failed: ", error.what());
+  }
+}
+
+void CudaCapture::begin(const std::vector<at::Generator>& generators) {
+  ArenaBypass bypass;
+  {
+    // In the pool, workspaces stay at their addresses whoever drops PyTorch's workspaces and cache.
+    PoolRouting routing(device_.allocator(), device_.captureStream(), device_.pool());
+    readyLibraries();
+  }
+  graph_ = std::make_unique<PartitionGraph>(device_.allocator(), device_.captureStream(),
+                                            device_.pool());
+  graph_->begin(generators);
+  device_.passFaultPoint(FaultPoint::CaptureBegin);
+}
+
+/// Undoes the capture unless finish() took its graph; the caller's stream is current again.
+void CudaCapture::leave() {
+  if (!onCaptureStream_) return;
+  graph_.reset();
+  onCaptureStream_.reset();
+  order(device_.captureStream(), caller_);
+}
+
+void CudaCapture::call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {
+  device_.passFaultPoint(FaultPoint::CaptureCall);
+  TORCH_CHECK(!rng.isTensor(),
+              "a call that draws from a saved state cannot be captured: its state is set on the host");
+  const c10::Device where = device_.tensorDevice();
+  const bool paired = rng.isGenerator() && rng.toGenerator() != defaultGenerator(where);
+  if (call.draws && !paired) graph_->drawFromDefault();
+  RngScope scope(where, rng);
+  call.run(stack);
+}
+
+std::unique_ptr<Executable> CudaCapture::finish() {
+  TORCH_INTERNAL_ASSERT(graph_ != nullptr, "finish() was called before");
+  try {
+    device_.passFaultPoint(FaultPoint::CaptureEnd);
+    graph_->end();
+  } catch (...) {
+    leave();
+    throw;
+  }
+  auto executable = std::make_unique<CudaExecutable>(device_, std::move(graph_));
+  leave();
+  return executable;
+}
+
+}  // namespace gravure

@@ -1,0 +1,160 @@
+#include "runtime/cuda/cuda_device.h"
+
+#include "runtime/cuda/cuda_capture.h"
+#include "runtime/cuda/cuda_libraries.h"
+#include "runtime/cuda/cuda_slab.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/Generator.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace gravure {
+
+namespace {
+
+/// Streams to capture on, kept for the next device object. PyTorch's own pool of streams would hand
+/// out one that other code may be using; and a stream that the allocator knows is never destroyed.
+class CaptureStreams {
+ public:
+  static CaptureStreams& get() {
+    static CaptureStreams* streams = new CaptureStreams;
+    return *streams;
+  }
+
+  c10::cuda::CUDAStream take(c10::DeviceIndex device) {
+    std::lock_guard lock(mutex_);
+    auto& idle = idle_[device];
+    cudaStream_t stream = nullptr;
+    if (idle.empty()) {
+      c10::cuda::CUDAGuard guard(device);
+      C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    } else {
+      stream = idle.back();
+      idle.pop_back();
+    }
+    return c10::cuda::getStreamFromExternal(stream, device);
+  }
+
+  void giveBack(c10::cuda::CUDAStream stream) {
+    std::lock_guard lock(mutex_);
+    idle_[stream.device_index()].push_back(stream.stream());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<c10::DeviceIndex, std::vector<cudaStream_t>> idle_;
+};
+
+c10::DeviceIndex checked(c10::DeviceIndex index) {
+  const c10::DeviceIndex count = c10::cuda::device_count();
+  TORCH_CHECK(count > 0, "there is no CUDA device: no driver, or no GPU that this process sees");
+  TORCH_CHECK(index >= 0 && index < count, "there is no cuda:", static_cast<int>(index),
+              "; this process sees ", static_cast<int>(count), " of them");
+  at::globalContext().lazyInitDevice(c10::kCUDA);
+  return index;
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(c10::DeviceIndex index)
+    : index_(checked(index)),
+      allocator_(CudaAllocator::install()),
+      captureStream_(CaptureStreams::get().take(index)),
+      pool_(at::cuda::graph_pool_handle()) {
+  holdPool();
+}
+
+CudaDevice::~CudaDevice() {
+  try {
+    dropPool();
+  } catch (const std::exception& error) {
+    TORCH_WARN("giving back the graph pool of ", name(), " failed: ", error.what());
+  }
+  CaptureStreams::get().giveBack(captureStream_);
+}
+
+// A pool whose last use has ended cannot be used again, and a failed capture may be the only one.
+void CudaDevice::holdPool() {
+  allocator_.createOrIncrefPool(index_, pool_, nullptr);
+  at::HostAllocator* pinned = at::getHostAllocator(at::kCUDA);
+  pinned->begin_allocate_to_pool(pool_, [](c10::Stream) { return false; });
+  pinned->end_allocate_to_pool(pool_);
+}
+
+void CudaDevice::dropPool() {
+  dropWorkspaces(captureStream_);
+  allocator_.releasePool(index_, pool_);
+  at::getHostAllocator(at::kCUDA)->release_pool(pool_);
+  if (allocator_.getPoolUseCount(index_, pool_) == 0) allocator_.emptyCache(pool_);
+}
+
+std::string CudaDevice::name() const { return tensorDevice().str(); }
+
+void CudaDevice::installAllocator() { CudaAllocator::install(); }
+
+std::shared_ptr<Slab> CudaDevice::makeSlab(int64_t bytes) {
+  passFaultPoint(FaultPoint::Allocation);
+  auto slab = CudaSlab::make(allocator_.base(), currentStream(), bytes);
+  std::erase_if(slabs_, [](const auto& each) { return each.expired(); });
+  slabs_.push_back(slab);
+  return slab;
+}
+
+std::unique_ptr<Capture> CudaDevice::beginCapture(const std::vector<at::Generator>& generators) {
+  return std::make_unique<CudaCapture>(*this, generators);
+}
+
+void CudaDevice::beginStep() {
+  const c10::cuda::CUDAStream stream = currentStream();
+  if (lastStream_ && *lastStream_ != stream) {
+    lastUse_.block(stream);
+    for (const auto& weak : slabs_) {
+      if (const auto slab = weak.lock()) slab->usedOn(stream);
+    }
+  }
+  lastStream_ = stream;
+}
+
+void CudaDevice::endStep() {
+  try {
+    lastUse_.record(currentStream());
+  } catch (const std::exception& error) {
+    // It runs while a step's own error unwinds. The next step on another stream waits for less.
+    TORCH_WARN("the end of a step on ", name(), " could not be marked: ", error.what());
+  }
+}
+
+void CudaDevice::synchronize() {
+  c10::cuda::CUDAGuard guard(index_);
+  c10::cuda::device_synchronize();
+}
+
+PoolRouting::PoolRouting(CudaAllocator& allocator, c10::cuda::CUDAStream stream,
+                         c10::MempoolId_t pool)
+    : allocator_(allocator), device_(stream.device_index()), pool_(pool) {
+  allocator_.beginAllocateToPool(device_, pool_,
+                                 [routed = stream.stream()](cudaStream_t s) { return s == routed; });
+}
+
+PoolRouting::~PoolRouting() {
+  try {
+    allocator_.endAllocateToPool(device_, pool_);
+    allocator_.releasePool(device_, pool_);  // beginAllocateToPool took a use of it
+  } catch (const std::exception& error) {
+    TORCH_WARN("ending the routing of allocations failed: ", error.what());
+  }
+}
+
+std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index) {
+  return std::make_unique<CudaDevice>(index);
+}
+
+}  // namespace gravure

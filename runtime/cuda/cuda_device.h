@@ -1,0 +1,72 @@
+#pragma once
+// One GPU as the runtime sees it.
+
+#include "runtime/cuda/cuda_allocator.h"
+#include "runtime/device.h"
+
+#include <c10/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <optional>
+#include <vector>
+
+namespace gravure {
+
+class CudaSlab;
+
+/// One program's steps run on the caller's current stream; captures are made on a stream of the
+/// device's own. Not thread-safe, like the Runtime that owns it.
+class CudaDevice final : public Device {
+ public:
+  /// TORCH_CHECK if there is no such GPU.
+  explicit CudaDevice(c10::DeviceIndex index);
+  ~CudaDevice() override;
+
+  std::string name() const override;
+  c10::Device tensorDevice() const override { return {c10::kCUDA, index_}; }
+  int64_t alignment() const override { return 512; }  // as the caching allocator's blocks
+
+  void installAllocator() override;
+  std::shared_ptr<Slab> makeSlab(int64_t bytes) override;
+  std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) override;
+
+  /// Planned reuse has no order between streams: if the caller's stream is another one than the last
+  /// step's, it waits for that step.
+  void beginStep() override;
+  void endStep() override;
+  void synchronize() override;
+
+  CudaAllocator& allocator() { return allocator_; }
+  c10::cuda::CUDAStream currentStream() const { return c10::cuda::getCurrentCUDAStream(index_); }
+  c10::cuda::CUDAStream captureStream() const { return captureStream_; }
+  /// Where captures allocate what the plan leaves out. The device holds one use of it.
+  c10::MempoolId_t pool() const { return pool_; }
+
+ private:
+  void holdPool();
+  void dropPool();
+
+  const c10::DeviceIndex index_;
+  CudaAllocator& allocator_;
+  const c10::cuda::CUDAStream captureStream_;
+  const c10::MempoolId_t pool_;
+  std::optional<c10::cuda::CUDAStream> lastStream_;
+  c10::cuda::CUDAEvent lastUse_;
+  std::vector<std::weak_ptr<CudaSlab>> slabs_;
+};
+
+/// While one lives, what `stream` allocates comes from `pool`.
+class PoolRouting {
+ public:
+  PoolRouting(CudaAllocator& allocator, c10::cuda::CUDAStream stream, c10::MempoolId_t pool);
+  ~PoolRouting();
+  PoolRouting(const PoolRouting&) = delete;
+  PoolRouting& operator=(const PoolRouting&) = delete;
+
+ private:
+  CudaAllocator& allocator_;
+  const c10::DeviceIndex device_;
+  const c10::MempoolId_t pool_;
+};
+
+}  // namespace gravure

@@ -1,0 +1,213 @@
+#include "runtime/executor.h"
+
+#include "runtime/results.h"
+#include "runtime/rng.h"
+
+#include <ATen/ops/empty_strided.h>
+
+namespace gravure {
+
+void RemarkOnce::missed(const std::string& name, const Node* node, const std::string& message) {
+  missedAs(message, name, node, message);
+}
+
+void RemarkOnce::missedAs(const std::string& key, const std::string& name, const Node* node,
+                          const std::string& message) {
+  if (!made_.insert(name + '\0' + (node ? describe(node) : "") + '\0' + key).second) return;
+  if (node) {
+    remarks_.add(RemarkKind::Missed, "runtime", name, node, message);
+  } else {
+    remarks_.add(RemarkKind::Missed, "runtime", name, message);
+  }
+}
+
+void Executor::clear() {
+  for (c10::IValue& value : frame_) value = c10::IValue();
+  stack_.clear();
+}
+
+void Executor::runUncaptured(Recorder* recorder, ArenaSession* session) {
+  recorder_ = recorder;
+  session_ = session;
+  served_ = nullptr;
+  runAll(code_.instructions);
+}
+
+void Executor::runServed(ServedEntry& served, ArenaSession& session) {
+  recorder_ = nullptr;
+  session_ = &session;
+  served_ = &served;
+  runAll(code_.instructions);
+}
+
+void Executor::runAll(const std::vector<Instruction>& instructions) {
+  for (const Instruction& instruction : instructions) {
+    switch (instruction.kind) {
+      case Instruction::Kind::Call:
+        runCall(code_.calls[instruction.index]);
+        ++stats_.hostCalls;
+        break;
+      case Instruction::Kind::Launch: runLaunch(instruction.index); break;
+      case Instruction::Kind::Stage: runStage(instruction.index); break;
+      case Instruction::Kind::Own: runOwn(code_.owns[instruction.index]); break;
+      case Instruction::Kind::Branch: runBranch(code_.branches[instruction.index]); break;
+    }
+  }
+}
+
+void Executor::runCall(Call& call) {
+  if (session_) session_->enterStep(call.step);
+  call.push(frame_, stack_);
+  if (recorder_) recorder_->before(call, frame_);
+  if (call.rng == kNoSlot) {
+    call.run(stack_);
+  } else {
+    RngScope scope(device_.tensorDevice(), frame_[call.rng]);
+    call.run(stack_);
+  }
+  if (recorder_) recorder_->after(call, stack_);
+  call.store(stack_, frame_);
+  releaseSlots(call.releases, frame_);
+  if (served_ && !call.dying.empty()) poison(call.dying);
+}
+
+void Executor::poison(const std::vector<DeadBlock>& blocks) {
+  for (const DeadBlock& block : blocks) device_.poison(session_->slab()->base() + block.offset, block.bytes);
+}
+
+void Executor::runLaunch(uint32_t index) {
+  Launch& launch = code_.launches[index];
+  if (served_) {
+    runPartition(served_->partitions[index], launch);
+  } else {
+    runCalls(launch);
+  }
+  releaseSlots(launch.releases, frame_);
+}
+
+void Executor::runCalls(Launch& launch) {
+  if (served_) detachOperands(launch);
+  for (Call& call : launch.calls) runCall(call);
+}
+
+void Executor::runPartition(Partition& partition, Launch& launch) {
+  session_->enterStep(-1);  // what the runtime itself allocates is not the program's
+  if (partition.state() == PartitionState::WarmedUp && !captureNow(partition, launch)) return;
+  if (partition.state() == PartitionState::Quarantined) return runCalls(launch);
+  if (const int64_t strange = partition.strangeOperand(launch, frame_); strange >= 0) {
+    const Value* operand = launch.node->input(strange);
+    const std::string found = partition.difference(strange, frame_[launch.operands[strange]]);
+    remarks_.missedAs(std::to_string(strange), "guard-failed", launch.node,
+                      "operand %" + operand->debugName() + ": " + found + "; its calls run one by one");
+    return runCalls(launch);
+  }
+  try {
+    partition.replay(launch, frame_);
+    ++stats_.replays;
+  } catch (const PartialReplay&) {
+    throw;
+  } catch (const c10::Error& error) {
+    remarks_.missed("launch-failed", launch.node,
+                    std::string(error.what_without_backtrace()) + "; its calls run one by one");
+    runCalls(launch);
+  }
+}
+
+/// Captures; if that fails, quarantines the partition, runs its calls, and returns false.
+bool Executor::captureNow(Partition& partition, Launch& launch) {
+  detachOperands(launch);
+  try {
+    partition.capture(launch, code_, frame_, stack_, device_, *session_);
+    ++stats_.captures;
+    return true;
+  } catch (const c10::Error& error) {
+    partition.quarantine();
+    const std::string reason = error.what_without_backtrace();
+    TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", reason);
+    remarks_.missed("capture-failed", launch.node, reason);
+  }
+  runCalls(launch);
+  return false;
+}
+
+void Executor::detachOperands(const Launch& launch) {
+  for (Slot slot : launch.operands) {
+    c10::IValue& value = frame_[slot];
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad()) {
+      value = shallowCopy(value.toTensor());
+    }
+  }
+}
+
+namespace {
+
+/// The operand itself if it is laid out as the program's types say, else a copy that is.
+at::Tensor conform(const at::Tensor& tensor, const Value* staged) {
+  const auto* type = staged->type()->castRaw<c10::TensorType>();
+  const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;
+  if (!strides || strides->size() != tensor.sizes().size() || tensor.numel() == 0) return tensor;
+  bool same = true;
+  for (size_t i = 0; i < strides->size(); ++i) {
+    same &= tensor.size(i) == 1 || tensor.stride(i) == (*strides)[i];
+  }
+  if (same) return tensor;
+  at::Tensor copy = at::empty_strided(tensor.sizes(), *strides, tensor.options());
+  copy.copy_(tensor);
+  return copy;
+}
+
+}  // namespace
+
+void Executor::runStage(uint32_t index) {
+  Stage& stage = code_.stages[index];
+  if (session_) session_->enterStep(-1);
+  for (size_t i = 0; i < stage.from.size(); ++i) {
+    const c10::IValue& value = frame_[stage.from[i]];
+    const bool buffered = served_ && served_->staged[index][i].defined() && value.isTensor();
+    if (buffered) {
+      at::Tensor& buffer = served_->staged[index][i];
+      buffer.copy_(value.toTensor(), /*non_blocking=*/true);
+      stats_.stagedBytes += static_cast<int64_t>(buffer.nbytes());
+      frame_[stage.to[i]] = buffer;
+    } else if (value.isTensor() && value.toTensor().defined()) {
+      frame_[stage.to[i]] = conform(value.toTensor(), stage.node->output(i));
+    } else {
+      frame_[stage.to[i]] = value;
+    }
+  }
+  releaseSlots(stage.releases, frame_);
+}
+
+void Executor::runOwn(Own& own) {
+  if (session_) session_->enterStep(-1);
+  std::vector<at::Tensor> sources;
+  llvm::SmallVector<Slot, 16> targets;
+  const Slab* slab = served_ ? session_->slab().get() : nullptr;
+  for (size_t i = 0; i < own.from.size(); ++i) {
+    const c10::IValue& value = frame_[own.from[i]];
+    if (value.isTensor() && inSlab(value.toTensor(), slab)) {
+      sources.push_back(value.toTensor());
+      targets.push_back(own.to[i]);
+    } else {
+      frame_[own.to[i]] = value;
+    }
+  }
+  std::vector<at::Tensor> copies = ownedCopies(sources);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    stats_.copiedResultBytes += static_cast<int64_t>(copies[i].nbytes());
+    frame_[targets[i]] = std::move(copies[i]);
+  }
+  releaseSlots(own.releases, frame_);
+  if (served_ && !own.dying.empty()) poison(own.dying);
+}
+
+void Executor::runBranch(Branch& branch) {
+  const c10::IValue& condition = frame_[branch.condition];
+  TORCH_CHECK(condition.isBool(), describe(branch.node), ": its condition is no bool");
+  const int side = condition.toBool() ? 0 : 1;
+  runAll(branch.body[side]);
+  for (auto [from, to] : branch.moves[side]) frame_[to] = frame_[from];
+  releaseSlots(branch.releases, frame_);
+}
+
+}  // namespace gravure

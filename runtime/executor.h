@@ -1,0 +1,81 @@
+#pragma once
+// Runs the instructions of one entry: node by node, or with its partitions launched.
+
+#include "ir/remark.h"
+#include "runtime/arena_session.h"
+#include "runtime/device.h"
+#include "runtime/instruction.h"
+#include "runtime/partition.h"
+#include "runtime/recorder.h"
+#include "runtime/runtime.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace gravure {
+
+/// Remarks that many steps would make, each made once.
+class RemarkOnce {
+ public:
+  explicit RemarkOnce(Remarks& remarks) : remarks_(remarks) {}
+  void missed(const std::string& name, const Node* node, const std::string& message);
+  /// `key` instead of `message` tells whether it was made before: addresses differ from step to step.
+  void missedAs(const std::string& key, const std::string& name, const Node* node,
+                const std::string& message);
+
+ private:
+  Remarks& remarks_;
+  std::set<std::string> made_;
+};
+
+/// What one entry keeps from step to step once its memory is planned.
+struct ServedEntry {
+  std::vector<Partition> partitions;                  // one a launch
+  std::vector<std::vector<at::Tensor>> staged;        // [stage][operand]: buffers in the arena, or undefined
+};
+
+/// Runs below autograd and autocast, as eager's kernels see it.
+class Executor {
+ public:
+  Executor(EntryCode& code, Device& device, RuntimeStats& stats, RemarkOnce& remarks,
+           const RuntimeOptions& options)
+      : code_(code), device_(device), stats_(stats), remarks_(remarks), options_(options) {
+    frame_.resize(code.slots);
+  }
+
+  /// Node by node, memory from PyTorch's allocator. `recorder` and `session` (or neither) see it.
+  void runUncaptured(Recorder* recorder = nullptr, ArenaSession* session = nullptr);
+  /// Partitions replayed, captured first where they are not yet; memory from the plan.
+  void runServed(ServedEntry& served, ArenaSession& session);
+
+  Frame& frame() { return frame_; }
+  /// Forgets all values. Keeps its memory.
+  void clear();
+
+ private:
+  void runAll(const std::vector<Instruction>& instructions);
+  void runCall(Call& call);
+  void runLaunch(uint32_t index);
+  void runPartition(Partition& partition, Launch& launch);
+  bool captureNow(Partition& partition, Launch& launch);
+  void runCalls(Launch& launch);
+  void runStage(uint32_t index);
+  void runOwn(Own& own);
+  void runBranch(Branch& branch);
+  void detachOperands(const Launch& launch);
+  void poison(const std::vector<DeadBlock>& blocks);
+
+  EntryCode& code_;
+  Device& device_;
+  RuntimeStats& stats_;
+  RemarkOnce& remarks_;
+  const RuntimeOptions& options_;
+  Frame frame_;
+  torch::jit::Stack stack_;
+  Recorder* recorder_ = nullptr;
+  ArenaSession* session_ = nullptr;
+  ServedEntry* served_ = nullptr;
+};
+
+}  // namespace gravure

@@ -1,0 +1,32 @@
+#pragma once
+// Inputs saved beside a program: torch.save({"step": {"layer.weight": tensor, "s0": 3}}, path).
+
+#include "ir/program.h"
+#include "runtime/device_map.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace gravure {
+
+class InputsFile {
+ public:
+  /// TORCH_CHECK naming the path if there is no such file, if it is cut off, or if it holds anything
+  /// but a dict of entries, each a dict of inputs by name.
+  static InputsFile read(const std::string& path);
+
+  /// One value an input of `entry`, in order, tensors on the device that `devices` maps their type's
+  /// to. An input without a name goes by its value's. RNG states are not in files: the default
+  /// generator of a device is None, a paired one ("cuda:0#1") a generator of its own, made here with
+  /// the seed of its number. TORCH_CHECK naming the input that the file lacks.
+  std::vector<c10::IValue> bind(const Entry& entry, const DeviceMap& devices) const;
+
+ private:
+  std::string path_;
+  std::map<std::string, std::map<std::string, c10::IValue>> entries_;
+};
+
+}  // namespace gravure

@@ -1,0 +1,134 @@
+#include "runtime/partition.h"
+
+#include "runtime/results.h"
+#include "runtime/rng.h"
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+c10::IValue rngOf(const Call& call, const Frame& frame) {
+  return call.rng == kNoSlot ? c10::IValue() : frame[call.rng];
+}
+
+/// The generators that the calls draw from, each once.
+std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame, c10::Device device) {
+  std::vector<at::Generator> generators;
+  for (const Call& call : launch.calls) {
+    if (!call.draws && call.rng == kNoSlot) continue;
+    const c10::IValue state = rngOf(call, frame);
+    TORCH_CHECK(!state.isTensor(), describe(call.node),
+                ": draws from a saved state, which is set on the host");
+    const at::Generator generator = state.isGenerator() ? state.toGenerator() : defaultGenerator(device);
+    if (std::find(generators.begin(), generators.end(), generator) == generators.end()) {
+      generators.push_back(generator);
+    }
+  }
+  return generators;
+}
+
+/// Puts generators back if a capture fails half way.
+class RngRollback {
+ public:
+  explicit RngRollback(const std::vector<at::Generator>& generators) {
+    for (const at::Generator& generator : generators) states_.emplace_back(generator, stateOf(generator));
+  }
+  ~RngRollback() {
+    for (auto& [generator, state] : states_) setState(generator, state);
+  }
+  void dismiss() { states_.clear(); }
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
+                  ArenaSession& session) {
+  for (const Call& call : launch.calls) {
+    session.enterStep(call.step);
+    call.push(frame, stack);
+    capture.call(call, rngOf(call, frame), stack);
+    call.store(stack, frame);
+    // Operands stay: if the capture fails, the calls run one by one.
+    for (Slot slot : call.releases) {
+      const auto& kept = launch.releases;
+      if (!std::binary_search(kept.begin(), kept.end(), slot)) frame[slot] = c10::IValue();
+    }
+  }
+}
+
+}  // namespace
+
+void Partition::quarantine() {
+  reset();
+  state_ = PartitionState::Quarantined;
+}
+
+void Partition::reset() {
+  executable_.reset();
+  exported_.clear();
+  guards_.clear();
+  inputGuards_.clear();
+  if (state_ == PartitionState::Captured) state_ = PartitionState::WarmedUp;
+}
+
+std::string Partition::difference(int64_t operand, const c10::IValue& value) const {
+  for (const auto& [index, guard] : guards_) {
+    if (static_cast<int64_t>(index) == operand) return guard.difference(value);
+  }
+  return "";
+}
+
+void Partition::checkOperands(const Launch& launch, const EntryCode& code, const Frame& frame,
+                              const Slab& slab) const {
+  for (size_t i = 0; i < launch.operands.size(); ++i) {
+    const Slot slot = launch.operands[i];
+    const SlotSource source = code.sources[slot];
+    const c10::IValue& value = frame[slot];
+    if (source == SlotSource::Input || source == SlotSource::Launch || !value.isTensor()) continue;
+    const at::Tensor& tensor = value.toTensor();
+    const bool empty = tensor.defined() && tensor.storage().nbytes() == 0;
+    TORCH_CHECK(empty || inSlab(tensor, &slab), "operand %", launch.node->input(i)->debugName(),
+                " lies outside the arena, so its address changes from step to step");
+  }
+}
+
+void Partition::bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab) {
+  for (size_t i = 0; i < launch.operands.size(); ++i) {
+    const Slot slot = launch.operands[i];
+    const c10::IValue& value = frame[slot];
+    const bool planned = value.isTensor() && inSlab(value.toTensor(), &slab);
+    if (code.sources[slot] == SlotSource::Input) {
+      inputGuards_.emplace_back(slot, OperandGuard(value, !planned));
+    } else {
+      guards_.emplace_back(i, OperandGuard(value, !planned));
+    }
+  }
+}
+
+void Partition::capture(const Launch& launch, const EntryCode& code, Frame& frame,
+                        torch::jit::Stack& stack, Device& device, ArenaSession& session) {
+  const Slab& slab = *session.slab();
+  checkOperands(launch, code, frame, slab);
+  const auto generators = generatorsOf(launch, frame, device.tensorDevice());
+  RngRollback rollback(generators);
+  try {
+    auto capture = device.beginCapture(generators);
+    captureCalls(launch, frame, stack, *capture, session);
+    executable_ = capture->finish();
+  } catch (...) {
+    stack.clear();
+    session.enterStep(-1);
+    for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
+    throw;
+  }
+  rollback.dismiss();
+  session.enterStep(-1);
+  bake(launch, code, frame, slab);
+  for (Slot slot : launch.outputs) exported_.push_back(frame[slot]);
+  for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
+  state_ = PartitionState::Captured;
+}
+
+}  // namespace gravure

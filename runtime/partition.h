@@ -1,0 +1,62 @@
+#pragma once
+// The life of one partition: cold, warmed up, captured and replayed, or quarantined.
+
+#include "runtime/arena_session.h"
+#include "runtime/device.h"
+#include "runtime/guards.h"
+#include "runtime/instruction.h"
+#include "runtime/runtime.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gravure {
+
+class Partition {
+ public:
+  PartitionState state() const { return state_; }
+  void warmUp() {
+    if (state_ == PartitionState::Cold) state_ = PartitionState::WarmedUp;
+  }
+  void quarantine();
+  /// Drops the executable and what it held: the next step captures again.
+  void reset();
+
+  /// Captures `launch` from the operands in `frame`, which keeps them; on success the outputs are in
+  /// exported form and the state is Captured. Throws c10::Error where it may not be captured; then
+  /// frame, generators and device are as before.
+  void capture(const Launch& launch, const EntryCode& code, Frame& frame, torch::jit::Stack& stack,
+               Device& device, ArenaSession& session);
+
+  /// Index of the first operand that is not what was captured, of those that no input guard covers;
+  /// -1 if the executable may be replayed.
+  int64_t strangeOperand(const Launch& launch, const Frame& frame) const {
+    for (const auto& [operand, guard] : guards_) {
+      if (!guard.holds(frame[launch.operands[operand]])) return static_cast<int64_t>(operand);
+    }
+    return -1;
+  }
+  std::string difference(int64_t operand, const c10::IValue& value) const;
+
+  /// Launches, then puts the outputs into their slots.
+  void replay(const Launch& launch, Frame& frame) {
+    executable_->replay();
+    for (size_t i = 0; i < exported_.size(); ++i) frame[launch.outputs[i]] = exported_[i];
+  }
+  /// Operands that are entry inputs, as captured.
+  const std::vector<std::pair<Slot, OperandGuard>>& inputGuards() const { return inputGuards_; }
+
+ private:
+  void checkOperands(const Launch& launch, const EntryCode& code, const Frame& frame,
+                     const Slab& slab) const;
+  void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab);
+
+  PartitionState state_ = PartitionState::Cold;
+  std::unique_ptr<Executable> executable_;
+  std::vector<c10::IValue> exported_;  // one a launch output
+  std::vector<std::pair<size_t, OperandGuard>> guards_;
+  std::vector<std::pair<Slot, OperandGuard>> inputGuards_;
+};
+
+}  // namespace gravure

@@ -1,0 +1,50 @@
+#pragma once
+// What becomes of a step's results: owned copies, or saved values lent from the arena.
+
+#include "runtime/device.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/Tensor.h>
+
+#include <llvm/ADT/SmallVector.h>
+
+#include <atomic>
+#include <memory>
+
+namespace gravure {
+
+/// Who still holds memory that was lent. Loans return from any thread, at the storage's last drop.
+class LoanBook {
+ public:
+  int64_t outstanding() const { return outstanding_.load(std::memory_order_acquire); }
+
+ private:
+  friend class Lender;
+  std::atomic<int64_t> outstanding_{0};
+};
+
+/// Makes the saved values of one step: each storage is lent once, whatever views of it are saved.
+class Lender {
+ public:
+  Lender(std::shared_ptr<LoanBook> book, std::shared_ptr<Slab> slab)
+      : book_(std::move(book)), slab_(std::move(slab)) {}
+  /// A tensor of its own over the arena memory of `tensor`.
+  at::Tensor lend(const at::Tensor& tensor);
+
+ private:
+  std::shared_ptr<LoanBook> book_;
+  std::shared_ptr<Slab> slab_;
+  llvm::SmallVector<std::pair<const void*, c10::Storage>, 8> lent_;
+};
+
+/// True if the tensor's memory is the slab's.
+bool inSlab(const at::Tensor& tensor, const Slab* slab);
+
+/// Another TensorImpl over the same memory, without autograd's marks.
+at::Tensor shallowCopy(const at::Tensor& tensor);
+
+/// Copies of `tensors` in memory that is theirs alone, in one batch; same sizes, and strides too where
+/// the tensor is dense. Call it where the allocator serves nothing from the arena.
+std::vector<at::Tensor> ownedCopies(const std::vector<at::Tensor>& tensors);
+
+}  // namespace gravure

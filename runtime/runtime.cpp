@@ -1,0 +1,208 @@
+#include "runtime/runtime.h"
+
+#include "ir/cudagraph_ops.h"
+#include "ir/op_facts.h"
+#include "runtime/flatten.h"
+#include "runtime/runtime_impl.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+/// Operators run as their kernels do in eager: below autograd, without the caller's autocast.
+struct BelowAutograd {
+  at::AutoDispatchBelowADInplaceOrView autograd;
+  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  c10::AutoGradMode gradMode{false};
+};
+
+class DeviceStep {
+ public:
+  explicit DeviceStep(Device& device) : device_(device) { device_.beginStep(); }
+  ~DeviceStep() { device_.endStep(); }
+
+ private:
+  Device& device_;
+};
+
+/// Drops a step's values also when it throws.
+class FrameCleaner {
+ public:
+  explicit FrameCleaner(Executor& executor) : executor_(executor) {}
+  ~FrameCleaner() { executor_.clear(); }
+
+ private:
+  Executor& executor_;
+};
+
+}  // namespace
+
+KeptInputs::KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& inputs)
+    : code_(code), values_(inputs.size()) {
+  for (size_t index : code.written) values_[index] = inputs[index];
+  const auto& outputs = code.entry->outputs;
+  for (size_t o = 0; o < code.outputs.size(); ++o) {
+    const Slot slot = code.outputs[o];
+    if (code.sources[slot] == SlotSource::Input) values_[slot] = inputs[slot];
+    if (o < outputs.size() && outputs[o].input >= 0) {
+      values_[outputs[o].input] = inputs[outputs[o].input];
+    }
+  }
+}
+
+void KeptInputs::bumpVersions() const {
+  for (size_t index : code_.written) {
+    if (!values_[index].isTensor()) continue;
+    const at::Tensor& tensor = values_[index].toTensor();
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOptions options)
+    : program_(std::move(program)), device_(std::move(device)), options_(std::move(options)) {
+  TORCH_CHECK(device_, "a runtime needs a device");
+  TORCH_CHECK(!program_.entries.empty(), "a program without entries cannot run");
+  devices_ = {computeDevice(program_), device_->tensorDevice()};
+  timeline_ = Timeline::build(program_);
+  device_->installAllocator();
+  for (const Entry& entry : program_.entries) codes_.push_back(flatten(entry, timeline_, devices_));
+  for (const Node* node : timeline_.steps()) plannable_.push_back(isPlannable(node, devices_));
+  for (size_t e = 0; e < codes_.size(); ++e) {
+    const Entry& entry = program_.entries[e];
+    EntryState state;
+    state.code = &codes_[e];
+    for (size_t i = 0; i < codes_[e].inputs.size(); ++i) state.checks.emplace_back(entry, i, devices_);
+    for (const OutputInfo& info : entry.outputs) state.savesValues |= info.role == OutputRole::Saved;
+    state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_);
+    state.served.partitions.resize(codes_[e].launches.size());
+    entries_.push_back(std::move(state));
+  }
+}
+
+EntryState& Runtime::Impl::find(const std::string& name) {
+  for (EntryState& entry : entries_) {
+    if (entry.code->entry->name == name) return entry;
+  }
+  std::string known;
+  for (const Entry& entry : program_.entries) known += (known.empty() ? "" : ", ") + entry.name;
+  TORCH_CHECK(false, "the program has no entry '", name, "'; it has ", known);
+}
+
+const EntryState& Runtime::Impl::find(const std::string& name) const {
+  return const_cast<Impl*>(this)->find(name);
+}
+
+std::vector<c10::IValue> Runtime::Impl::run(const std::string& name, std::vector<c10::IValue> inputs) {
+  TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
+  EntryState& entry = find(name);
+  TORCH_CHECK(inputs.size() == entry.checks.size(), "entry '", name, "' takes ", entry.checks.size(),
+              " inputs, got ", inputs.size());
+  const BelowAutograd guards;
+  const Path path = choosePath(entry, inputs);
+  return step(entry, std::move(inputs), path);
+}
+
+std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10::IValue> inputs, Path path) {
+  ++stats_.steps;
+  stats_.stagedBytes = 0;
+  stats_.copiedResultBytes = 0;
+  if (path != Path::Served) ++stats_.uncapturedSteps;
+  const KeptInputs kept(*entry.code, inputs);
+  FrameCleaner cleaner(*entry.executor);
+  fillFrame(entry, inputs, path);
+  DeviceStep deviceStep(*device_);
+  if (path == Path::Recorded) {
+    runRecorded(entry);
+  } else if (path == Path::Plain) {
+    entry.executor->runUncaptured();
+  } else {
+    const int64_t captures = stats_.captures;
+    ArenaSession session(layout_->serve, slab_, device_->tensorDevice().type());
+    entry.executor->runServed(entry.served, session);
+    if (stats_.captures != captures) collectInputGuards(entry);
+    if (!session.mismatches().empty()) remarkMismatches(session);
+    kept.bumpVersions();
+    return takeResults(entry, kept, &session);
+  }
+  kept.bumpVersions();
+  return takeResults(entry, kept, nullptr);
+}
+
+void Runtime::Impl::fillFrame(EntryState& entry, std::vector<c10::IValue>& inputs, Path path) {
+  Frame& frame = entry.executor->frame();
+  const EntryCode& code = *entry.code;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Slot slot = code.inputs[i];
+    c10::IValue& value = inputs[i];
+    const bool read = path != Path::Served || code.readOnHost[slot];
+    const bool detach = read && value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad();
+    frame[slot] = detach ? c10::IValue(shallowCopy(value.toTensor())) : std::move(value);
+  }
+  inputs.clear();
+}
+
+void Runtime::Impl::collectInputGuards(EntryState& entry) {
+  entry.inputGuards.clear();
+  std::vector<bool> seen(entry.checks.size(), false);
+  for (const Partition& partition : entry.served.partitions) {
+    for (const auto& [slot, guard] : partition.inputGuards()) {
+      if (seen[slot]) continue;
+      seen[slot] = true;
+      entry.inputGuards.emplace_back(slot, guard);
+    }
+  }
+  const auto byIndex = [](const auto& a, const auto& b) { return a.first < b.first; };
+  std::sort(entry.inputGuards.begin(), entry.inputGuards.end(), byIndex);
+}
+
+void Runtime::Impl::remarkMismatches(const ArenaSession& session) {
+  for (int64_t step : session.mismatches()) {
+    once_.missed("allocation-mismatch", timeline_.steps()[step],
+                 "its allocations differ from those of the warm-up; the rest of them came from "
+                 "PyTorch's allocator");
+  }
+}
+
+void Runtime::Impl::shutdown() {
+  if (!alive_) return;
+  alive_ = false;
+  device_->synchronize();
+  for (EntryState& entry : entries_) {
+    entry.executor->clear();
+    entry.served.partitions.clear();  // graphs first
+    entry.served.staged.clear();
+    entry.inputGuards.clear();
+  }
+  slab_.reset();  // lent and shared results keep its memory
+}
+
+Runtime::Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options)
+    : impl_(std::make_unique<Impl>(std::move(program), std::move(device), std::move(options))) {}
+Runtime::~Runtime() = default;
+
+std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10::IValue> inputs) {
+  return impl_->run(entry, std::move(inputs));
+}
+const Program& Runtime::program() const { return impl_->program_; }
+Device& Runtime::device() { return *impl_->device_; }
+const RuntimeStats& Runtime::stats() const { return impl_->stats_; }
+Remarks& Runtime::remarks() { return impl_->remarks_; }
+
+std::vector<PartitionState> Runtime::partitionStates(const std::string& entry) const {
+  const EntryState& state = const_cast<const Impl&>(*impl_).find(entry);
+  std::vector<PartitionState> states;
+  for (const Partition& partition : state.served.partitions) states.push_back(partition.state());
+  return states;
+}
+
+const MemoryPlan& Runtime::memoryPlan() const {
+  return impl_->layout_ ? impl_->layout_->plan : impl_->noPlan_;
+}
+void Runtime::shutdown() { impl_->shutdown(); }
+
+}  // namespace gravure

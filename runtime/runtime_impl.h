@@ -1,0 +1,104 @@
+#pragma once
+
+#include "ir/timeline.h"
+#include "runtime/arena_layout.h"
+#include "runtime/executor.h"
+#include "runtime/guards.h"
+#include "runtime/results.h"
+#include "runtime/runtime.h"
+
+#include <optional>
+
+namespace gravure {
+
+/// One entry and what is known of it.
+struct EntryState {
+  EntryCode* code = nullptr;
+  std::vector<InputCheck> checks;  // one an input
+  std::unique_ptr<Executor> executor;
+  bool savesValues = false;        // has outputs that another entry reads
+
+  // Warm-up.
+  AllocationRecord record;
+  int64_t warmUps = 0;
+  bool settled = false;
+
+  // After planning.
+  ServedEntry served;
+  std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
+  std::vector<std::pair<size_t, const void*>> strangers;     // inputs that failed in the last step, and where they lay
+};
+
+/// The values of a step's inputs that the step's end needs.
+class KeptInputs {
+ public:
+  KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& inputs);
+  const c10::IValue& operator[](size_t index) const { return values_[index]; }
+  /// The program wrote into these below PyTorch's counters.
+  void bumpVersions() const;
+
+ private:
+  const EntryCode& code_;
+  std::vector<c10::IValue> values_;  // None where nothing needs it
+};
+
+class Runtime::Impl {
+ public:
+  Impl(Program program, std::unique_ptr<Device> device, RuntimeOptions options);
+  ~Impl() { shutdown(); }
+
+  std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs);
+  void shutdown();
+
+  enum class Path : uint8_t { Plain, Recorded, Served };
+
+  EntryState& find(const std::string& entry);
+  const EntryState& find(const std::string& entry) const;
+
+  // Which path a step takes (choose_path.cpp).
+  Path choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  bool mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  bool sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers);
+  bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
+  void forgetCaptures(EntryState& entry);
+
+  // The step (runtime.cpp).
+  std::vector<c10::IValue> step(EntryState& entry, std::vector<c10::IValue> inputs, Path path);
+  void fillFrame(EntryState& entry, std::vector<c10::IValue>& inputs, Path path);
+  void collectInputGuards(EntryState& entry);
+  void remarkMismatches(const ArenaSession& session);
+
+  // Results (step_results.cpp).
+  std::vector<c10::IValue> takeResults(EntryState& entry, const KeptInputs& kept, ArenaSession* serving);
+
+  // Warm-up and planning (warm_up.cpp).
+  void runRecorded(EntryState& entry);
+  void settle(EntryState& entry, AllocationRecord record);
+  bool allSettled() const;
+  void plan();
+  void installLayout();
+  at::Tensor stagedBuffer(const Value* value, int64_t offset) const;
+
+  Program program_;
+  std::unique_ptr<Device> device_;
+  RuntimeOptions options_;
+  RuntimeStats stats_;
+  Remarks remarks_;
+  RemarkOnce once_{remarks_};
+  DeviceMap devices_;
+  Timeline timeline_;
+  std::vector<EntryCode> codes_;
+  std::vector<EntryState> entries_;
+  std::vector<bool> plannable_;  // by step
+  std::optional<ArenaLayout> layout_;
+  MemoryPlan noPlan_;
+  std::shared_ptr<Slab> slab_;
+  std::shared_ptr<LoanBook> loans_ = std::make_shared<LoanBook>();
+  bool lentOverwritten_ = false;  // the entry that reads them has run over the lent values
+  bool arenaFailed_ = false;
+  bool alive_ = true;
+  int threads_ = 0;  // that the plan was recorded with
+};
+
+}  // namespace gravure

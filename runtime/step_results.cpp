@@ -1,0 +1,97 @@
+#include "runtime/runtime_impl.h"
+
+namespace gravure {
+namespace {
+
+bool sameView(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.has_storage() && b.has_storage() &&
+         a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+/// Gives an entry's outputs away, so that nothing the arena may reuse is in the caller's hands.
+class ResultTaker {
+ public:
+  ResultTaker(const EntryCode& code, const Frame& frame, const KeptInputs& kept, const Slab* slab)
+      : code_(code), frame_(frame), kept_(kept), slab_(slab) {}
+
+  std::vector<c10::IValue> take(Lender* lender) {
+    for (size_t o = 0; o < code_.outputs.size(); ++o) results_.push_back(takeOne(o, lender));
+    std::vector<at::Tensor> copies = ownedCopies(sources_);
+    for (size_t i = 0; i < copies.size(); ++i) {
+      copiedBytes_ += static_cast<int64_t>(copies[i].nbytes());
+      if (targets_[i].member < 0) {
+        results_[targets_[i].output] = std::move(copies[i]);
+      } else {
+        results_[targets_[i].output].toTensorList().set(targets_[i].member, std::move(copies[i]));
+      }
+    }
+    return std::move(results_);
+  }
+  int64_t copiedBytes() const { return copiedBytes_; }
+
+ private:
+  struct Target {
+    size_t output;
+    int64_t member;  // of a list, -1: the output itself
+  };
+
+  c10::IValue takeOne(size_t output, Lender* lender) {
+    const Slot slot = code_.outputs[output];
+    const c10::IValue& value = frame_[slot];
+    const OutputInfo* info = output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
+    if (info && info->role == OutputRole::Mutation && info->input >= 0) return kept_[info->input];
+    if (code_.sources[slot] == SlotSource::Input) return kept_[slot];
+    if (value.isTensorList()) return takeList(output, value);
+    if (!value.isTensor() || !value.toTensor().defined()) return value;
+    const at::Tensor& tensor = value.toTensor();
+    if (inSlab(tensor, slab_)) {
+      if (info && info->role == OutputRole::Saved && lender) return lender->lend(tensor);
+      sources_.push_back(tensor);
+      targets_.push_back({output, -1});
+      return {};
+    }
+    if (info && info->role == OutputRole::Alias && info->input >= 0) {
+      const c10::IValue& input = kept_[info->input];
+      if (input.isTensor() && sameView(tensor, input.toTensor())) return input;
+    }
+    // A partition hands on the same tensor each step.
+    return code_.sources[slot] == SlotSource::Launch && slab_ ? shallowCopy(tensor) : value;
+  }
+
+  c10::IValue takeList(size_t output, const c10::IValue& value) {
+    c10::List<at::Tensor> taken;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      if (inSlab(tensor, slab_)) {
+        sources_.push_back(tensor);
+        targets_.push_back({output, static_cast<int64_t>(taken.size())});
+      }
+      taken.push_back(tensor);
+    }
+    return taken;
+  }
+
+  const EntryCode& code_;
+  const Frame& frame_;
+  const KeptInputs& kept_;
+  const Slab* slab_;
+  std::vector<c10::IValue> results_;
+  std::vector<at::Tensor> sources_;
+  std::vector<Target> targets_;
+  int64_t copiedBytes_ = 0;
+};
+
+}  // namespace
+
+std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const KeptInputs& kept,
+                                                    ArenaSession* serving) {
+  if (serving) serving->enterStep(-1);
+  Lender lender(loans_, slab_);
+  // A lent input may come out of an uncaptured step, too.
+  ResultTaker taker(*entry.code, entry.executor->frame(), kept, slab_.get());
+  std::vector<c10::IValue> results = taker.take(serving && entry.savesValues ? &lender : nullptr);
+  stats_.copiedResultBytes += taker.copiedBytes();
+  return results;
+}
+
+}  // namespace gravure

@@ -1,0 +1,94 @@
+#include "runtime/runtime_impl.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+
+namespace gravure {
+
+void Runtime::Impl::runRecorded(EntryState& entry) {
+  AllocationRecord record;
+  {
+    ArenaSession session(timeline_.steps().size(), device_->tensorDevice().type());
+    Recorder recorder(session);
+    entry.executor->runUncaptured(&recorder, &session);
+    record = session.takeRecord();
+  }
+  settle(entry, std::move(record));
+}
+
+/// Two runs that agree settle an entry. What still differs after the last warm-up is left alone.
+void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
+  ++entry.warmUps;
+  const bool compare = entry.warmUps > 1;
+  const auto differing = compare ? differingSteps(entry.record, record, plannable_) : std::vector<int64_t>();
+  entry.record = std::move(record);
+  if (!compare) return;
+  if (!differing.empty() && entry.warmUps < std::max<int64_t>(options_.maxWarmups, 2)) return;
+  for (int64_t step : differing) {
+    plannable_[step] = false;
+    once_.missed("unstable-allocations", timeline_.steps()[step],
+                 "its allocations differ from run to run, so they are not planned");
+  }
+  entry.settled = true;
+  for (Partition& partition : entry.served.partitions) partition.warmUp();
+}
+
+bool Runtime::Impl::allSettled() const {
+  return std::all_of(entries_.begin(), entries_.end(), [](const EntryState& e) { return e.settled; });
+}
+
+void Runtime::Impl::plan() {
+  std::vector<AllocationRecord> records;
+  for (EntryState& entry : entries_) records.push_back(std::move(entry.record));
+  LayoutOptions options{device_->alignment(), options_.editBuffers};
+  ArenaLayout layout = layOutArena(timeline_, codes_, records, devices_, plannable_, options, remarks_);
+  try {
+    slab_ = device_->makeSlab(std::max<int64_t>(layout.plan.bytes, device_->alignment()));
+  } catch (const c10::Error& error) {
+    arenaFailed_ = true;
+    const std::string reason = error.what_without_backtrace();
+    TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", reason);
+    remarks_.add(RemarkKind::Missed, "runtime", "no-arena",
+                 "no memory for the arena of " + std::to_string(layout.plan.bytes) + " bytes: " + reason +
+                     "; every step runs uncaptured");
+    return;
+  }
+  layout_ = std::move(layout);
+  threads_ = at::get_num_threads();
+  stats_.arenaBytes = layout_->plan.bytes;
+  stats_.arenaLoad = layout_->plan.load;
+  installLayout();
+}
+
+void Runtime::Impl::installLayout() {
+  const auto dyingAt = [&](int64_t step) {
+    return step >= 0 && device_->poisons() ? layout_->dying[step] : std::vector<DeadBlock>();
+  };
+  for (size_t e = 0; e < codes_.size(); ++e) {
+    EntryCode& code = codes_[e];
+    code.forEachCall([&](Call& call) { call.dying = dyingAt(call.step); });
+    for (Own& own : code.owns) own.dying = dyingAt(own.step);
+    auto& staged = entries_[e].served.staged;
+    for (size_t s = 0; s < code.stages.size(); ++s) {
+      std::vector<at::Tensor> buffers;
+      for (size_t i = 0; i < code.stages[s].to.size(); ++i) {
+        const int64_t offset = layout_->staged[e][s][i];
+        buffers.push_back(offset < 0 ? at::Tensor()
+                                     : stagedBuffer(code.stages[s].node->output(i), offset));
+      }
+      staged.push_back(std::move(buffers));
+    }
+  }
+}
+
+at::Tensor Runtime::Impl::stagedBuffer(const Value* value, int64_t offset) const {
+  const auto& type = *value->type()->castRaw<c10::TensorType>();
+  const auto keep = [slab = slab_](void*) {};
+  return at::from_blob(slab_->base() + offset, *type.sizes().concrete_sizes(),
+                       *type.strides().concrete_sizes(), keep,
+                       at::TensorOptions().dtype(*type.scalarType()).device(device_->tensorDevice()));
+}
+
+}  // namespace gravure

@@ -1,0 +1,250 @@
+"""Times training steps on a GPU: eager, one hand-written graph of the whole step, and Gravure.
+
+    python3 tests/cuda/bench_h200.py [--configs small,moe] [--variants eager,full_step,gravure]
+
+Every variant runs in a process of its own, first in deterministic mode, to compare the bits of loss
+and gradients over three steps, then for the figures. Prints a table; writes bench.json into $OUT.
+
+step: median of synchronised steps. host: until the call returns, the device idle before it.
+stream: steps back to back. alloc, reserved: peaks over the timed steps. ms and MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "docs" / "examples")]
+
+import moe_step  # noqa: E402
+
+CONFIGS = {
+    "small": (moe_step.Config(ffn=1408, dropout=0.0), False),
+    "small_dropout": (moe_step.Config(ffn=1408, dropout=0.1), False),
+    "moe": (moe_step.Config(dropout=0.0), True),
+}
+VARIANTS = ("eager", "full_step", "gravure")
+STEPS = 40
+BATCHES = 100  # every timed step gets token counts of its own
+
+Step = Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+def make(name: str) -> tuple[moe_step.Step, list[tuple[Tensor, Tensor]]]:
+    config, moe = CONFIGS[name]
+    torch.manual_seed(0)
+    step = moe_step.Step(moe_step.Moe(config, moe=moe)).to(device="cuda", dtype=torch.bfloat16)
+    return step, [moe_step.batch(config, "cuda", seed) for seed in range(BATCHES)]
+
+
+def eager(step: moe_step.Step) -> Step:
+    def run(ids: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        step.zero_grad(set_to_none=True)
+        loss = step(ids, targets)
+        loss.backward()
+        return loss.detach(), {name: p.grad for name, p in step.named_parameters()}
+
+    return run
+
+
+def full_step(step: moe_step.Step, ids: Tensor, targets: Tensor) -> Step:
+    """The limit for these kernels: everything in one graph, results in its own buffers."""
+    held = ids.clone(), targets.clone()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            eager(step)(*held)
+    torch.cuda.current_stream().wait_stream(side)
+    step.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        loss = step(*held)
+        loss.backward()
+    gradients = {name: p.grad for name, p in step.named_parameters()}
+
+    def run(ids: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        held[0].copy_(ids)
+        held[1].copy_(targets)
+        graph.replay()
+        return loss.detach(), gradients
+
+    return run
+
+
+def engraved(step: moe_step.Step, ids: Tensor, targets: Tensor, notes: dict[str, Any]) -> Step:
+    import gravure
+
+    folder = tempfile.mkdtemp()
+    begun = time.perf_counter()
+    gravure.export_step(step, (ids, targets), folder)
+    notes["export_s"] = round(time.perf_counter() - begun, 1)
+    begun = time.perf_counter()
+    program = gravure.load(folder, "cuda")
+    notes["load_s"] = round(time.perf_counter() - begun, 2)
+    program.bind_saved()
+    held = dict(step.named_parameters(remove_duplicate=False)) | dict(step.named_buffers())
+    names = [slot.name for slot in program.inputs() if slot.name in held]
+    program.bind({name: held[name].detach() for name in names})
+    outputs = program.outputs()
+    loss_at = next(i for i, slot in enumerate(outputs) if slot.role == "loss")
+    gradients_at = [(slot.name, i) for i, slot in enumerate(outputs) if slot.role == "gradient"]
+    notes["program"] = program
+
+    def run(ids: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        results = program.run((ids, targets))
+        return results[loss_at], {name: results[i] for name, i in gradients_at}
+
+    return run
+
+
+def build(variant: str, step: moe_step.Step, data: Any, notes: dict[str, Any]) -> Step:
+    if variant == "eager":
+        return eager(step)
+    if variant == "full_step":
+        return full_step(step, *data[0])
+    return engraved(step, *data[0], notes)
+
+
+def digest(loss: Tensor, gradients: dict[str, Tensor]) -> str:
+    found = hashlib.sha256(loss.float().cpu().numpy().tobytes())
+    for name in sorted(gradients):
+        found.update(gradients[name].float().cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def check_bits(run: Step, data: Any) -> dict[str, Any]:
+    """Digests of three steps from one seed, after as many as it takes to capture."""
+    for i in range(8):
+        run(*data[i])
+    torch.manual_seed(123)
+    return {"digests": [digest(*run(*data[i])) for i in range(3)]}
+
+
+def measure(run: Step, data: Any) -> dict[str, Any]:
+    for i in range(8):
+        run(*data[i])
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    whole, host = [], []
+    for i in range(STEPS):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        results = run(*data[i + 8])
+        returned = time.perf_counter()
+        torch.cuda.synchronize()
+        whole.append(time.perf_counter() - begun)
+        host.append(returned - begun)
+        del results
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for i in range(STEPS):
+        results = run(*data[i + 8 + STEPS])
+        del results
+    torch.cuda.synchronize()
+    stream = (time.perf_counter() - begun) / STEPS
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "step_ms": round(statistics.median(whole) * 1e3, 3),
+        "host_ms": round(statistics.median(host) * 1e3, 3),
+        "stream_ms": round(stream * 1e3, 3),
+        "alloc_mib": torch.cuda.max_memory_allocated() >> 20,
+        "reserved_mib": torch.cuda.max_memory_reserved() >> 20,
+        "device_mib": (total - free) >> 20,
+    }
+
+
+def one(variant: str, config: str, deterministic: bool) -> dict[str, Any]:
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    step, data = make(config)
+    before = [int(t.sum()) for pair in data for t in pair]
+    notes: dict[str, Any] = {}
+    run = build(variant, step, data, notes)
+    found = check_bits(run, data) if deterministic else measure(run, data)
+    program = notes.pop("program", None)
+    if program is not None:
+        notes["stats"] = program.stats()
+        notes["states"] = program.partition_states()
+        notes["runtime_remarks"] = [r for r in program.remarks() if r["pass"] == "runtime"][:20]
+    found["inputs_intact"] = before == [int(t.sum()) for pair in data for t in pair]
+    return found | notes
+
+
+def spawn(variant: str, config: str, deterministic: bool) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", variant, config, str(int(deterministic))]
+    environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1].removeprefix("RESULT "))
+    said = (done.stderr or done.stdout).strip().splitlines()
+    return {
+        "error": said[-1][:300] if said else f"exit status {done.returncode}",
+        "said": said[-30:],
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print("| config | variant | step | host | stream | alloc | reserved | bits of eager | note |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        figures = [row.get(k, "–") for k in ("step_ms", "host_ms", "stream_ms")]
+        figures += [row.get(k, "–") for k in ("alloc_mib", "reserved_mib")]
+        note = row.get("error", "")
+        if "states" in row:
+            captured = row["states"].count("captured")
+            note = f"{captured} of {len(row['states'])} partitions captured {note}"
+        cells = [row["config"], row["variant"], *map(str, figures), row["same_bits"], note.strip()]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--configs", default="small,small_dropout,moe")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--one", nargs=3, metavar=("VARIANT", "CONFIG", "DETERMINISTIC"))
+    options = parser.parse_args()
+    if options.one:
+        variant, config, deterministic = options.one
+        print("RESULT " + json.dumps(one(variant, config, deterministic == "1")), flush=True)
+        return 0
+    rows = []
+    for config in options.configs.split(","):
+        digests: dict[str, Any] = {}
+        for variant in options.variants.split(","):
+            if variant == "full_step" and CONFIGS[config][1]:
+                continue  # it reads on the host: no capture of the whole step
+            checked = spawn(variant, config, True)
+            row = {"config": config, "variant": variant} | spawn(variant, config, False)
+            if "error" in checked and "error" not in row:
+                row["error"] = "deterministic: " + checked["error"]
+            digests[variant] = checked.get("digests")
+            same = digests[variant] is not None and digests[variant] == digests.get("eager")
+            row["same_bits"] = "reference" if variant == "eager" else "yes" if same else "NO"
+            row["check"] = checked
+            rows.append(row)
+    show(rows)
+    out = Path(os.environ.get("OUT", "."))
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+    (out / "bench.json").write_text(json.dumps(about, indent=1))
+    return 0 if all(r["same_bits"] != "NO" and "error" not in r for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+#include "tools/gravure/command.h"
+
+#include <c10/util/Exception.h>
+#include <llvm/ADT/SmallVector.h>
+#include <llvm/ADT/StringExtras.h>
+#include <llvm/Support/FileSystem.h>
+#include <llvm/Support/MemoryBuffer.h>
+#include <llvm/Support/Path.h>
+
+#include <algorithm>
+
+namespace gravure::tool {
+
+std::string nearest(llvm::StringRef word, llvm::ArrayRef<std::string> known) {
+  std::string best;
+  unsigned bestDistance = std::max<unsigned>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : known) {
+    const unsigned distance = word.edit_distance(candidate, true, bestDistance);
+    if (distance < bestDistance) {
+      best = candidate;
+      bestDistance = distance;
+    }
+  }
+  return best;
+}
+
+std::string didYouMean(llvm::StringRef word, llvm::ArrayRef<std::string> known) {
+  const std::string near = nearest(word, known);
+  return near.empty() ? "" : "; did you mean '" + near + "'?";
+}
+
+void checkOneOf(llvm::StringRef flag, llvm::StringRef value, llvm::ArrayRef<std::string> known) {
+  if (llvm::is_contained(known, value)) return;
+  throw UsageError((flag + ": '" + value + "' is not one of " + llvm::join(known, ", ")).str() +
+                   didYouMean(value, known));
+}
+
+std::vector<std::string> splitList(llvm::StringRef text) {
+  llvm::SmallVector<llvm::StringRef> parts;
+  text.split(parts, ',', -1, false);
+  std::vector<std::string> words;
+  for (llvm::StringRef part : parts) {
+    if (!part.trim().empty()) words.push_back(part.trim().str());
+  }
+  return words;
+}
+
+namespace {
+
+/// Names of the files beside `path`, with its folder in front as `path` has it.
+std::vector<std::string> filesBeside(const std::string& path) {
+  const std::string folder = llvm::sys::path::parent_path(path).str();
+  std::vector<std::string> files;
+  std::error_code error;
+  for (llvm::sys::fs::directory_iterator at(folder.empty() ? "." : folder, error), end;
+       !error && at != end; at.increment(error)) {
+    const std::string name = llvm::sys::path::filename(at->path()).str();
+    files.push_back(folder.empty() ? name : folder + "/" + name);
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+std::string readText(const std::string& path) {
+  if (path != "-" && llvm::sys::fs::is_directory(path)) {
+    throw UsageError("'" + path + "' is a folder; expected a program text");
+  }
+  auto buffer = llvm::MemoryBuffer::getFileOrSTDIN(path, false, false);
+  if (!buffer) {
+    throw UsageError("cannot read '" + path + "': " + buffer.getError().message() +
+                     didYouMean(path, filesBeside(path)));
+  }
+  return (*buffer)->getBuffer().str();
+}
+
+std::string messageOf(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return llvm::StringRef(ours ? ours->what_without_backtrace() : error.what()).rtrim().str();
+}
+
+}  // namespace gravure::tool

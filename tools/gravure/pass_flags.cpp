@@ -1,0 +1,49 @@
+#include "tools/gravure/pass_flags.h"
+
+namespace gravure::tool {
+
+namespace cl = llvm::cl;
+
+PassFlags::PassFlags(Command& command)
+    : host_("host", cl::value_desc("op,module"), cl::CommaSeparated,
+            cl::desc("operators (aten::mm) and module paths (blocks.3.moe) to keep out of graphs"),
+            cl::sub(command.sub()), cl::cat(command.category())),
+      order_(
+          "order", cl::value_desc("levels|program"), cl::init("levels"),
+          cl::desc("how partitions are formed: reordered by levels (default), or in program order"),
+          cl::sub(command.sub()), cl::cat(command.category())),
+      minPartitionSize_("min-partition-size", cl::value_desc("N"),
+                        cl::init(PassOptions{}.minPartitionSize),
+                        cl::desc("partitions of fewer operator calls run on the host (default 2)"),
+                        cl::sub(command.sub()), cl::cat(command.category())),
+      memoryGrowth_(
+          "memory-growth", cl::value_desc("SHARE"), cl::init(PassOptions{}.memoryGrowth),
+          cl::desc("with levels: planned peak memory may grow by this share (default 0.1)"),
+          cl::sub(command.sub()), cl::cat(command.category())),
+      alignment_("alignment", cl::value_desc("BYTES"), cl::init(PassOptions{}.alignment),
+                 cl::desc("alignment of planned buffers (default 512)"), cl::sub(command.sub()),
+                 cl::cat(command.category())) {}
+
+PassOptions PassFlags::options() const {
+  checkOneOf("--order", order_.getValue(), {"levels", "program"});
+  if (minPartitionSize_ < 1) throw UsageError("--min-partition-size: expected at least 1");
+  if (!(memoryGrowth_ >= 0)) throw UsageError("--memory-growth: expected a share of at least 0");
+  if (alignment_ < 1 || (alignment_ & (alignment_ - 1)) != 0) {
+    throw UsageError("--alignment: expected a power of two");
+  }
+  PassOptions options;
+  options.hostRequests.assign(host_.begin(), host_.end());
+  options.order = order_ == "program" ? PartitionOrder::Program : PartitionOrder::Levels;
+  options.minPartitionSize = minPartitionSize_;
+  options.memoryGrowth = memoryGrowth_;
+  options.alignment = alignment_;
+  return options;
+}
+
+std::vector<std::string> passNames() {
+  std::vector<std::string> names;
+  for (const Pass& pass : allPasses()) names.emplace_back(pass.name);
+  return names;
+}
+
+}  // namespace gravure::tool

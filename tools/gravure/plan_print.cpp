@@ -1,0 +1,120 @@
+#include "tools/gravure/plan_report.h"
+#include "tools/gravure/table.h"
+#include "tools/gravure/units.h"
+
+#include <llvm/Support/Format.h>
+#include <llvm/Support/JSON.h>
+#include <llvm/Support/raw_ostream.h>
+
+namespace gravure::tool {
+namespace {
+
+std::string reasonsText(const std::map<std::string, int64_t>& reasons) {
+  std::string text;
+  for (const auto& [name, count] : reasons) {
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
+  }
+  return text;
+}
+
+void printEntries(const PlanReport& report, llvm::raw_ostream& os) {
+  for (const EntryRow& row : report.entries) {
+    os << "entry " << row.name << ": " << row.nodes << " operator calls; by levels "
+       << row.levelPartitions << " partitions (planned peak " << bytesText(row.levelPeak)
+       << "), in program order " << row.programOrderPartitions << " ("
+       << bytesText(row.programOrderPeak)
+       << "); taken: " << (row.levels ? "levels" : "program order") << '\n';
+    if (!row.levelsRefused.empty()) os << "  levels were refused: " << row.levelsRefused << '\n';
+  }
+}
+
+}  // namespace
+
+void printPlan(const PlanReport& report, bool map, llvm::raw_ostream& os) {
+  os << report.file << '\n';
+  printEntries(report, os);
+  Table table({"entry", "partition", "calls", "inputs", "outputs", "static", "staged",
+               "staged bytes", "rng", "guarded"});
+  for (const PartitionRow& row : report.partitions) {
+    table.add({row.entry, row.index, row.calls, row.inputs, row.outputs, row.staticOperands,
+               row.stagedOperands, row.stagedBytes, row.rngOperands, row.guarded});
+  }
+  os << '\n';
+  table.print(os);
+  Table host({"entry", "host run", "nodes", "reasons"});
+  for (const HostRow& row : report.hostRuns) {
+    const std::string place =
+        row.after < 0 ? "at the beginning" : "after " + std::to_string(row.after);
+    host.add({row.entry, place, row.calls, reasonsText(row.reasons)});
+  }
+  if (!report.hostRuns.empty()) {
+    os << '\n';
+    host.print(os);
+  }
+  const MemoryPlan& memory = report.memory;
+  os << "\npartitions " << report.partitions.size() << ", host runs " << report.hostRuns.size()
+     << ", staged a step " << report.stagedBytes << " bytes\n";
+  os << "live bytes " << memory.load << ", arena " << memory.bytes
+     << llvm::format(", ratio %.3f, ", memory.ratio()) << memory.buffers.size() << " buffers\n";
+  if (map && !memory.buffers.empty()) {
+    os << "\narena over time (steps to the right, offsets upwards)\n";
+    memory.printMap(os);
+  }
+}
+
+void printPlanJson(const PlanReport& report, llvm::raw_ostream& os) {
+  llvm::json::OStream json(os, 2);
+  json.object([&] {
+    json.attribute("file", report.file);
+    json.attributeArray("entries", [&] {
+      for (const EntryRow& row : report.entries) {
+        json.object([&] {
+          json.attribute("name", row.name);
+          json.attribute("calls", row.nodes);
+          json.attribute("order", row.levels ? "levels" : "program");
+          json.attribute("levels_refused", row.levelsRefused);
+          json.attribute("level_partitions", row.levelPartitions);
+          json.attribute("program_order_partitions", row.programOrderPartitions);
+          json.attribute("level_peak_bytes", row.levelPeak);
+          json.attribute("program_order_peak_bytes", row.programOrderPeak);
+        });
+      }
+    });
+    json.attributeArray("partitions", [&] {
+      for (const PartitionRow& row : report.partitions) {
+        json.object([&] {
+          json.attribute("entry", row.entry);
+          json.attribute("index", row.index);
+          json.attribute("calls", row.calls);
+          json.attribute("inputs", row.inputs);
+          json.attribute("outputs", row.outputs);
+          json.attribute("static", row.staticOperands);
+          json.attribute("staged", row.stagedOperands);
+          json.attribute("staged_bytes", row.stagedBytes);
+          json.attribute("rng", row.rngOperands);
+          json.attribute("guarded", row.guarded);
+        });
+      }
+    });
+    json.attributeArray("host_runs", [&] {
+      for (const HostRow& row : report.hostRuns) {
+        json.object([&] {
+          json.attribute("entry", row.entry);
+          json.attribute("after_partition", row.after);
+          json.attribute("nodes", row.calls);
+          json.attributeObject("reasons", [&] {
+            for (const auto& [name, count] : row.reasons) json.attribute(name, count);
+          });
+        });
+      }
+    });
+    json.attribute("staged_bytes", report.stagedBytes);
+    json.attribute("live_bytes", report.memory.load);
+    json.attribute("arena_bytes", report.memory.bytes);
+    json.attribute("ratio", report.memory.ratio());
+    json.attribute("buffers", static_cast<int64_t>(report.memory.buffers.size()));
+  });
+  os << '\n';
+}
+
+}  // namespace gravure::tool

@@ -87,7 +87,7 @@ void ArgumentReader::readOne(const CallTarget& target, const Token& name, CallAr
   if (!target.anyNumber && call.args.size() == target.parameters) {
     lexer_.fail(first.offset, "expected at most " + plural(target.parameters, "argument") +
                                   " of '" + excerpt(name.text) + "', found one more; its schema is " +
-                                  schemaText(*target.schema()));
+                                  schemaText(*target.schema()) + otherOverloads(target));
   }
   call.args.push_back(first.kind == TokenKind::Name ? readNamed(first) : readExpr(call, 0));
 }
@@ -104,7 +104,7 @@ void ArgumentReader::bindKeyword(const CallTarget& target, const Token& keyword,
   if (at == parameters.size()) {
     lexer_.fail(keyword.offset, "expected the name of a parameter, found '" +
                                     excerpt(keyword.text) + "='; the schema is " +
-                                    schemaText(*schema));
+                                    schemaText(*schema) + otherOverloads(target));
   }
   if (call.args.size() <= at) {
     call.args.resize(at + 1);
@@ -125,7 +125,7 @@ void ArgumentReader::checkRequired(const CallTarget& target, const Token& name,
     if (given || parameter.default_value()) continue;
     lexer_.fail(name.offset, "expected the argument '" + parameter.name() + "' of '" +
                                  excerpt(name.text) + "', found none; its schema is " +
-                                 schemaText(*target.schema()));
+                                 schemaText(*target.schema()) + otherOverloads(target));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "ir/text_lexer.h"
 
+#include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringRef.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
@@ -121,6 +122,14 @@ const CallTarget* CallTargets::find(std::string_view text, std::string* why) {
   target.overload = name->overload;
   describeParameters(target);
   return &known_.try_emplace(key, std::move(target)).first->second;
+}
+
+std::string otherOverloads(const CallTarget& target) {
+  if (!target.overload.empty()) return "";
+  const std::string name = target.kind.toQualString();
+  auto overloads = overloadsOf(name);
+  llvm::erase(overloads, "");
+  return overloads.empty() ? "" : "; there is also " + overloadList(overloads, name);
 }
 
 std::string schemaText(const c10::FunctionSchema& schema) {

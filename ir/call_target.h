@@ -37,6 +37,10 @@ class CallTargets {
   llvm::StringMap<CallTarget> known_;
 };
 
+/// "; there is also aten::add.Tensor, …" if the operator has other overloads than the default one,
+/// which `target` is; else "".
+std::string otherOverloads(const CallTarget& target);
+
 /// "aten::add.Tensor(Tensor self, …) -> Tensor"
 std::string schemaText(const c10::FunctionSchema& schema);
 

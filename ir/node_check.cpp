@@ -45,14 +45,16 @@ std::string checkTags(const Node* node, const Arg& value) {
   return "";
 }
 
-std::string checkArena(const Node* node, const Arg& value) {
+/// `each`: what has one offset, "output" or "operand".
+std::string checkOffsets(c10::Symbol name, const char* each, size_t count, const Arg& value) {
+  const std::string attribute = "the attribute '" + std::string(name.toUnqualString()) + "'";
   const auto* offsets = value.elements();
-  if (!offsets || offsets->size() != node->outputs().size()) {
-    return "the attribute 'arena' is not a list of one offset an output";
+  if (!offsets || offsets->size() != count) {
+    return attribute + " is not a list of one offset an " + each;
   }
   for (const Arg& offset : *offsets) {
     if (!offset.is<int64_t>() || offset.as<int64_t>() < -1) {
-      return "the attribute 'arena' holds something else than offsets and -1";
+      return attribute + " holds something else than offsets and -1";
     }
   }
   return "";
@@ -151,7 +153,9 @@ std::string checkAttributes(const Node* node) {
     } else if (name == attr::tags) {
       wrong = checkTags(node, value);
     } else if (name == attr::arena) {
-      wrong = checkArena(node, value);
+      wrong = checkOffsets(name, "output", node->outputs().size(), value);
+    } else if (name == attr::staging && node->kind() == cg::partition) {
+      wrong = checkOffsets(name, "operand", node->inputs().size(), value);
     } else if (ours) {
       wrong = "it has an unknown attribute '" + std::string(name.toUnqualString()) + "'";
     }

@@ -12,7 +12,8 @@ namespace gravure {
 /// Walks the program once, joins what may alias, then reads off the storages' lives.
 class TimelineBuilder {
  public:
-  TimelineBuilder(const Program& program, Timeline& out) : program_(program), out_(out) {}
+  TimelineBuilder(const Program& program, bool copiesStaged, Timeline& out)
+      : program_(program), copiesStaged_(copiesStaged), out_(out) {}
 
   void build() {
     for (const Entry& entry : program_.entries) walkEntry(entry);
@@ -30,7 +31,7 @@ class TimelineBuilder {
     int32_t begin = 0;
     int32_t lastUse = -1;
     bool external = false;
-    bool passedOn = false;  // another name for a value: parameter or output of a partition
+    bool passedOn = false;  // another name for a value: of a partition's edge, or of backward's input
   };
 
   void walkEntry(const Entry& entry) {
@@ -48,9 +49,12 @@ class TimelineBuilder {
   void walk(Node* node) {
     if (isPartition(node)) {
       Block* block = node->blocks().at(0);
+      const auto tags = copiesStaged_ && node->kind() == cg::partition ? tagsOf(node) : std::vector<OperandTag>{};
       for (size_t i = 0; i < block->inputs().size(); ++i) {
-        if (ValueLife* life = define(block->inputs()[i])) life->passedOn = true;
-        join(block->inputs()[i], node->input(i));
+        Value* parameter = block->inputs()[i];
+        if (ValueLife* life = define(parameter)) life->passedOn = true;
+        const bool staged = i < tags.size() && tags[i].kind == OperandKind::Staged;
+        join(parameter, staged ? copies_.try_emplace(node->input(i), parameter).first->second : node->input(i));
       }
       for (Node* inner : block->nodes()) walk(inner);
       defineOutputs(node);
@@ -131,6 +135,7 @@ class TimelineBuilder {
       const size_t to = bases_[e] + entry.graph->inputs()[i]->unique();
       if (from == saved_.end() || to >= lives_.size() || !lives_[to].value) continue;
       lives_[to].external = false;
+      lives_[to].passedOn = true;
       joinNumbers(from->second.life, static_cast<int32_t>(to));
       resultsKept_.push_back({from->second.entry, from->second.output});
     }
@@ -236,17 +241,19 @@ class TimelineBuilder {
   };
 
   const Program& program_;
+  const bool copiesStaged_;
   Timeline& out_;
   std::vector<size_t> bases_;  // by entry
   std::vector<ValueLife> lives_;
   std::vector<int32_t> defined_;  // in the order of the program
+  llvm::DenseMap<const Value*, const Value*> copies_;  // staged operand: the first parameter that sees it
   llvm::StringMap<SavedOutput> saved_;
   std::vector<std::pair<size_t, size_t>> resultsKept_;  // entry, output: saved and read by an entry
 };
 
-Timeline Timeline::build(const Program& program) {
+Timeline Timeline::build(const Program& program, bool copiesStaged) {
   Timeline timeline;
-  TimelineBuilder(program, timeline).build();
+  TimelineBuilder(program, copiesStaged, timeline).build();
   return timeline;
 }
 

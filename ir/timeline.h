@@ -36,8 +36,10 @@ struct StorageLife {
 
 class Timeline {
  public:
-  /// Linear in nodes plus edges.
-  static Timeline build(const Program& program);
+  /// Linear in nodes plus edges. `copiesStaged`: a partition's operand that is tagged `staged` is read
+  /// from its copy, as after emit-runtime-calls: the block parameters that see it share a storage of
+  /// their own.
+  static Timeline build(const Program& program, bool copiesStaged = false);
 
   const std::vector<Node*>& steps() const { return steps_; }
   const std::vector<StorageLife>& storages() const { return storages_; }

@@ -2,13 +2,13 @@
 
 #include "ir/args.h"
 #include "ir/call_check.h"
-#include "ir/constant_text.h"
 #include "ir/cudagraph_ops.h"
 #include "ir/node_check.h"
 #include "ir/op_facts.h"
 #include "ir/program_text.h"
 
 #include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringMap.h>
 #include <llvm/ADT/StringSet.h>
 
@@ -41,8 +41,7 @@ class EntryVerifier {
   void checkInputs(const Node* node);
   void checkUse(const Node* node, const Value* value, const char* what);
   void checkRng(const Node* node);
-  void checkConstant(const Node* node);
-  void checkWait(const Node* node, const OpFacts& facts);
+  void checkWait(const Node* node);
   void define(const Value* value);
   [[noreturn]] void fail(const Node* node, const std::string& message) const;
   [[noreturn]] void fail(const std::string& message) const;
@@ -159,7 +158,11 @@ void EntryVerifier::checkBlock(const Block* block, const Node* owner) {
   for (const Value* input : block->inputs()) define(input);
   for (const Node* node : block->nodes()) checkNode(node);
   for (const Value* output : block->outputs()) {
-    checkUse(owner ? owner : block->return_node(), output, owner ? "its block ends with" : "the entry returns");
+    if (owner) {
+      checkUse(owner, output, "its block ends with");
+    } else {
+      checkUse(block->return_node(), output, "it returns");
+    }
   }
   open_[scope_] = false;
   scope_ = outerScope;
@@ -181,7 +184,7 @@ void EntryVerifier::checkNode(const Node* node) {
   if (wrong.empty() && facts->schema) wrong = checkOutputs(node, *facts->schema);
   if (wrong.empty() && facts->schema && !node->blocks().empty()) wrong = "it cannot have blocks";
   if (!wrong.empty()) fail(node, wrong);
-  if (facts->collective && !facts->blocking) checkWait(node, *facts);
+  if (facts->collective && !facts->blocking) checkWait(node);
   for (const Block* block : node->blocks()) checkBlock(block, node);
   for (const Value* output : node->outputs()) define(output);
 }
@@ -254,7 +257,7 @@ bool isWaitedFor(const Value* value) {
   });
 }
 
-void EntryVerifier::checkWait(const Node* node, const OpFacts&) {
+void EntryVerifier::checkWait(const Node* node) {
   for (const Value* output : node->outputs()) {
     if (isWaitedFor(output)) continue;
     fail(node, "the collective's result %" + output->debugName() +

@@ -18,8 +18,10 @@ std::string count(size_t n, const char* what) {
 
 std::string planSummary(const PartitionPlan& plan) {
   const bool levels = plan.order == PartitionOrder::Levels;
+  const std::string parts =
+      levels && plan.levelParts > 1 ? " of " + count(plan.levelParts, "part") + " of the program" : "";
   return count(plan.partitionCount(), "partition") + " in " + count(plan.runs.size(), "run") + " by " +
-         (levels ? "levels" : "program order") + "; program order gives " +
+         (levels ? "levels" : "program order") + parts + "; program order gives " +
          std::to_string(plan.programOrderPartitions) + " in " + std::to_string(plan.programOrderRuns) +
          " with a planned peak of " + std::to_string(plan.programOrderPeak) + " bytes, levels " +
          std::to_string(plan.levelPartitions) + " in " + std::to_string(plan.levelRuns) + " with " +

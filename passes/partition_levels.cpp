@@ -16,16 +16,19 @@ int32_t changes(const Colouring& colouring, int32_t a, int32_t b) {
 
 /// Raises the levels from `level` on until each node stands no lower than what it depends on (one
 /// higher where the colour changes) and fates are level. nullopt when they rest; else a fate that
-/// still rose in the last round.
-std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& level) {
+/// still rose in the last round. Looks at the nodes from `begin` to `end` alone.
+std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& level, int32_t begin,
+                              int32_t end) {
   const Dependences& dependences = *colouring.dependences;
   std::vector<int32_t> fateLevel(colouring.fates, 0);
   std::optional<int32_t> raised;
   for (int round = 0; round < kFateRounds; ++round) {
     raised.reset();
-    for (int32_t i = 0; i < dependences.size(); ++i) {
+    for (int32_t i = begin; i < end; ++i) {
       int32_t at = level[i];
-      for (int32_t p : dependences.before(i)) at = std::max(at, level[p] + changes(colouring, p, i));
+      for (int32_t p : dependences.before(i)) {
+        if (p >= begin) at = std::max(at, level[p] + changes(colouring, p, i));
+      }
       if (const int32_t fate = colouring.bindingFate(i); fate >= 0) {
         at = std::max(at, fateLevel[fate]);
         // Members seen before this one stand lower now; the next round lifts them.
@@ -37,6 +40,10 @@ std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& 
     if (!raised) return std::nullopt;
   }
   return raised;
+}
+
+std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& level) {
+  return settle(colouring, level, 0, static_cast<int32_t>(level.size()));
 }
 
 void recount(Levels& levels) {
@@ -194,6 +201,52 @@ std::vector<int32_t> fatesPulledApart(const Colouring& colouring) {
   std::vector<int32_t> together(colouring.fate.size(), 0);
   if (const auto restless = settle(colouring, together)) apart.push_back(*restless);
   return apart;
+}
+
+namespace {
+
+/// Ends of about `parts` parts of the program, none inside a fate.
+std::vector<int32_t> partEnds(const Colouring& colouring, int32_t parts) {
+  const int32_t size = colouring.dependences->size();
+  std::vector<int32_t> lastOfFate(colouring.fates, -1);
+  for (int32_t i = 0; i < size; ++i) {
+    if (const int32_t fate = colouring.bindingFate(i); fate >= 0) lastOfFate[fate] = i;
+  }
+  std::vector<int32_t> ends;
+  int32_t open = -1;  // last member of the fates begun so far
+  for (int32_t i = 0; i < size; ++i) {
+    if (const int32_t fate = colouring.bindingFate(i); fate >= 0) open = std::max(open, lastOfFate[fate]);
+    const int64_t wished = int64_t{size} * (static_cast<int64_t>(ends.size()) + 1) / parts;
+    if (i + 1 == size || (i + 1 >= wished && i >= open)) ends.push_back(i + 1);
+  }
+  return ends;
+}
+
+}  // namespace
+
+std::optional<Levels> levelsByParts(const Colouring& colouring, int32_t parts) {
+  std::optional<Levels> best;
+  for (bool firstCaptured : {true, false}) {
+    Levels levels;
+    levels.firstCaptured = firstCaptured;
+    levels.of.resize(colouring.dependences->size());
+    int32_t begin = 0;
+    for (int32_t end : partEnds(colouring, parts)) {
+      // A part goes on in the last level, so that the run there may grow.
+      const int32_t base = std::max(levels.count - 1, 0);
+      const bool baseCaptured = levels.isCaptured(base);
+      for (int32_t i = begin; i < end; ++i) {
+        levels.of[i] = base + lowest(colouring, i, baseCaptured);
+      }
+      if (settle(colouring, levels.of, begin, end)) return std::nullopt;
+      for (int32_t i = begin; i < end; ++i) levels.count = std::max(levels.count, levels.of[i] + 1);
+      begin = end;
+    }
+    const bool better = !best || std::pair(levels.capturedRuns(), levels.runs()) <
+                                     std::pair(best->capturedRuns(), best->runs());
+    if (better) best = std::move(levels);
+  }
+  return best;
 }
 
 }  // namespace gravure

@@ -57,6 +57,11 @@ Levels latestLevels(const Colouring& colouring, const Levels& earliest);
 /// values about as short-lived as the program does.
 Levels nearProgramLevels(const Colouring& colouring, const Levels& earliest, const Levels& latest);
 
+/// Levels of `parts` equal parts of the program, one part after the other: more runs than levels of
+/// the whole, and values that do not outlive the program's by more than a part. No part ends inside a
+/// fate. nullopt as for earliestLevels.
+std::optional<Levels> levelsByParts(const Colouring& colouring, int32_t parts);
+
 /// Nodes by level, those of one level in program order.
 std::vector<int32_t> orderByLevel(const Levels& levels);
 

@@ -21,6 +21,7 @@ struct Candidate {
   std::vector<HostReason> kept;  // by node, where isKept
   std::vector<bool> isKept;
   int64_t peak = 0;
+  int32_t parts = 1;
   std::string refused;  // why there is none
 };
 
@@ -55,6 +56,7 @@ class Planner {
     plan.levelPartitions = levels.order.capturedRuns();
     plan.levelRuns = levels.order.runs();
     plan.levelPeak = levels.peak;
+    plan.levelParts = levels.parts;
     const bool wished = options_.order == PartitionOrder::Levels;
     if (wished) plan.levelsRefused = levels.refused;
     plan.order = wished && levels.refused.empty() ? PartitionOrder::Levels : PartitionOrder::Program;
@@ -143,27 +145,48 @@ class Planner {
     return candidate;
   }
 
-  /// The first placement, of those with the fewest runs, whose peak is at most `most`; the one with
-  /// the least peak, refused, if there is none.
+  /// The order with the fewest runs whose peak is at most `most`; the one with the fewest of all,
+  /// refused, if there is none.
   Candidate byLevels(int64_t most) const {
+    constexpr int32_t kMostParts = 64;
+    Candidate whole = byLevelsOf(1, most);
+    if (whole.peak <= most || !whole.refused.empty()) return whole;
+    for (int32_t parts = 2; parts <= kMostParts; parts *= 2) {
+      Candidate candidate = byLevelsOf(parts, most);
+      if (candidate.refused.empty() && candidate.peak <= most) return candidate;
+    }
+    whole.refused = "planned peak would be " + std::to_string(whole.peak) + " bytes, above " +
+                    std::to_string(most);
+    return whole;
+  }
+
+  Candidate byLevelsOf(int32_t parts, int64_t most) const {
     Candidate candidate = start();
+    candidate.parts = parts;
     Colouring colouring = base_;
     for (int round = 0; round < kSizeRounds; ++round) {
-      const auto earliest = fewestLevels(colouring);
-      if (!earliest) {
+      const auto levels = parts == 1 ? fewestLevels(colouring) : levelsByParts(colouring, parts);
+      if (!levels) {
         candidate.refused = "a collective cannot be kept together";
         return candidate;
       }
-      const Levels latest = latestLevels(colouring, *earliest);
-      candidate.order = runsByLevel(colouring, nearProgramLevels(colouring, *earliest, latest));
-      if (dropSmallRuns(candidate, colouring)) continue;
-      choosePlacement(candidate, colouring, *earliest, latest, most);
+      if (parts == 1) {
+        const Levels latest = latestLevels(colouring, *levels);
+        candidate.order = runsByLevel(colouring, nearProgramLevels(colouring, *levels, latest));
+        if (dropSmallRuns(candidate, colouring)) continue;
+        choosePlacement(candidate, colouring, *levels, latest, most);
+      } else {
+        candidate.order = runsByLevel(colouring, *levels);
+        if (dropSmallRuns(candidate, colouring)) continue;
+        candidate.peak = live_.peak(candidate.order.nodes);
+      }
       return candidate;
     }
     candidate.refused = "too many partitions are below the minimum size";
     return candidate;
   }
 
+  /// Leaves the placement near the program if its peak will do, else takes the one with the least.
   void choosePlacement(Candidate& candidate, const Colouring& colouring, const Levels& earliest,
                        const Levels& latest, int64_t most) const {
     candidate.peak = live_.peak(candidate.order.nodes);
@@ -176,9 +199,6 @@ class Planner {
         candidate.peak = peak;
       }
     }
-    if (candidate.peak <= most) return;
-    candidate.refused = "planned peak would be " + std::to_string(candidate.peak) + " bytes, above " +
-                        std::to_string(most);
   }
 
   bool hasSmallRun(const RunOrder& order) const {
@@ -273,6 +293,15 @@ std::string mebibytes(int64_t bytes) {
   return os.str();
 }
 
+std::string counted(int64_t n, const char* what) {
+  return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+}
+
+void printFigures(llvm::raw_ostream& os, int64_t partitions, int64_t runs, int64_t peak) {
+  os << counted(partitions, "partition") << " in " << counted(runs, "run") << ", peak "
+     << mebibytes(peak);
+}
+
 void printValues(llvm::raw_ostream& os, const char* title, const std::vector<Value*>& values) {
   constexpr size_t kShown = 8;
   os << "  " << title << " (" << values.size() << "):";
@@ -288,10 +317,12 @@ int64_t PartitionPlan::partitionCount() const {
 
 void PartitionPlan::print(llvm::raw_ostream& os) const {
   os << "order: " << (order == PartitionOrder::Levels ? "levels" : "program") << '\n';
-  os << "levels: " << levelPartitions << " partitions in " << levelRuns << " runs, peak "
-     << mebibytes(levelPeak) << '\n';
-  os << "program order: " << programOrderPartitions << " partitions in " << programOrderRuns
-     << " runs, peak " << mebibytes(programOrderPeak) << '\n';
+  os << "levels: ";
+  printFigures(os, levelPartitions, levelRuns, levelPeak);
+  if (levelParts > 1) os << ", in " << levelParts << " parts of the program";
+  os << "\nprogram order: ";
+  printFigures(os, programOrderPartitions, programOrderRuns, programOrderPeak);
+  os << '\n';
   if (!levelsRefused.empty()) os << "levels refused: " << levelsRefused << '\n';
   for (const PlannedHost& kept : keptOnHost) {
     os << "kept on the host: " << describe(kept.node) << " (" << reasonName(kept.reason) << ")\n";
@@ -302,7 +333,7 @@ void PartitionPlan::print(llvm::raw_ostream& os) const {
     } else {
       os << "host";
     }
-    os << ": " << run.nodes.size() << (run.nodes.size() == 1 ? " node, " : " nodes, ")
+    os << ": " << counted(static_cast<int64_t>(run.nodes.size()), "node") << ", "
        << describe(run.nodes.front());
     if (run.nodes.size() > 1) os << " to " << describe(run.nodes.back());
     os << '\n';

@@ -41,6 +41,8 @@ struct PartitionPlan {
   int64_t levelRuns = 0;
   int64_t programOrderPeak = 0;        // peak live bytes of static-shaped storages in each order
   int64_t levelPeak = 0;
+  /// Parts of the program that levels were taken in, one after the other, to keep the peak down.
+  int32_t levelParts = 1;
   /// Why levels were wished for and not taken, "" if they were.
   std::string levelsRefused;
 

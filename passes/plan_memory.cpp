@@ -27,7 +27,7 @@ struct Place {
 class PlannedValues {
  public:
   explicit PlannedValues(const Program& program)
-      : timeline_(Timeline::build(program)), device_(computeDevice(program)) {
+      : timeline_(Timeline::build(program, true)), device_(computeDevice(program)) {
     for (size_t e = 0; e < program.entries.size(); ++e) {
       for (Node* node : program.entries[e].graph->nodes()) add(node, timeline_.entryRange(e).first);
     }
@@ -54,7 +54,8 @@ class PlannedValues {
       if (!bytes) ++unsized;
       if (!bytes || *bytes == 0) continue;
       const int64_t begin = timeline_.stepOf(node);
-      places.push_back({node, attr::arena, o, addBuffer(output, begin, *bytes, "")});
+      const std::string label = "%" + output->debugName();
+      places.push_back({node, attr::arena, o, addBuffer(output, begin, *bytes, label)});
     }
   }
 
@@ -68,19 +69,21 @@ class PlannedValues {
       const auto [known, isNew] = staged_.try_emplace(operand, -1);
       if (isNew) {
         const bool isInput = operand->node()->kind() == c10::prim::Param;
-        known->second = addBuffer(operand, isInput ? entryBegin : firstStep(node), *bytes, ".staged");
+        const Value* copy = node->blocks().at(0)->inputs().at(i);
+        const std::string label = "%" + operand->debugName() + ".staged";
+        known->second = addBuffer(copy, isInput ? entryBegin : firstStep(node), *bytes, label);
       }
       places.push_back({node, attr::staging, i, known->second});
     }
   }
 
-  int32_t addBuffer(const Value* value, int64_t begin, int64_t bytes, const char* suffix) {
+  int32_t addBuffer(const Value* value, int64_t begin, int64_t bytes, std::string label) {
     const StorageLife& storage = timeline_.storages()[timeline_.storageOf(value)];
     Buffer buffer;
     buffer.begin = begin;
     buffer.end = std::max(storage.end, begin + 1);
     buffer.bytes = bytes;
-    buffer.label = "%" + value->debugName() + suffix;
+    buffer.label = std::move(label);
     buffers.push_back(std::move(buffer));
     return static_cast<int32_t>(buffers.size()) - 1;
   }

@@ -95,6 +95,13 @@ std::optional<Verdict> devicesVerdict(const Node* node, c10::Device device, cons
   return std::nullopt;
 }
 
+/// True for a result of which nothing is known and that nothing uses: attention operators give such
+/// undefined tensors for what they do not compute.
+bool isAbsentResult(const Value* output) {
+  const auto* tensor = output->type()->castRaw<c10::TensorType>();
+  return tensor && !tensor->scalarType() && !tensor->dim() && !output->hasUses();
+}
+
 std::optional<Verdict> shapesVerdict(const Node* node, const ValueFacts& values) {
   const auto isUnknown = [&](const Value* value) {
     return isTensorValue(value) && !ValueFacts::has(values.staticShape, value);
@@ -106,7 +113,7 @@ std::optional<Verdict> shapesVerdict(const Node* node, const ValueFacts& values)
     }
   }
   for (const Value* output : node->outputs()) {
-    if (isUnknown(output)) {
+    if (isUnknown(output) && !isAbsentResult(output)) {
       return Verdict{HostReason::DynamicShape, "the size of its result is known only at run time"};
     }
   }

@@ -46,9 +46,9 @@ int64_t storageOfOutput(const Call& call, const EntryCode& code, const RecordedT
 class LayoutBuilder {
  public:
   LayoutBuilder(const Timeline& timeline, std::vector<EntryCode>& codes,
-                const std::vector<AllocationRecord>& records, const std::vector<bool>& plannable,
+                const std::vector<AllocationRecord>& records, const std::vector<StepPlanning>& planning,
                 const DeviceMap& devices, Remarks& remarks)
-      : timeline_(timeline), codes_(codes), records_(records), plannable_(plannable),
+      : timeline_(timeline), codes_(codes), records_(records), planning_(planning),
         devices_(devices), remarks_(remarks), lives_(timeline) {
     layout_.serve.resize(timeline.steps().size());
     layout_.dying.resize(timeline.steps().size());
@@ -86,16 +86,25 @@ class LayoutBuilder {
 
   void planCall(const Call& call, const EntryCode& code, const AllocationRecord& record) {
     const int64_t step = call.step;
-    if (step < 0 || !plannable_[step]) return;
+    if (step < 0 || planning_[step] == StepPlanning::None) return;
+    const bool loose = planning_[step] == StepPlanning::Results;
     const auto& allocations = record[step];
     auto& row = layout_.serve[step];
-    row.resize(allocations.size());
+    row.reserve(allocations.size());
     for (size_t k = 0; k < allocations.size(); ++k) {
-      row[k].bytes = allocations[k].bytes;
-      const int64_t end = endOf(call, code, allocations[k], static_cast<int32_t>(k));
-      if (end < 0) continue;
-      add(&row[k].offset, step, end, allocations[k].bytes, call.node, static_cast<int64_t>(k));
+      const auto ordinal = static_cast<int32_t>(k);
+      if (loose && !holdsResult(call, ordinal)) continue;
+      const int64_t end = endOf(call, code, allocations[k], ordinal);
+      row.push_back({allocations[k].bytes, -1, loose});
+      if (end >= 0) add(&row.back().offset, step, end, allocations[k].bytes, call.node, ordinal);
     }
+  }
+
+  static bool holdsResult(const Call& call, int32_t ordinal) {
+    for (const RecordedTensor& tensor : call.recorded.tensors) {
+      if (tensor.ordinal == ordinal) return true;
+    }
+    return false;
   }
 
   /// First step at which an allocation of `call` is free again; -1 if that cannot be told.
@@ -147,13 +156,13 @@ class LayoutBuilder {
   const Timeline& timeline_;
   std::vector<EntryCode>& codes_;
   const std::vector<AllocationRecord>& records_;
-  const std::vector<bool>& plannable_;
+  const std::vector<StepPlanning>& planning_;
   const DeviceMap& devices_;
   Remarks& remarks_;
   Lives lives_;
   ArenaLayout layout_;
   std::vector<Buffer> buffers_;
-  std::vector<int64_t*> offsets_;  // stable: rows are sized before their members are claimed
+  std::vector<int64_t*> offsets_;  // stable: rows are reserved before their members are claimed
 };
 
 bool isComputed(const Value* value, const DeviceMap& devices) {
@@ -163,31 +172,32 @@ bool isComputed(const Value* value, const DeviceMap& devices) {
 
 }  // namespace
 
-bool isPlannable(const Node* node, const DeviceMap& devices) {
-  for (const Value* input : node->inputs()) {
-    if (input->type()->kind() == c10::TypeKind::TensorType && !hasStaticShape(input)) return false;
-  }
+StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
   for (const Value* output : node->outputs()) {
     if (!isTensorValue(output)) continue;
-    if (!hasStaticShape(output) || !isComputed(output, devices)) return false;
+    if (!hasStaticShape(output) || !isComputed(output, devices)) return StepPlanning::None;
   }
-  return true;
+  for (const Value* input : node->inputs()) {
+    const bool tensor = input->type()->kind() == c10::TypeKind::TensorType;
+    if (tensor && !hasStaticShape(input)) return StepPlanning::Results;
+  }
+  return StepPlanning::All;
 }
 
 std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
-                                    const std::vector<bool>& plannable) {
+                                    const std::vector<StepPlanning>& planning) {
   std::vector<int64_t> steps;
   for (size_t s = 0; s < a.size(); ++s) {
-    if (plannable[s] && a[s] != b[s]) steps.push_back(static_cast<int64_t>(s));
+    if (planning[s] == StepPlanning::All && a[s] != b[s]) steps.push_back(static_cast<int64_t>(s));
   }
   return steps;
 }
 
 ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
                         const std::vector<AllocationRecord>& records, const DeviceMap& devices,
-                        const std::vector<bool>& plannable, const LayoutOptions& options,
+                        const std::vector<StepPlanning>& planning, const LayoutOptions& options,
                         Remarks& remarks) {
-  return LayoutBuilder(timeline, codes, records, plannable, devices, remarks).build(options);
+  return LayoutBuilder(timeline, codes, records, planning, devices, remarks).build(options);
 }
 
 }  // namespace gravure

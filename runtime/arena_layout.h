@@ -26,22 +26,26 @@ struct LayoutOptions {
   std::function<void(std::vector<Buffer>&)> edit;
 };
 
-/// True if the allocations of this call may be planned: each tensor it takes and returns has a shape
-/// known in advance, and what it returns lives on the device that computes.
-bool isPlannable(const Node* node, const DeviceMap& devices);
+/// What of a step's allocations can be planned.
+enum class StepPlanning : uint8_t {
+  None,     // what it returns has no shape known in advance, or lives on another device
+  Results,  // what it returns, but not what it allocates besides: a size of an operand varies
+  All,      // every tensor that it takes and returns has a shape known in advance
+};
+StepPlanning stepPlanning(const Node* node, const DeviceMap& devices);
 
-/// Steps at which two recorded runs differ in bytes or ends, of those in `plannable`.
+/// Steps planned in full at which two recorded runs differ in bytes or ends.
 std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
-                                    const std::vector<bool>& plannable);
+                                    const std::vector<StepPlanning>& planning);
 
 /// Plans: an allocation given back within its call lives for that step; one that holds an output lives
 /// as long as the output's storage does in `timeline`; anything else is the library's own and stays
-/// with PyTorch's allocator. `records` holds one record an entry, `unstable` the steps to leave alone.
+/// with PyTorch's allocator. `records` holds one record an entry, `planning` one verdict a step.
 /// Where a recorded output shares memory that the program's facts call separate, lives are joined,
 /// with the remark unexpected-alias.
 ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
                         const std::vector<AllocationRecord>& records, const DeviceMap& devices,
-                        const std::vector<bool>& plannable, const LayoutOptions& options,
+                        const std::vector<StepPlanning>& planning, const LayoutOptions& options,
                         Remarks& remarks);
 
 }  // namespace gravure

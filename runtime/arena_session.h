@@ -35,6 +35,8 @@ using AllocationRecord = std::vector<std::vector<RecordedAllocation>>;
 struct PlannedAllocation {
   int64_t bytes = 0;
   int64_t offset = -1;
+  /// The step's other allocations vary from run to run: pass over those of other sizes.
+  bool loose = false;
 };
 using ServePlan = std::vector<std::vector<PlannedAllocation>>;
 

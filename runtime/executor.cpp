@@ -116,6 +116,7 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
 /// Captures; if that fails, quarantines the partition, runs its calls, and returns false.
 bool Executor::captureNow(Partition& partition, Launch& launch) {
   detachOperands(launch);
+  returnLoans(launch);
   try {
     partition.capture(launch, code_, frame_, stack_, device_, *session_);
     ++stats_.captures;
@@ -135,6 +136,17 @@ void Executor::detachOperands(const Launch& launch) {
     c10::IValue& value = frame_[slot];
     if (value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad()) {
       value = shallowCopy(value.toTensor());
+    }
+  }
+}
+
+/// What a capture keeps of a lent operand must not count as a holder of the loan.
+void Executor::returnLoans(const Launch& launch) {
+  for (Slot slot : launch.operands) {
+    c10::IValue& value = frame_[slot];
+    const bool input = code_.sources[slot] == SlotSource::Input;
+    if (input && value.isTensor() && inSlab(value.toTensor(), session_->slab().get())) {
+      value = unlent(value.toTensor(), session_->slab());
     }
   }
 }

@@ -64,6 +64,7 @@ class Executor {
   void runOwn(Own& own);
   void runBranch(Branch& branch);
   void detachOperands(const Launch& launch);
+  void returnLoans(const Launch& launch);
   void poison(const std::vector<DeadBlock>& blocks);
 
   EntryCode& code_;

@@ -143,9 +143,10 @@ class ResultForger {
     TORCH_CHECK(recorded.ordinal >= 0, "its result lies in memory that it neither allocates nor is given");
     device_.passFaultPoint(FaultPoint::Allocation);
     const auto& row = (*session_.plan())[call_.step];
-    const bool planned = static_cast<size_t>(recorded.ordinal) < row.size() && row[recorded.ordinal].offset >= 0;
+    const auto ordinal = static_cast<size_t>(recorded.ordinal);
+    const bool planned = ordinal < row.size() && row[ordinal].offset >= 0 && !row[ordinal].loose;
     TORCH_CHECK(planned, "its allocation is not in the plan");
-    return storageAt(hostArenaPtr(session_.slab()->base() + row[recorded.ordinal].offset),
+    return storageAt(hostArenaPtr(session_.slab()->base() + row[ordinal].offset),
                      recorded.storageBytes);
   }
 

@@ -17,7 +17,26 @@ void returnLoan(void* context) {
   delete loan;
 }
 
+/// A tensor like `tensor` over another storage of the same memory.
+at::Tensor onStorage(c10::Storage storage, const at::Tensor& tensor) {
+  auto other = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), tensor.key_set(), tensor.dtype());
+  other.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                     tensor.storage_offset());
+  return other;
+}
+
+void dropSlab(void* context) { delete static_cast<std::shared_ptr<Slab>*>(context); }
+
 }  // namespace
+
+at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab) {
+  const c10::Storage& storage = tensor.storage();
+  c10::DataPtr memory(const_cast<void*>(storage.data()), new std::shared_ptr<Slab>(slab), &dropSlab,
+                      tensor.device());
+  return onStorage(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(memory),
+                                /*allocator=*/nullptr, /*resizable=*/false),
+                   tensor);
+}
 
 at::Tensor Lender::lend(const at::Tensor& tensor) {
   const c10::Storage& arena = tensor.storage();
@@ -35,10 +54,7 @@ at::Tensor Lender::lend(const at::Tensor& tensor) {
                            /*allocator=*/nullptr, /*resizable=*/false);
     lent_.emplace_back(address, storage);
   }
-  auto lent = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), tensor.key_set(), tensor.dtype());
-  lent.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
-                                                    tensor.storage_offset());
-  return lent;
+  return onStorage(std::move(storage), tensor);
 }
 
 bool inSlab(const at::Tensor& tensor, const Slab* slab) {

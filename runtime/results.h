@@ -40,6 +40,9 @@ class Lender {
 /// True if the tensor's memory is the slab's.
 bool inSlab(const at::Tensor& tensor, const Slab* slab);
 
+/// The same view of slab memory, holding the slab and nothing else: no loan.
+at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab);
+
 /// Another TensorImpl over the same memory, without autograd's marks.
 at::Tensor shallowCopy(const at::Tensor& tensor);
 

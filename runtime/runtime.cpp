@@ -71,7 +71,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
   timeline_ = Timeline::build(program_);
   device_->installAllocator();
   for (const Entry& entry : program_.entries) codes_.push_back(flatten(entry, timeline_, devices_));
-  for (const Node* node : timeline_.steps()) plannable_.push_back(isPlannable(node, devices_));
+  for (const Node* node : timeline_.steps()) planning_.push_back(stepPlanning(node, devices_));
   for (size_t e = 0; e < codes_.size(); ++e) {
     const Entry& entry = program_.entries[e];
     EntryState state;

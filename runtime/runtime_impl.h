@@ -90,7 +90,7 @@ class Runtime::Impl {
   Timeline timeline_;
   std::vector<EntryCode> codes_;
   std::vector<EntryState> entries_;
-  std::vector<bool> plannable_;  // by step
+  std::vector<StepPlanning> planning_;  // by step
   std::optional<ArenaLayout> layout_;
   MemoryPlan noPlan_;
   std::shared_ptr<Slab> slab_;

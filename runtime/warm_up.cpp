@@ -22,14 +22,14 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
 void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
   ++entry.warmUps;
   const bool compare = entry.warmUps > 1;
-  const auto differing = compare ? differingSteps(entry.record, record, plannable_) : std::vector<int64_t>();
+  const auto differing = compare ? differingSteps(entry.record, record, planning_) : std::vector<int64_t>();
   entry.record = std::move(record);
   if (!compare) return;
   if (!differing.empty() && entry.warmUps < std::max<int64_t>(options_.maxWarmups, 2)) return;
   for (int64_t step : differing) {
-    plannable_[step] = false;
+    planning_[step] = StepPlanning::Results;
     once_.missed("unstable-allocations", timeline_.steps()[step],
-                 "its allocations differ from run to run, so they are not planned");
+                 "its allocations differ from run to run, so only its results are planned");
   }
   entry.settled = true;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
@@ -43,7 +43,7 @@ void Runtime::Impl::plan() {
   std::vector<AllocationRecord> records;
   for (EntryState& entry : entries_) records.push_back(std::move(entry.record));
   LayoutOptions options{device_->alignment(), options_.editBuffers};
-  ArenaLayout layout = layOutArena(timeline_, codes_, records, devices_, plannable_, options, remarks_);
+  ArenaLayout layout = layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
   try {
     slab_ = device_->makeSlab(std::max<int64_t>(layout.plan.bytes, device_->alignment()));
   } catch (const c10::Error& error) {

@@ -37,8 +37,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
 
   /// Keeps the values at `positions` for every run to come, so that run() takes only the rest:
   /// a call from Python costs with the number of values it passes.
-  void bind(const std::string& entry, const std::vector<int64_t>& positions,
-            const Values& values);
+  void bind(const std::string& entry, const std::vector<int64_t>& positions, const Values& values);
   /// `values`: the inputs that are not bound, in order. Returns one value an output.
   Values run(const std::string& entry, const Values& values);
 

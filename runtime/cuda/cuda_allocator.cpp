@@ -74,8 +74,7 @@ c10::DataPtr CudaAllocator::serve(ArenaSession& session, size_t bytes) {
   if (address == nullptr) return base_->allocate(bytes);
   const bool ours = CudaSlab::retain(address);
   TORCH_INTERNAL_ASSERT(ours, "the plan gave an address outside every slab of CUDA memory");
-  return {address, address, &deleteOurs,
-          c10::Device(c10::kCUDA, c10::cuda::current_device())};
+  return {address, address, &deleteOurs, c10::Device(c10::kCUDA, c10::cuda::current_device())};
 }
 
 void CudaAllocator::deleteOurs(void* address) {

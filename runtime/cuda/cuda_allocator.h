@@ -47,8 +47,8 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
   void init(int devices) override;
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
-  std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
-      c10::DeviceIndex device) override;
+  std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize>
+  getExpandableSegmentSizes(c10::DeviceIndex device) override;
   void enable(bool value) override;
   bool isEnabled() const override;
   void cacheInfo(c10::DeviceIndex device, size_t* largest) override;
@@ -81,16 +81,16 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
   void popCompileContext() override;
   void setUserMetadata(const std::string& metadata) override;
   std::string getUserMetadata() override;
-  void attachOutOfMemoryObserver(
-      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override;
+  void
+  attachOutOfMemoryObserver(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override;
   void attachAllocatorTraceTracker(
       c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override;
 
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex other) override;
   cudaError_t memcpyAsync(void* to, int toDevice, const void* from, int fromDevice, size_t bytes,
                           cudaStream_t stream, bool peer) override;
-  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
-      c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>
+  getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
       c10::DeviceIndex device,
       std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;

@@ -28,6 +28,11 @@ class CudaExecutable final : public Executable {
   std::unique_ptr<PartitionGraph> graph_;
 };
 
+std::mutex& oneCapture() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 /// Orders what `later` gets next behind what `earlier` holds now.
 void order(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later) {
   c10::cuda::CUDAEvent event;
@@ -38,7 +43,7 @@ void order(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later) {
 }  // namespace
 
 CudaCapture::CudaCapture(CudaDevice& device, const std::vector<at::Generator>& generators)
-    : device_(device), caller_(device.currentStream()) {
+    : device_(device), alone_(oneCapture()), caller_(device.currentStream()) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   C10_CUDA_CHECK(cudaStreamIsCapturing(caller_, &status));
   TORCH_CHECK(status == cudaStreamCaptureStatusNone,
@@ -79,13 +84,15 @@ void CudaCapture::leave() {
   if (!onCaptureStream_) return;
   graph_.reset();
   onCaptureStream_.reset();
+  alone_.unlock();
   order(device_.captureStream(), caller_);
 }
 
 void CudaCapture::call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {
   device_.passFaultPoint(FaultPoint::CaptureCall);
-  TORCH_CHECK(!rng.isTensor(),
-              "a call that draws from a saved state cannot be captured: its state is set on the host");
+  TORCH_CHECK(
+      !rng.isTensor(),
+      "a call that draws from a saved state cannot be captured: its state is set on the host");
   const c10::Device where = device_.tensorDevice();
   const bool paired = rng.isGenerator() && rng.toGenerator() != defaultGenerator(where);
   if (call.draws && !paired) graph_->drawFromDefault();

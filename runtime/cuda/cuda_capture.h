@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -30,6 +31,8 @@ class CudaCapture final : public Capture {
   void leave();
 
   CudaDevice& device_;
+  std::unique_lock<std::mutex>
+      alone_;  // a generator can be in one capture of the process at a time
   const c10::cuda::CUDAStream caller_;
   std::optional<c10::cuda::CUDAStreamGuard> onCaptureStream_;
   std::unique_ptr<PartitionGraph> graph_;

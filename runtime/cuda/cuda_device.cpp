@@ -65,10 +65,8 @@ c10::DeviceIndex checked(c10::DeviceIndex index) {
 }  // namespace
 
 CudaDevice::CudaDevice(c10::DeviceIndex index)
-    : index_(checked(index)),
-      allocator_(CudaAllocator::install()),
-      captureStream_(CaptureStreams::get().take(index)),
-      pool_(at::cuda::graph_pool_handle()) {
+    : index_(checked(index)), allocator_(CudaAllocator::install()),
+      captureStream_(CaptureStreams::get().take(index)), pool_(at::cuda::graph_pool_handle()) {
   holdPool();
 }
 
@@ -140,8 +138,8 @@ void CudaDevice::synchronize() {
 PoolRouting::PoolRouting(CudaAllocator& allocator, c10::cuda::CUDAStream stream,
                          c10::MempoolId_t pool)
     : allocator_(allocator), device_(stream.device_index()), pool_(pool) {
-  allocator_.beginAllocateToPool(device_, pool_,
-                                 [routed = stream.stream()](cudaStream_t s) { return s == routed; });
+  allocator_.beginAllocateToPool(
+      device_, pool_, [routed = stream.stream()](cudaStream_t s) { return s == routed; });
 }
 
 PoolRouting::~PoolRouting() {

@@ -43,9 +43,8 @@ CudaSlab::CudaSlab(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator, c1
                    int64_t bytes)
     : allocator_(allocator), memory_(std::move(memory)), bytes_(bytes) {}
 
-std::shared_ptr<CudaSlab> CudaSlab::make(
-    c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator, c10::cuda::CUDAStream stream,
-    int64_t bytes) {
+std::shared_ptr<CudaSlab> CudaSlab::make(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator,
+                                         c10::cuda::CUDAStream stream, int64_t bytes) {
   TORCH_INTERNAL_ASSERT(bytes >= 0, "an arena of ", bytes, " bytes");
   c10::cuda::CUDAStreamGuard guard(stream);
   c10::DataPtr memory = allocator.allocate(bytes);

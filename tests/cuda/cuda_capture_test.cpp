@@ -54,11 +54,10 @@ Call dropped() {
 }
 
 Call synchronising() {
-  return callOf(
-      [](torch::jit::Stack& stack) {
-        const at::Tensor sum = stack[0].toTensor().sum();
-        stack[0] = stack[0].toTensor() + sum.item();
-      });
+  return callOf([](torch::jit::Stack& stack) {
+    const at::Tensor sum = stack[0].toTensor().sum();
+    stack[0] = stack[0].toTensor() + sum.item();
+  });
 }
 
 /// Bytes of native_dropout's two results over 64 x 64 floats: values, then a mask of bools.

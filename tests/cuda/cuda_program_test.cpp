@@ -193,8 +193,8 @@ TEST_CASE("steps move from stream to stream") {
   NEEDS_GPU();
   Pair pair(kDropout);
   for (uint64_t step = 0; step < 12; ++step) {
-    const auto stream = step % 3 == 0 ? c10::cuda::getDefaultCUDAStream(0)
-                                      : c10::cuda::getStreamFromPool(false, 0);
+    const auto stream =
+        step % 3 == 0 ? c10::cuda::getDefaultCUDAStream(0) : c10::cuda::getStreamFromPool(false, 0);
     c10::cuda::CUDAStreamGuard guard(stream);
     CHECK(pair.step(step) == "");
     pair.captured->device().synchronize();

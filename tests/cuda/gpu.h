@@ -17,11 +17,11 @@
 #include <vector>
 
 // Catch2 v2 cannot skip; so a machine without a GPU is told, case by case.
-#define NEEDS_GPU()                           \
-  if (c10::cuda::device_count() == 0) {       \
-    WARN("skipped: there is no CUDA device"); \
-    SUCCEED();                                \
-    return;                                   \
+#define NEEDS_GPU()                                                                                \
+  if (c10::cuda::device_count() == 0) {                                                            \
+    WARN("skipped: there is no CUDA device");                                                      \
+    SUCCEED();                                                                                     \
+    return;                                                                                        \
   }
 
 namespace gravure::test {
@@ -76,6 +76,8 @@ inline int64_t bytesOf(const ServePlan& plan) {
   return last.offset + (last.bytes + 511) / 512 * 512;
 }
 
-inline int poolUses(CudaDevice& device) { return device.allocator().getPoolUseCount(0, device.pool()); }
+inline int poolUses(CudaDevice& device) {
+  return device.allocator().getPoolUseCount(0, device.pool());
+}
 
 }  // namespace gravure::test

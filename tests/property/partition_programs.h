@@ -6,8 +6,7 @@
 #include "ir/op_facts.h"
 #include "ir/program.h"
 #include "passes/dependences.h"
-
-#include <catch2/catch.hpp>
+#include "tests/catch.h"
 
 #include <functional>
 #include <map>

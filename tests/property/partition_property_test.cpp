@@ -1,13 +1,14 @@
 // Random programs through the passes up to partition-graph.
 
-#include "partition_programs.h"
+#include "tests/property/partition_programs.h"
+
 #include "passes/classify_capturability.h"
 #include "passes/group_collectives.h"
 #include "passes/merge_host_reads.h"
 #include "passes/partition_graph.h"
 #include "passes/partition_levels.h"
+#include "tests/catch.h"
 
-#include <catch2/catch.hpp>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -179,7 +180,7 @@ TEST_CASE("on large programs levels equal the longest chain and never exceed pro
 
 TEST_CASE("plans are legal, the rewrite keeps what each node sees, and verifiers agree") {
   std::mt19937 rng(3);
-  int captured = 0, merged = 0, open = 0;
+  int captured = 0, merged = 0, open = 0, inParts = 0;
   for (int trial = 0; trial < 400; ++trial) {
     RandomShape shape;
     shape.nodes = 5 + static_cast<int>(rng() % 120);
@@ -187,6 +188,7 @@ TEST_CASE("plans are legal, the rewrite keeps what each node sees, and verifiers
     Program program = randomProgram(rng, shape);
     PassContext context;
     context.options.minPartitionSize = trial % 4;
+    context.options.memoryGrowth = trial % 2 == 0 ? 0.0 : 0.1;
     context.options.order = trial % 3 == 0 ? PartitionOrder::Program : PartitionOrder::Levels;
     prepare(program, context);
     open += context.remarks.count("open-collective");
@@ -195,12 +197,18 @@ TEST_CASE("plans are legal, the rewrite keeps what each node sees, and verifiers
     const PartitionPlan plan = planPartitions(program.entries[0], context.options);
     REQUIRE(plan.verify(program.entries[0]) == "");
     captured += plan.partitionCount();
+    inParts += plan.order == PartitionOrder::Levels && plan.levelParts > 1;
+    if (plan.order == PartitionOrder::Levels) {
+      const double most = plan.programOrderPeak * (1 + context.options.memoryGrowth);
+      CHECK(plan.levelPeak <= most);
+    }
     partitionGraph(program, context);
     verifyPartitionGraph(program, context);
     REQUIRE(SymbolicRun(program.entries[0]).outcome() == expected);
   }
   CHECK(captured > 400);
   CHECK(merged > 10);
+  CHECK(inParts > 5);
   CHECK(open > 10);
 }
 

@@ -21,6 +21,12 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Something is wrong with what a file holds: its message begins with the file's name.
+struct FileError : std::runtime_error {
+  FileError(const std::string& file, const std::string& message)
+      : std::runtime_error(file + ": " + message) {}
+};
+
 /// One subcommand with its flags. All of them are made before the command line is parsed.
 class Command {
  public:

@@ -16,21 +16,20 @@ SavedInputs readInputs(const std::string& file) {
   c10::IValue read;
   try {
     read = torch::jit::pickle_load({bytes.begin(), bytes.end()});
-  } catch (const std::exception& error) {
-    const llvm::StringRef why = llvm::StringRef(messageOf(error)).split('\n').first;
-    throw std::runtime_error(file +
-                             ": damaged, or not written by gravure.export_step: " + why.str());
+  } catch (const std::exception&) {
+    // What libtorch says of a damaged archive holds the archive's bytes.
+    throw FileError(file, "cut short, damaged, or not written by gravure.export_step");
   }
   SavedInputs inputs;
-  const char* expected = ": expected {entry: {input: value}}";
-  if (!read.isGenericDict()) throw std::runtime_error(file + expected);
+  const char* expected = "expected {entry: {input: value}}";
+  if (!read.isGenericDict()) throw FileError(file, expected);
   for (const auto& entry : read.toGenericDict()) {
     if (!entry.key().isString() || !entry.value().isGenericDict()) {
-      throw std::runtime_error(file + expected);
+      throw FileError(file, expected);
     }
     auto& values = inputs[entry.key().toStringRef()];
     for (const auto& input : entry.value().toGenericDict()) {
-      if (!input.key().isString()) throw std::runtime_error(file + expected);
+      if (!input.key().isString()) throw FileError(file, expected);
       values[input.key().toStringRef()] = input.value();
     }
   }
@@ -49,7 +48,7 @@ LoadedProgram loadProgram(const std::string& path, bool withInputs) {
   try {
     verifyProgram(loaded.program);
   } catch (const c10::Error& error) {
-    throw std::runtime_error(loaded.file + ": " + messageOf(error));
+    throw FileError(loaded.file, messageOf(error));
   }
   if (!withInputs || path == "-") return loaded;
   llvm::SmallString<128> inputs(loaded.file);

@@ -1,5 +1,6 @@
 // gravure: one command-line tool with subcommands. docs/gravure.md
 
+#include "ir/program_text.h"
 #include "tools/gravure/bench.h"
 #include "tools/gravure/command.h"
 #include "tools/gravure/opt.h"
@@ -135,14 +136,16 @@ int runTool(int argc, char** argv) {
     if (!llvm::outs().has_error()) return status;
     const std::string why = llvm::outs().error().message();
     llvm::outs().clear_error();
-    throw std::runtime_error("gravure: cannot write to standard output: " + why);
+    throw std::runtime_error("cannot write to standard output: " + why);
   } catch (const UsageError& error) {
     llvm::outs().flush();
     llvm::errs() << "gravure: " << error.what() << '\n';
     return kUsage;
   } catch (const std::exception& error) {
     llvm::outs().flush();
-    llvm::errs() << messageOf(error) << '\n';
+    const bool inFile = dynamic_cast<const TextError*>(&error) != nullptr ||
+                        dynamic_cast<const FileError*>(&error) != nullptr;
+    llvm::errs() << (inFile ? "" : "gravure: ") << messageOf(error) << '\n';
     return kFailed;
   }
 }

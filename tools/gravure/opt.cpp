@@ -91,7 +91,7 @@ void OptCommand::processPart(const InputPart& part, const std::vector<std::strin
     if (!printAfterAll_ || names.empty()) print(program, "");
   } catch (const c10::Error& error) {
     appendRemarks(remarks, context.remarks);
-    throw std::runtime_error(file + ": " + messageOf(error));
+    throw FileError(file, messageOf(error));
   }
   appendRemarks(remarks, context.remarks);
 }

@@ -25,7 +25,7 @@ class PlanCommand final : public Command {
     try {
       report = planProgram(loaded.program, context, loaded.file);
     } catch (const c10::Error& error) {
-      throw std::runtime_error(loaded.file + ": " + messageOf(error));
+      throw FileError(loaded.file, messageOf(error));
     }
     json_ ? printPlanJson(report, llvm::outs()) : printPlan(report, map_, llvm::outs());
     llvm::outs().flush();

@@ -57,13 +57,13 @@ void fillReport(RunReport& report, Runtime& runtime, const Remarks& remarks) {
 void printReport(const RunReport& report, llvm::raw_ostream& os) {
   const RuntimeStats& stats = report.stats;
   os << "partitions   " << listed(report.partitions) << '\n';
-  os << "steps        " << stats.steps << ", " << stats.uncapturedSteps << " of them uncaptured\n";
+  os << "entries run  " << stats.steps << ", " << stats.uncapturedSteps << " of them uncaptured\n";
   os << "calls        " << stats.captures << " captures, " << stats.replays << " replays, "
      << stats.hostCalls << " host calls\n";
   os << "copies       " << bytesText(stats.stagedBytes) << " staged and "
      << bytesText(stats.copiedResultBytes) << " of results in the last step\n";
-  os << "arena        " << bytesText(stats.arenaBytes) << " for " << bytesText(stats.arenaLoad)
-     << " of live bytes";
+  os << "arena        " << bytesText(stats.arenaBytes) << ", live at once "
+     << bytesText(stats.arenaLoad);
   if (stats.arenaLoad > 0) {
     os << llvm::format(" (ratio %.3f)", double(stats.arenaBytes) / double(stats.arenaLoad));
   }

@@ -2,6 +2,7 @@
 
 #include "ir/op_facts.h"
 #include "ir/program_text.h"
+#include "tools/gravure/command.h"
 #include "tools/gravure/draw.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -105,9 +106,9 @@ c10::IValue StepInputs::originalOf(const Entry& entry, size_t index,
     return drawFresh(*type->sizes().concrete_sizes(), *type->strides().concrete_sizes(),
                      *type->scalarType(), mixSeed(seed_, -1, name));
   }
-  throw std::runtime_error(loaded.file + ": input %" + value->debugName() + " of entry '" +
-                           entry.name + "' has no value in inputs.pt, and its type " +
-                           typeText(*value->type()) + " does not say what to draw");
+  throw FileError(loaded.file, "input %" + value->debugName() + " of entry '" + entry.name +
+                                   "' has no value in inputs.pt, and its type " +
+                                   typeText(*value->type()) + " does not say what to draw");
 }
 
 void StepInputs::addSource(const Entry& entry, size_t index, const LoadedProgram& loaded) {

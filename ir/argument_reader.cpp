@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
+#include <limits>
 
 namespace gravure {
 namespace {
@@ -86,7 +87,8 @@ void ArgumentReader::readOne(const CallTarget& target, const Token& name, CallAr
   if (named) lexer_.fail(first.offset, "expected only named arguments after the first of them");
   if (!target.anyNumber && call.args.size() == target.parameters) {
     lexer_.fail(first.offset, "expected at most " + plural(target.parameters, "argument") +
-                                  " of '" + excerpt(name.text) + "', found one more; its schema is " +
+                                  " of '" + excerpt(name.text) +
+                                  "', found one more; its schema is " +
                                   schemaText(*target.schema()) + otherOverloads(target));
   }
   call.args.push_back(first.kind == TokenKind::Name ? readNamed(first) : readExpr(call, 0));
@@ -143,10 +145,8 @@ Arg ArgumentReader::readExpr(CallArgs& call, int depth) {
   switch (token.kind) {
     case TokenKind::Value: return readValue(call, depth);
     case TokenKind::Int: lexer_.take(); return lexer_.intOf(token);
-    case TokenKind::Float: return readFloat();
-    case TokenKind::String:
-      lexer_.take();
-      return lexer_.stringOf(token);
+    case TokenKind::Float: lexer_.take(); return lexer_.floatOf(token);
+    case TokenKind::String: lexer_.take(); return lexer_.stringOf(token);
     case TokenKind::Name: lexer_.take(); return readNamed(token);
     case TokenKind::Punct:
       if (lexer_.accept('[')) return ListArg{readMembers(']', call, depth)};
@@ -188,9 +188,9 @@ Arg ArgumentReader::readValue(CallArgs& call, int depth) {
   return unfolded(folded.arg, folded, call);
 }
 
-double ArgumentReader::readFloat() {
-  const Token token = lexer_.take();
-  if (token.text != "nan" || !lexer_.accept('(')) return lexer_.floatOf(token);
+/// What may follow `nan`: `("7ff8000000000abc")`.
+double ArgumentReader::readNan() {
+  if (!lexer_.accept('(')) return std::numeric_limits<double>::quiet_NaN();
   const Token text = lexer_.expect(TokenKind::String, "the bits of a nan");
   const std::string bits = lexer_.stringOf(text);
   uint64_t number = 0;
@@ -201,6 +201,24 @@ double ArgumentReader::readFloat() {
   }
   lexer_.expect(')');
   return value;
+}
+
+c10::complex<double> ArgumentReader::readComplex() {
+  lexer_.expect('(');
+  const double real = readPart();
+  lexer_.expect(',');
+  const double imaginary = readPart();
+  lexer_.expect(')');
+  return {real, imaginary};
+}
+
+double ArgumentReader::readPart() {
+  const Token token = lexer_.take();
+  if (token.kind == TokenKind::Float) return lexer_.floatOf(token);
+  if (token.kind == TokenKind::Int) return static_cast<double>(lexer_.intOf(token));
+  if (token.isName("inf")) return std::numeric_limits<double>::infinity();
+  if (token.isName("nan")) return readNan();
+  lexer_.fail(token.offset, "expected a number, found '" + excerpt(token.text) + "'");
 }
 
 Arg ArgumentReader::readNamed(const Token& name) {
@@ -217,18 +235,9 @@ Arg ArgumentReader::readNamed(const Token& name) {
     lexer_.expect(')');
     return *device;
   }
-  if (name.text == "complex") {
-    const auto part = [&] {
-      if (lexer_.peek().kind == TokenKind::Float) return readFloat();
-      return static_cast<double>(lexer_.intOf(lexer_.expect(TokenKind::Int, "a number")));
-    };
-    lexer_.expect('(');
-    const double real = part();
-    lexer_.expect(',');
-    const double imaginary = part();
-    lexer_.expect(')');
-    return c10::complex<double>(real, imaginary);
-  }
+  if (name.text == "complex") return readComplex();
+  if (name.text == "inf") return std::numeric_limits<double>::infinity();
+  if (name.text == "nan") return readNan();
   if (const auto number = namedInt(name.text)) return *number;
   lexer_.fail(name.offset, "expected a value or a constant, found '" + excerpt(name.text) + "'");
 }

@@ -38,7 +38,9 @@ class ArgumentReader {
   Arg readNamed(const Token& name);
   Arg readValue(CallArgs& call, int depth);
   std::vector<Arg> readMembers(char close, CallArgs& call, int depth);
-  double readFloat();
+  double readNan();
+  c10::complex<double> readComplex();
+  double readPart();
 
   TextLexer& lexer_;
   ValueTable& values_;

@@ -73,12 +73,14 @@ bool valueFits(const Type& from, const Type& to) {
       return from.kind() == TypeKind::TensorType || isNumber(from.kind());
     default: break;
   }
-  if (isNumber(plain(to.kind()))) return isNumber(from.kind()) && numberFits(from.kind(), to.kind());
+  if (isNumber(plain(to.kind())))
+    return isNumber(from.kind()) && numberFits(from.kind(), to.kind());
   return from.kind() == to.kind() || from.isSubtypeOf(to);
 }
 
 bool scalarFits(TypeKind from, const Type& to) {
-  if (to.kind() == TypeKind::TensorType) return isNumber(from);
+  // PyTorch takes None for a tensor as an undefined one; kernels that allow it say so nowhere.
+  if (to.kind() == TypeKind::TensorType) return isNumber(from) || from == TypeKind::NoneType;
   if (isNumber(from)) return isNumber(plain(to.kind())) && numberFits(from, to.kind());
   return from == to.kind();
 }
@@ -124,6 +126,9 @@ bool argFits(const Node* node, const Arg& arg, const Type& type, bool fixedLengt
       }
       return true;
     }
+    // None in a Tensor parameter is an undefined tensor, as torch.ops takes it.
+    case TypeKind::TensorType:
+      return arg.is<NoneArg>() || (!arg.elements() && scalarFits(kindOf(arg), type));
     default: return !arg.elements() && scalarFits(kindOf(arg), type);
   }
 }
@@ -166,8 +171,7 @@ bool outputFits(const Type& type, const Type& returned) {
       return type.kind() == TypeKind::ListType &&
              outputFits(*type.containedType(0), *returned.containedType(0));
     case TypeKind::NumberType: return isNumber(type.kind());
-    default:
-      return plain(type.kind()) == plain(returned.kind()) || type.isSubtypeOf(returned);
+    default: return plain(type.kind()) == plain(returned.kind()) || type.isSubtypeOf(returned);
   }
 }
 
@@ -197,8 +201,8 @@ std::string checkArguments(const Node* node, const c10::FunctionSchema& schema) 
              schemaText(schema);
     }
     if (argFits(node, args[i], *parameter.type(), parameter.N().has_value())) continue;
-    return "the argument '" + parameter.name() + "' is " + argText(node, args[i]) +
-           ", expected " + parameter.type()->str();
+    return "the argument '" + parameter.name() + "' is " + argText(node, args[i]) + ", expected " +
+           parameter.type()->str();
   }
   return "";
 }

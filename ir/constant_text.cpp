@@ -135,8 +135,8 @@ void appendFloat(std::string& out, double value) {
   }
   if (std::signbit(value)) out += '-';
   char text[40];
-  const char* end = std::to_chars(text, text + sizeof(text), std::fabs(value),
-                                  std::chars_format::scientific).ptr;
+  const char* end =
+      std::to_chars(text, text + sizeof(text), std::fabs(value), std::chars_format::scientific).ptr;
   // d[.ddd]e±xx, to be laid out anew
   std::string digits(1, text[0]);
   const char* at = text + 1;

@@ -166,7 +166,10 @@ const CallTarget& EntryReader::readTarget() {
 }
 
 void EntryReader::readAttributes(Node* node) {
+  // A node looks its attributes up one by one.
+  constexpr size_t kMost = 64;
   do {
+    if (node->numAttributes() == kMost) lexer_.failExpected("fewer attributes");
     const Token name = lexer_.expect(TokenKind::Name, "an attribute's name");
     const c10::Symbol symbol = attributeName(name);
     if (attr::isInternal(symbol)) {
@@ -187,8 +190,7 @@ c10::Symbol EntryReader::attributeName(const Token& name) {
   if (name.text.find_first_of(".:") != std::string_view::npos) {
     lexer_.fail(name.offset, "expected an attribute's name of letters, digits and '_'");
   }
-  const auto [at, isNew] =
-      vocabulary_.attributes.try_emplace({name.text.data(), name.text.size()});
+  const auto [at, isNew] = vocabulary_.attributes.try_emplace({name.text.data(), name.text.size()});
   if (isNew) at->second = c10::Symbol::attr(std::string(name.text));
   return at->second;
 }

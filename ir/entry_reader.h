@@ -21,8 +21,7 @@ namespace gravure {
 class Vocabulary {
  public:
   explicit Vocabulary(TextLexer& lexer)
-      : types(lexer),
-        foldBudget(8 * lexer.text().size() + 65536),
+      : types(lexer), foldBudget(8 * lexer.text().size() + 65536),
         expectedNames_(std::count(lexer.text().begin(), lexer.text().end(), '\n')) {}
 
   /// About one name a line for the first entry, none for others: there may be many.
@@ -41,7 +40,8 @@ class Vocabulary {
 class EntryReader {
  public:
   EntryReader(TextLexer& lexer, Vocabulary& vocabulary)
-      : lexer_(lexer), vocabulary_(vocabulary), values_(lexer, vocabulary.takeExpectedNames()), arguments_(lexer, values_, vocabulary.foldBudget) {}
+      : lexer_(lexer), vocabulary_(vocabulary), values_(lexer, vocabulary.takeExpectedNames()),
+        arguments_(lexer, values_, vocabulary.foldBudget) {}
 
   /// From `graph` to the `)` of its `return`.
   Entry read();

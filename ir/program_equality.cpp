@@ -120,7 +120,8 @@ bool Comparison::sameNode(const Node* a, const Node* b) {
   for (size_t i = 0; i < a->blocks().size(); ++i) {
     if (!sameBlock(a->blocks()[i], b->blocks()[i], a)) return false;
   }
-  return sameDefinitions(a->outputs(), b->outputs(), "outputs of '" + std::string(a->kind().toQualString()) + "'");
+  return sameDefinitions(a->outputs(), b->outputs(),
+                         "outputs of '" + std::string(a->kind().toQualString()) + "'");
 }
 
 bool Comparison::sameBlock(const Block* a, const Block* b, const Node* node) {
@@ -187,8 +188,8 @@ bool Comparison::sameAttributes(const Node* a, const Node* b) {
 bool equalPrograms(const Program& a, const Program& b, std::string* why) {
   std::string difference;
   if (a.entries.size() != b.entries.size()) {
-    difference = std::to_string(a.entries.size()) + " entries are not " +
-                 std::to_string(b.entries.size());
+    difference =
+        std::to_string(a.entries.size()) + " entries are not " + std::to_string(b.entries.size());
   }
   for (size_t i = 0; i < a.entries.size() && difference.empty(); ++i) {
     Comparison comparison;

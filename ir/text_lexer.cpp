@@ -30,6 +30,20 @@ constexpr std::array<uint8_t, 256> kClasses = charClasses();
 
 bool is(char c, uint8_t classes) { return kClasses[static_cast<unsigned char>(c)] & classes; }
 
+std::string hexEscape(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return {'\\', 'x', llvm::hexdigit(byte >> 4, true), llvm::hexdigit(byte & 15, true)};
+}
+
+void appendEscaped(std::string& out, char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  if (byte >= 0x20 && byte != 0x7f) {
+    out += c;
+  } else {
+    out += hexEscape(c);
+  }
+}
+
 std::string described(const Token& token) {
   switch (token.kind) {
     case TokenKind::End: return "the end of the text";
@@ -43,32 +57,21 @@ std::string described(const Token& token) {
 
 std::string excerpt(std::string_view text) {
   constexpr size_t kMost = 60;
-  std::string shown;
-  for (unsigned char c : text.substr(0, kMost)) {
-    if (c >= 0x20 && c != 0x7f) {
-      shown += static_cast<char>(c);
-    } else {
-      shown += {'\\', 'x', llvm::hexdigit(c >> 4, true), llvm::hexdigit(c & 15, true)};
-    }
-  }
+  size_t end = std::min(kMost, text.size());
   // Cut between characters of UTF-8, not inside one.
-  if (text.size() > kMost) {
-    while (!shown.empty() && (static_cast<unsigned char>(text[shown.size()]) & 0xc0) == 0x80 &&
-           shown.size() == kMost) {
-      shown.pop_back();
-    }
-    shown += "…";
-  }
-  return shown;
+  const auto continues = [&](size_t at) {
+    return (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
+  };
+  while (end > 0 && end < text.size() && continues(end)) --end;
+  std::string shown;
+  for (char c : text.substr(0, end)) appendEscaped(shown, c);
+  return end < text.size() ? shown + "…" : shown;
 }
 
 TextError::TextError(std::string inFile, size_t atLine, size_t atColumn, const std::string& message)
     : c10::Error(inFile + ":" + std::to_string(atLine) + ":" + std::to_string(atColumn) + ": " +
                  message),
-      file(std::move(inFile)),
-      line(atLine),
-      column(atColumn),
-      detail(message) {}
+      file(std::move(inFile)), line(atLine), column(atColumn), detail(message) {}
 
 TextLexer::TextLexer(std::string_view text, const std::string& file, size_t firstLine)
     : text_(text), file_(file), firstLine_(firstLine) {
@@ -149,7 +152,9 @@ void TextLexer::advance() {
   } else if (c == '"') {
     lexString();
   } else {
-    fail(at_, "expected a token, found the character '" + excerpt(text_.substr(at_, 1)) + "'");
+    const bool ascii = static_cast<unsigned char>(c) < 0x80;
+    const std::string shown = ascii ? excerpt(text_.substr(at_, 1)) : hexEscape(c);
+    fail(at_, "expected a token, found the character '" + shown + "'");
   }
 }
 
@@ -177,8 +182,7 @@ void TextLexer::lexName() {
       break;
     }
   }
-  const std::string_view name = text_.substr(at_, end - at_);
-  finish(name == "inf" || name == "nan" ? TokenKind::Float : TokenKind::Name, end);
+  finish(TokenKind::Name, end);
 }
 
 void TextLexer::lexNumber() {
@@ -233,9 +237,7 @@ int64_t TextLexer::intOf(const Token& token) const {
 
 double TextLexer::floatOf(const Token& token) const {
   const std::string_view text = token.text;
-  if (text == "inf") return std::numeric_limits<double>::infinity();
   if (text == "-inf") return -std::numeric_limits<double>::infinity();
-  if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
   if (text == "-nan") return -std::numeric_limits<double>::quiet_NaN();
   double value = 0;
   const char* end = text.data() + text.size();

@@ -11,9 +11,9 @@ namespace gravure {
 enum class TokenKind : uint8_t {
   End,
   Value,   // %name, text without the %
-  Name,    // aten::add.Tensor, torch.float32, strides, True
+  Name,    // aten::add.Tensor, torch.float32, strides, True, inf
   Int,     // -12
-  Float,   // 1., 1e-05, -inf, nan
+  Float,   // 1., 1e-05, -inf, -nan
   String,  // text with its quotes, escapes untouched
   Punct,   // one character, or -> (punct '>')
 };

@@ -38,6 +38,7 @@ class TextPrinter {
   void printTyped(c10::ArrayRef<const Value*> values);
   void printValues(c10::ArrayRef<const Value*> values);
   void printInput(const Value* value, const InputInfo& info);
+  void printReturn(const Entry& entry);
   void printOutput(const Value* value, const OutputInfo& info, const Entry& entry);
   void printAttributes(const Node* node);
   void printArguments(const Node* node);
@@ -77,12 +78,22 @@ void TextPrinter::printEntry(const Entry& entry) {
   }
   out_ += "):\n";
   printStatements(entry.graph->block(), 2);
-  out_ += "  return (";
+  printReturn(entry);
+}
+
+/// On one line if that is short, else one output a line.
+void TextPrinter::printReturn(const Entry& entry) {
+  constexpr size_t kLongLine = 100;
   const auto outputs = static_cast<const Graph&>(*entry.graph).outputs();
-  bool first = true;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    separate(first);
-    printOutput(outputs[i], i < entry.outputs.size() ? entry.outputs[i] : OutputInfo(), entry);
+  const size_t begin = out_.size();
+  for (const char* separator : {", ", ",\n          "}) {
+    out_.resize(begin);
+    out_ += "  return (";
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (i) out_ += separator;
+      printOutput(outputs[i], i < entry.outputs.size() ? entry.outputs[i] : OutputInfo(), entry);
+    }
+    if (out_.size() - begin < kLongLine) break;
   }
   out_ += ")\n";
 }
@@ -182,7 +193,8 @@ void TextPrinter::printName(const Value* value) {
     return;
   }
   const auto number = anonymous_.find(value);
-  appendInt(out_, static_cast<int64_t>(number == anonymous_.end() ? value->unique() : number->second));
+  appendInt(out_,
+            static_cast<int64_t>(number == anonymous_.end() ? value->unique() : number->second));
 }
 
 void TextPrinter::printType(const Value* value) {

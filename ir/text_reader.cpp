@@ -24,8 +24,8 @@ Program readEntries(TextLexer& lexer) {
     const size_t offset = lexer.peek().offset;
     Entry entry = EntryReader(lexer, vocabulary).read();
     if (!names.insert(entry.name).second) {
-      lexer.fail(offset, "expected entries of different names, found '" + entry.name +
-                             "' a second time");
+      lexer.fail(offset,
+                 "expected entries of different names, found '" + entry.name + "' a second time");
     }
     program.entries.push_back(std::move(entry));
   } while (lexer.peek().isName("graph"));

@@ -28,17 +28,17 @@ const llvm::StringMap<at::ScalarType>& scalarTypes() {
 
 const llvm::StringMap<c10::TypePtr>& plainTypes() {
   static const llvm::StringMap<c10::TypePtr> types{
-      {"Tensor", c10::TensorType::get()},       {"int", c10::IntType::get()},
-      {"float", c10::FloatType::get()},         {"bool", c10::BoolType::get()},
-      {"str", c10::StringType::get()},          {"complex", c10::ComplexType::get()},
-      {"Device", c10::DeviceObjType::get()},    {"Generator", c10::GeneratorType::get()},
-      {"NoneType", c10::NoneType::get()},       {"Scalar", c10::NumberType::get()},
-      {"number", c10::NumberType::get()},       {"SymInt", c10::SymIntType::get()},
-      {"SymFloat", c10::SymFloatType::get()},   {"SymBool", c10::SymBoolType::get()},
-      {"Any", c10::AnyType::get()},             {"Stream", c10::StreamObjType::get()},
-      {"Storage", c10::StorageType::get()},     {"ScalarType", c10::ScalarTypeType::get()},
-      {"Layout", c10::LayoutType::get()},       {"MemoryFormat", c10::MemoryFormatType::get()},
-      {"QScheme", c10::QSchemeType::get()},     {"Quantizer", c10::QuantizerType::get()},
+      {"Tensor", c10::TensorType::get()},     {"int", c10::IntType::get()},
+      {"float", c10::FloatType::get()},       {"bool", c10::BoolType::get()},
+      {"str", c10::StringType::get()},        {"complex", c10::ComplexType::get()},
+      {"Device", c10::DeviceObjType::get()},  {"Generator", c10::GeneratorType::get()},
+      {"NoneType", c10::NoneType::get()},     {"Scalar", c10::NumberType::get()},
+      {"number", c10::NumberType::get()},     {"SymInt", c10::SymIntType::get()},
+      {"SymFloat", c10::SymFloatType::get()}, {"SymBool", c10::SymBoolType::get()},
+      {"Any", c10::AnyType::get()},           {"Stream", c10::StreamObjType::get()},
+      {"Storage", c10::StorageType::get()},   {"ScalarType", c10::ScalarTypeType::get()},
+      {"Layout", c10::LayoutType::get()},     {"MemoryFormat", c10::MemoryFormatType::get()},
+      {"QScheme", c10::QSchemeType::get()},   {"Quantizer", c10::QuantizerType::get()},
       {"Capsule", c10::CapsuleType::get()},
   };
   return types;
@@ -307,7 +307,8 @@ c10::TypePtr TypeReader::makeTensor(const TensorParts& parts, size_t offset) {
                             " strides for " + std::to_string(rank) + " dimensions");
   }
   if (!isAddressable(sizes, strides)) {
-    lexer_.fail(offset, "expected a tensor whose bytes can be counted in 63 bits, found a larger one");
+    lexer_.fail(offset,
+                "expected a tensor whose bytes can be counted in 63 bits, found a larger one");
   }
   if (!parts.ranked) {
     if (!parts.dtype && !parts.device && !parts.requiresGrad) return c10::TensorType::get();
@@ -351,74 +352,6 @@ c10::Device readDevice(TextLexer& lexer) {
   const auto device = deviceFromText(text);
   if (!device) lexer.fail(name.offset, "expected a device, found '" + excerpt(text) + "'");
   return *device;
-}
-
-namespace {
-
-void printDims(const c10::VaryingShape<int64_t>& dims, std::string& out) {
-  const size_t rank = *dims.size();
-  for (size_t i = 0; i < rank; ++i) {
-    if (i) out += ", ";
-    out += dims[i] ? std::to_string(*dims[i]) : "*";
-  }
-}
-
-std::string tensorText(const c10::TensorType& type) {
-  const auto sizes = type.sizes();
-  const bool ranked = sizes.size().has_value();
-  std::string out = type.scalarType() ? c10::toString(*type.scalarType()) : "Tensor";
-  if (!ranked && type.scalarType()) out += "Tensor";
-  std::string parts;
-  const auto begin = [&](const char* name) {
-    if (!parts.empty()) parts += ", ";
-    parts += name;
-  };
-  if (ranked && *sizes.size() > 0) {
-    printDims(sizes, parts);
-    const auto strides = type.strides();
-    const auto& dims = strides.sizes();
-    const bool any = dims && dims->size() == *sizes.size() &&
-                     std::any_of(dims->begin(), dims->end(), [](auto& d) { return d.has_value(); });
-    if (any) {
-      begin("strides=[");
-      printDims(strides, parts);
-      parts += "]";
-    }
-  } else if (ranked && !type.scalarType()) {
-    begin("rank=0");
-  }
-  if (type.requiresGrad()) begin(*type.requiresGrad() ? "requires_grad=1" : "requires_grad=0");
-  if (type.device()) {
-    begin("device=");
-    parts += type.device()->str();
-  }
-  // Float() is a tensor without dimensions, FloatTensor one of which they are not known.
-  if (!parts.empty() || (ranked && type.scalarType())) out += "(" + parts + ")";
-  return out;
-}
-
-std::string joined(c10::ArrayRef<c10::TypePtr> types) {
-  std::string out;
-  for (const c10::TypePtr& type : types) {
-    if (!out.empty()) out += ", ";
-    out += typeText(*type);
-  }
-  return out;
-}
-
-}  // namespace
-
-std::string typeText(const c10::Type& type) {
-  switch (type.kind()) {
-    case c10::TypeKind::TensorType: return tensorText(type.expectRef<c10::TensorType>());
-    case c10::TypeKind::ListType: return typeText(*type.containedType(0)) + "[]";
-    case c10::TypeKind::OptionalType:
-      return typeText(*type.expectRef<c10::OptionalType>().getElementType()) + "?";
-    case c10::TypeKind::TupleType: return "(" + joined(type.containedTypes()) + ")";
-    case c10::TypeKind::DictType: return "Dict(" + joined(type.containedTypes()) + ")";
-    case c10::TypeKind::FutureType: return "Future(" + joined(type.containedTypes()) + ")";
-    default: return type.str();
-  }
 }
 
 }  // namespace gravure

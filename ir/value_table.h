@@ -15,10 +15,10 @@ namespace gravure {
 /// A constant or list that a statement of its own defines, as TorchScript writes them. It stands in
 /// place of its name wherever that is an argument.
 struct FoldedConstant {
-  Arg arg;                     // InputArg: index into `values`
+  Arg arg;  // InputArg: index into `values`
   std::vector<Value*> values;
-  Node* node = nullptr;        // prim::Constant; none for lists and tuples
-  size_t weight = 0;           // memory of one copy, in about 32 bytes; set by the table
+  Node* node = nullptr;  // prim::Constant; none for lists and tuples
+  size_t weight = 0;     // memory of one copy, in about 32 bytes; set by the table
   int depth = 0;
   bool used = false;
 };

@@ -105,8 +105,8 @@ void EntryVerifier::checkOutputRoles() {
   const auto outputs = entry_.graph->outputs();
   const auto inputs = entry_.graph->inputs();
   if (entry_.outputs.size() != outputs.size()) {
-    fail(std::to_string(outputs.size()) + " outputs have " +
-         std::to_string(entry_.outputs.size()) + " roles");
+    fail(std::to_string(outputs.size()) + " outputs have " + std::to_string(entry_.outputs.size()) +
+         " roles");
   }
   llvm::StringSet<> saved;
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -70,12 +70,11 @@ class EntryClassifier {
   void learnOutputs(const Node* node, const std::optional<Verdict>& verdict) {
     const bool reads = verdict && readsDeviceData(verdict->reason);
     const bool derived = reads || llvm::any_of(node->inputs(), [&](const Value* input) {
-      return ValueFacts::has(values_.runtimeNumber, input);
-    });
+                           return ValueFacts::has(values_.runtimeNumber, input);
+                         });
     if (derived) {
       for (const Value* output : node->outputs()) {
-        const bool unknown =
-            isTensorValue(output) && !ValueFacts::has(values_.staticShape, output);
+        const bool unknown = isTensorValue(output) && !ValueFacts::has(values_.staticShape, output);
         if (unknown || isNumber(output)) values_.set(values_.runtimeNumber, output);
       }
     }
@@ -95,8 +94,9 @@ class EntryClassifier {
     if (device_.is_cpu() || !hasNoBlocks(node)) return false;
     const OpFacts& facts = factsOf(node);
     if (facts.random || facts.writes || facts.reason || facts.collective) return false;
-    return llvm::all_of(node->inputs(),
-                        [&](const Value* in) { return ValueFacts::has(values_.hostConstant, in); }) &&
+    return llvm::all_of(
+               node->inputs(),
+               [&](const Value* in) { return ValueFacts::has(values_.hostConstant, in); }) &&
            llvm::all_of(node->outputs(), [&](const Value* out) {
              return isTensorOfCpuWithoutDims(out) && !isWritten(out);
            });
@@ -154,7 +154,8 @@ class Requests {
     for (size_t i = 0; i < texts_.size(); ++i) {
       if (used_[i]) continue;
       remarks.add(RemarkKind::Analysis, kPass, "request-unmatched",
-                  "the host request '" + texts_[i] + "' names no operator or module of the program");
+                  "the host request '" + texts_[i] +
+                      "' names no operator or module of the program");
     }
   }
 
@@ -191,13 +192,14 @@ void classifyCapturability(Program& program, PassContext& context) {
 }
 
 void verifyClassifyCapturability(const Program& program, const PassContext&) {
-  forEachVerdict(program, [](const Entry& entry, const Node* node, const std::optional<Verdict>& verdict) {
-    const auto reason = hostReasonOf(node);
-    TORCH_CHECK(!reason || !factsOf(node).scalarOnly, "entry '", entry.name, "': ", describe(node),
-                " works on numbers alone and needs no host reason");
-    TORCH_CHECK(reason || !verdict, "entry '", entry.name, "': ", describe(node),
-                " must run on the host: ", verdict ? verdict->message : "");
-  });
+  forEachVerdict(
+      program, [](const Entry& entry, const Node* node, const std::optional<Verdict>& verdict) {
+        const auto reason = hostReasonOf(node);
+        TORCH_CHECK(!reason || !factsOf(node).scalarOnly, "entry '", entry.name,
+                    "': ", describe(node), " works on numbers alone and needs no host reason");
+        TORCH_CHECK(reason || !verdict, "entry '", entry.name, "': ", describe(node),
+                    " must run on the host: ", verdict ? verdict->message : "");
+      });
 }
 
 }  // namespace gravure

@@ -7,15 +7,17 @@ namespace gravure {
 namespace {
 
 c10::Device withIndex(c10::Device device) {
-  return device.has_index() || device.is_cpu() ? c10::Device(device.type(), device.is_cpu() ? -1 : device.index())
-                                               : c10::Device(device.type(), 0);
+  return device.has_index() || device.is_cpu()
+             ? c10::Device(device.type(), device.is_cpu() ? -1 : device.index())
+             : c10::Device(device.type(), 0);
 }
 
 /// `%g : Generator {rng_state "cuda:0"}` is the default generator of that device; "cuda:0#1" is not.
 std::optional<c10::Device> defaultGeneratorDevice(const Entry& entry, const Value* state) {
   if (state->node()->kind() != c10::prim::Param) return std::nullopt;
   const size_t at = state->offset();
-  if (at >= entry.inputs.size() || entry.inputs[at].role != InputRole::RngState) return std::nullopt;
+  if (at >= entry.inputs.size() || entry.inputs[at].role != InputRole::RngState)
+    return std::nullopt;
   const std::string& name = entry.inputs[at].name;
   if (name.empty() || name.find('#') != std::string::npos) return std::nullopt;
   return withIndex(c10::Device(name));
@@ -44,7 +46,8 @@ std::optional<RandomSource> randomSource(const Entry& entry, const Node* node) {
   const Value* state = rngStateOf(node);
   if (!state) return RandomSource{nullptr, drawingDevice(node)};
   if (isTensorValue(state)) return std::nullopt;
-  if (const auto device = defaultGeneratorDevice(entry, state)) return RandomSource{nullptr, *device};
+  if (const auto device = defaultGeneratorDevice(entry, state))
+    return RandomSource{nullptr, *device};
   return RandomSource{state};
 }
 

@@ -126,22 +126,25 @@ class FateFinder {
   }
 
   const Numbering& numbering_;
-  std::vector<int32_t> memberOf_;                          // by node
-  std::vector<int32_t> openOn_;                            // by storage: collective that fills it
-  std::vector<llvm::SmallVector<int32_t, 1>> operandOf_;   // by storage: open collectives that read it
+  std::vector<int32_t> memberOf_;  // by node
+  std::vector<int32_t> openOn_;    // by storage: collective that fills it
+  std::vector<llvm::SmallVector<int32_t, 1>>
+      operandOf_;  // by storage: open collectives that read it
   std::vector<Collective> collectives_;
   std::vector<int32_t> fateRoot_;
   int32_t openCount_ = 0;
 };
 
 bool hasCollectives(const Entry& entry) {
-  return llvm::any_of(entry.graph->nodes(), [](const Node* node) { return factsOf(node).collective; });
+  return llvm::any_of(entry.graph->nodes(),
+                      [](const Node* node) { return factsOf(node).collective; });
 }
 
 /// What pulls a fate out of capture, and how the nodes are coloured after it.
 struct Fates {
   Colouring colouring;
-  std::vector<int32_t> cause;  // by fate: a host member; -1 if all are capturable, -2 if pulled apart
+  std::vector<int32_t>
+      cause;  // by fate: a host member; -1 if all are capturable, -2 if pulled apart
 };
 
 /// Colours the members of fates that have a cause as host nodes.
@@ -169,7 +172,8 @@ Fates decide(const Dependences& dependences) {
     }
   }
   recolour(fates);
-  for (auto apart = fatesPulledApart(colouring); !apart.empty(); apart = fatesPulledApart(colouring)) {
+  for (auto apart = fatesPulledApart(colouring); !apart.empty();
+       apart = fatesPulledApart(colouring)) {
     for (int32_t fate : apart) fates.cause[fate] = -2;
     recolour(fates);
   }
@@ -231,7 +235,8 @@ void verifyGroupCollectives(const Program& program, const PassContext&) {
       TORCH_CHECK(fate == fates.colouring.fate[i], "entry '", entry.name, "': ", describe(node),
                   " has fate ", fate, ", expected ", fates.colouring.fate[i]);
       TORCH_CHECK(fate < 0 || fates.cause[fate] == -1 || hostReasonOf(node), "entry '", entry.name,
-                  "': ", describe(node), " must run on the host: ", causeText(fates, fate, numbering));
+                  "': ", describe(node),
+                  " must run on the host: ", causeText(fates, fate, numbering));
     }
   }
 }

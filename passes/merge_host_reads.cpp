@@ -148,7 +148,8 @@ void verifyMergeHostReads(const Program& program, const PassContext&) {
   for (const Entry& entry : program.entries) {
     for (const Node* node : entry.graph->nodes()) {
       if (node->kind() != cg::readHost) continue;
-      const auto elements = node->inputs().size() == 1 ? readableElements(node->input(0)) : std::nullopt;
+      const auto elements =
+          node->inputs().size() == 1 ? readableElements(node->input(0)) : std::nullopt;
       TORCH_CHECK(elements && *elements == static_cast<int64_t>(node->outputs().size()), "entry '",
                   entry.name, "': ", describe(node),
                   " must read one small tensor of known size, with one output an element");

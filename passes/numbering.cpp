@@ -43,7 +43,8 @@ void Numbering::defineOutputs(const Node* node, int32_t number) {
       if (isPartition(node)) unite(node->input(p), block->inputs()[p]);
     }
     for (const Node* inner : block->nodes()) defineOutputs(inner, number);
-    for (size_t o = 0; o < block->outputs().size(); ++o) unite(block->outputs()[o], node->output(o));
+    for (size_t o = 0; o < block->outputs().size(); ++o)
+      unite(block->outputs()[o], node->output(o));
   }
 }
 

@@ -18,12 +18,14 @@ std::string count(size_t n, const char* what) {
 
 std::string planSummary(const PartitionPlan& plan) {
   const bool levels = plan.order == PartitionOrder::Levels;
-  const std::string parts =
-      levels && plan.levelParts > 1 ? " of " + count(plan.levelParts, "part") + " of the program" : "";
-  return count(plan.partitionCount(), "partition") + " in " + count(plan.runs.size(), "run") + " by " +
-         (levels ? "levels" : "program order") + parts + "; program order gives " +
-         std::to_string(plan.programOrderPartitions) + " in " + std::to_string(plan.programOrderRuns) +
-         " with a planned peak of " + std::to_string(plan.programOrderPeak) + " bytes, levels " +
+  const std::string parts = levels && plan.levelParts > 1
+                                ? " of " + count(plan.levelParts, "part") + " of the program"
+                                : "";
+  return count(plan.partitionCount(), "partition") + " in " + count(plan.runs.size(), "run") +
+         " by " + (levels ? "levels" : "program order") + parts + "; program order gives " +
+         std::to_string(plan.programOrderPartitions) + " in " +
+         std::to_string(plan.programOrderRuns) + " with a planned peak of " +
+         std::to_string(plan.programOrderPeak) + " bytes, levels " +
          std::to_string(plan.levelPartitions) + " in " + std::to_string(plan.levelRuns) + " with " +
          std::to_string(plan.levelPeak);
 }
@@ -35,7 +37,8 @@ std::string keptMessage(HostReason reason, int64_t minimum) {
   return "program order cuts between its collective and what touches the buffers";
 }
 
-void remark(const Entry& entry, const PartitionPlan& plan, int64_t firstIndex, PassContext& context) {
+void remark(const Entry& entry, const PartitionPlan& plan, int64_t firstIndex,
+            PassContext& context) {
   Remarks& remarks = context.remarks;
   remarks.add(RemarkKind::Analysis, kPass, "partition-plan",
               "entry '" + entry.name + "': " + planSummary(plan));
@@ -51,8 +54,9 @@ void remark(const Entry& entry, const PartitionPlan& plan, int64_t firstIndex, P
     if (!run.captured) continue;
     remarks.add(RemarkKind::Passed, kPass, "partition-formed", run.nodes.front(),
                 "partition " + std::to_string(firstIndex + run.index) + " holds " +
-                    count(run.nodes.size(), "node") + ", takes " + count(run.inputs.size(), "value") +
-                    " and gives " + std::to_string(run.outputs.size()));
+                    count(run.nodes.size(), "node") + ", takes " +
+                    count(run.inputs.size(), "value") + " and gives " +
+                    std::to_string(run.outputs.size()));
   }
 }
 
@@ -74,7 +78,9 @@ class RewriteChecker {
   }
 
  private:
-  std::string where(const Node* node) const { return "entry '" + entry_.name + "': " + describe(node); }
+  std::string where(const Node* node) const {
+    return "entry '" + entry_.name + "': " + describe(node);
+  }
 
   void checkPartition(const Node* node) {
     TORCH_CHECK(node->blocks().size() == 1, where(node), " must have one block");
@@ -85,7 +91,8 @@ class RewriteChecker {
     checkBoundary(node, block->outputs(), node->outputs(), "result");
     llvm::DenseSet<const Value*> seen, visible;
     for (const Value* operand : node->inputs()) {
-      TORCH_CHECK(seen.insert(operand).second, where(node), " takes %", operand->debugName(), " twice");
+      TORCH_CHECK(seen.insert(operand).second, where(node), " takes %", operand->debugName(),
+                  " twice");
     }
     for (const Value* parameter : block->inputs()) visible.insert(parameter);
     const auto need = [&](const Value* value) {
@@ -107,13 +114,14 @@ class RewriteChecker {
   }
 
   template <typename Inner, typename Outer>
-  void checkBoundary(const Node* node, const Inner& inner, const Outer& outer, const char* what) const {
+  void checkBoundary(const Node* node, const Inner& inner, const Outer& outer,
+                     const char* what) const {
     TORCH_CHECK(inner.size() == outer.size(), where(node), " must have one ", what,
                 " for each of its ", outer.size(), ", and has ", inner.size());
     for (size_t i = 0; i < inner.size(); ++i) {
       TORCH_CHECK(inner[i]->type() == outer[i]->type() || *inner[i]->type() == *outer[i]->type(),
-                  where(node), ": ", what, " %", inner[i]->debugName(), " and %", outer[i]->debugName(),
-                  " differ in type");
+                  where(node), ": ", what, " %", inner[i]->debugName(), " and %",
+                  outer[i]->debugName(), " differ in type");
     }
   }
 

@@ -17,8 +17,8 @@ int32_t changes(const Colouring& colouring, int32_t a, int32_t b) {
 /// Raises the levels from `level` on until each node stands no lower than what it depends on (one
 /// higher where the colour changes) and fates are level. nullopt when they rest; else a fate that
 /// still rose in the last round. Looks at the nodes from `begin` to `end` alone.
-std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& level, int32_t begin,
-                              int32_t end) {
+std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& level,
+                              int32_t begin, int32_t end) {
   const Dependences& dependences = *colouring.dependences;
   std::vector<int32_t> fateLevel(colouring.fates, 0);
   std::optional<int32_t> raised;
@@ -215,7 +215,8 @@ std::vector<int32_t> partEnds(const Colouring& colouring, int32_t parts) {
   std::vector<int32_t> ends;
   int32_t open = -1;  // last member of the fates begun so far
   for (int32_t i = 0; i < size; ++i) {
-    if (const int32_t fate = colouring.bindingFate(i); fate >= 0) open = std::max(open, lastOfFate[fate]);
+    if (const int32_t fate = colouring.bindingFate(i); fate >= 0)
+      open = std::max(open, lastOfFate[fate]);
     const int64_t wished = int64_t{size} * (static_cast<int64_t>(ends.size()) + 1) / parts;
     if (i + 1 == size || (i + 1 >= wished && i >= open)) ends.push_back(i + 1);
   }

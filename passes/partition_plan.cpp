@@ -28,8 +28,7 @@ struct Candidate {
 class Planner {
  public:
   Planner(const Entry& entry, const PassOptions& options)
-      : entry_(entry), options_(options), dependences_(entry),
-        live_(entry, dependences_) {
+      : entry_(entry), options_(options), dependences_(entry), live_(entry, dependences_) {
     const Numbering& numbering = dependences_.numbering();
     base_.dependences = &dependences_;
     for (int32_t i = 0; i < numbering.size(); ++i) {
@@ -39,7 +38,8 @@ class Planner {
       base_.captured.push_back(!host && !numbers);
       isFree_.push_back(!host && numbers);
       isCall_.push_back(!isView(numbering.facts(i)));
-      base_.fate.push_back(node->hasAttribute(attr::fate) ? static_cast<int32_t>(node->i(attr::fate)) : -1);
+      base_.fate.push_back(
+          node->hasAttribute(attr::fate) ? static_cast<int32_t>(node->i(attr::fate)) : -1);
       base_.fates = std::max(base_.fates, base_.fate.back() + 1);
     }
     openBrokenFates();
@@ -51,7 +51,8 @@ class Planner {
     plan.programOrderPartitions = program.order.capturedRuns();
     plan.programOrderRuns = program.order.runs();
     plan.programOrderPeak = program.peak;
-    const auto most = static_cast<int64_t>(static_cast<double>(program.peak) * (1 + options_.memoryGrowth));
+    const auto most =
+        static_cast<int64_t>(static_cast<double>(program.peak) * (1 + options_.memoryGrowth));
     Candidate levels = byLevels(most);
     plan.levelPartitions = levels.order.capturedRuns();
     plan.levelRuns = levels.order.runs();
@@ -59,7 +60,8 @@ class Planner {
     plan.levelParts = levels.parts;
     const bool wished = options_.order == PartitionOrder::Levels;
     if (wished) plan.levelsRefused = levels.refused;
-    plan.order = wished && levels.refused.empty() ? PartitionOrder::Levels : PartitionOrder::Program;
+    plan.order =
+        wished && levels.refused.empty() ? PartitionOrder::Levels : PartitionOrder::Program;
     fill(plan, plan.order == PartitionOrder::Levels ? levels : program);
     return plan;
   }
@@ -99,7 +101,8 @@ class Planner {
     for (int32_t run = 0; run < order.runs(); ++run) {
       if (!order.captured[run]) continue;
       int64_t calls = 0;
-      for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at) calls += isCall_[order.nodes[at]];
+      for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at)
+        calls += isCall_[order.nodes[at]];
       // A run of views alone launches nothing, whatever the minimum is.
       if (calls >= std::max<int64_t>(options_.minPartitionSize, 1)) continue;
       any = true;
@@ -140,7 +143,8 @@ class Planner {
       candidate.order = runsInProgramOrder(colouring, isFree_);
     } while (dropSplitFates(candidate, colouring));
     // Host runs stand on both sides of a captured one, so no other run changes.
-    if (dropSmallRuns(candidate, colouring)) candidate.order = runsInProgramOrder(colouring, isFree_);
+    if (dropSmallRuns(candidate, colouring))
+      candidate.order = runsInProgramOrder(colouring, isFree_);
     candidate.peak = live_.peak(candidate.order.nodes);
     return candidate;
   }
@@ -227,13 +231,15 @@ class BoundaryFinder {
       : entry_(entry), numbering_(numbering), order_(order), runOf_(numbering.size()),
         usedOutside_(numbering.valueBound()), seenBy_(numbering.valueBound(), -1) {
     for (int32_t run = 0; run < order.runs(); ++run) {
-      for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at) runOf_[order.nodes[at]] = run;
+      for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at)
+        runOf_[order.nodes[at]] = run;
     }
   }
 
   void find(std::vector<PlannedRun>& runs) {
     for (int32_t run = 0; run < order_.runs(); ++run) findInputs(run, runs[run]);
-    for (const Value* result : entry_.graph->outputs()) usedOutside_[Numbering::numberOf(result)] = true;
+    for (const Value* result : entry_.graph->outputs())
+      usedOutside_[Numbering::numberOf(result)] = true;
     for (PlannedRun& run : runs) {
       for (Node* node : run.nodes) {
         for (Value* output : node->outputs()) {
@@ -261,9 +267,9 @@ class BoundaryFinder {
   const Entry& entry_;
   const Numbering& numbering_;
   const RunOrder& order_;
-  std::vector<int32_t> runOf_;       // by node
-  std::vector<bool> usedOutside_;    // by value
-  std::vector<int32_t> seenBy_;      // by value: the last run that took it as an input
+  std::vector<int32_t> runOf_;     // by node
+  std::vector<bool> usedOutside_;  // by value
+  std::vector<int32_t> seenBy_;    // by value: the last run that took it as an input
 };
 
 void Planner::fill(PartitionPlan& plan, const Candidate& candidate) const {
@@ -312,7 +318,8 @@ void printValues(llvm::raw_ostream& os, const char* title, const std::vector<Val
 }  // namespace
 
 int64_t PartitionPlan::partitionCount() const {
-  return std::count_if(runs.begin(), runs.end(), [](const PlannedRun& run) { return run.captured; });
+  return std::count_if(runs.begin(), runs.end(),
+                       [](const PlannedRun& run) { return run.captured; });
 }
 
 void PartitionPlan::print(llvm::raw_ostream& os) const {

@@ -17,16 +17,17 @@ namespace gravure {
 /// One run of nodes in the planned order, all captured or all on the host.
 struct PlannedRun {
   bool captured = false;
-  int64_t index = -1;               // partition's number, dense, in planned order; -1 for host runs
-  std::vector<Node*> nodes;         // in planned order; never empty
-  std::vector<Value*> inputs;       // defined outside, used inside; order of first use; no duplicates
-  std::vector<Value*> outputs;      // defined inside, used outside or returned; order of definition
+  int64_t index = -1;           // partition's number, dense, in planned order; -1 for host runs
+  std::vector<Node*> nodes;     // in planned order; never empty
+  std::vector<Value*> inputs;   // defined outside, used inside; order of first use; no duplicates
+  std::vector<Value*> outputs;  // defined inside, used outside or returned; order of definition
 };
 
 /// A node that the plan itself keeps on the host, though its operator could be captured.
 struct PlannedHost {
   Node* node = nullptr;
-  HostReason reason = HostReason::TooSmall;  // or OpenCollective: program order cuts through its fate
+  HostReason reason =
+      HostReason::TooSmall;  // or OpenCollective: program order cuts through its fate
 };
 
 struct PartitionPlan {
@@ -34,12 +35,12 @@ struct PartitionPlan {
   /// `captured`.
   std::vector<PlannedRun> runs;
   PartitionOrder order = PartitionOrder::Levels;
-  std::vector<PlannedHost> keptOnHost;       // in program order
-  int64_t programOrderPartitions = 0;  // what each order gives, both printed
+  std::vector<PlannedHost> keptOnHost;  // in program order
+  int64_t programOrderPartitions = 0;   // what each order gives, both printed
   int64_t levelPartitions = 0;
-  int64_t programOrderRuns = 0;        // captured and host runs together
+  int64_t programOrderRuns = 0;  // captured and host runs together
   int64_t levelRuns = 0;
-  int64_t programOrderPeak = 0;        // peak live bytes of static-shaped storages in each order
+  int64_t programOrderPeak = 0;  // peak live bytes of static-shaped storages in each order
   int64_t levelPeak = 0;
   /// Parts of the program that levels were taken in, one after the other, to keep the peak down.
   int32_t levelParts = 1;

@@ -13,7 +13,8 @@ bool endsAsOurs(std::string_view name) {
   size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return false;
   const auto isDigit = [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; };
-  if (dot > 0 && dot + 1 < name.size() && std::all_of(name.begin() + dot + 1, name.end(), isDigit)) {
+  if (dot > 0 && dot + 1 < name.size() &&
+      std::all_of(name.begin() + dot + 1, name.end(), isDigit)) {
     name = name.substr(0, dot);
     dot = name.rfind('.');
     if (dot == std::string_view::npos) return false;

@@ -11,9 +11,9 @@ namespace gravure {
 
 /// An order of all nodes and where its runs end.
 struct RunOrder {
-  std::vector<int32_t> nodes;    // by place: the node
-  std::vector<int32_t> ends;     // one past each run's last place
-  std::vector<bool> captured;    // by run
+  std::vector<int32_t> nodes;  // by place: the node
+  std::vector<int32_t> ends;   // one past each run's last place
+  std::vector<bool> captured;  // by run
 
   int32_t runs() const { return static_cast<int32_t>(ends.size()); }
   int32_t capturedRuns() const;
@@ -38,10 +38,10 @@ class LiveBytes {
   int64_t peak(const std::vector<int32_t>& order) const;
 
  private:
-  std::vector<int64_t> bytes_;     // by sized storage
-  std::vector<bool> returned_;     // by sized storage
-  std::vector<int32_t> begin_;     // by node: first place in touched_
-  std::vector<int32_t> touched_;   // sized storages
+  std::vector<int64_t> bytes_;    // by sized storage
+  std::vector<bool> returned_;    // by sized storage
+  std::vector<int32_t> begin_;    // by node: first place in touched_
+  std::vector<int32_t> touched_;  // sized storages
 };
 
 /// True if the operator only makes views: every result shares an operand's storage, nothing is written,

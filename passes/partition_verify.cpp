@@ -20,7 +20,7 @@ struct Known {
   int64_t fate = -1;
   bool host = false;  // carries a host reason
   int32_t run = -1;
-  int32_t at = -1;    // place over all runs
+  int32_t at = -1;  // place over all runs
 };
 
 class PlanVerifier {
@@ -35,9 +35,10 @@ class PlanVerifier {
   }
 
   std::string verify() {
-    for (auto check : {&PlanVerifier::checkRuns, &PlanVerifier::checkColours, &PlanVerifier::checkFates,
-                       &PlanVerifier::checkData, &PlanVerifier::checkMemory, &PlanVerifier::checkChains,
-                       &PlanVerifier::checkBoundaries}) {
+    for (auto check :
+         {&PlanVerifier::checkRuns, &PlanVerifier::checkColours, &PlanVerifier::checkFates,
+          &PlanVerifier::checkData, &PlanVerifier::checkMemory, &PlanVerifier::checkChains,
+          &PlanVerifier::checkBoundaries}) {
       std::string clash = (this->*check)();
       if (!clash.empty()) return clash;
     }
@@ -160,7 +161,8 @@ class PlanVerifier {
           for (const Block* block : node->blocks()) join(node->output(o), block->outputs()[o]);
         }
         for (const Block* block : node->blocks()) {
-          for (size_t p = 0; p < block->inputs().size(); ++p) join(block->inputs()[p], node->input(p));
+          for (size_t p = 0; p < block->inputs().size(); ++p)
+            join(block->inputs()[p], node->input(p));
         }
       });
     }
@@ -217,7 +219,8 @@ class PlanVerifier {
         if (facts.effects || facts.reason == HostReason::OpaqueCallable) after(effect, "effects");
         const auto source = facts.random ? randomSource(entry_, node) : std::nullopt;
         if (!source) return;
-        auto known = std::find_if(draws.begin(), draws.end(), [&](auto& d) { return d.first == *source; });
+        auto known =
+            std::find_if(draws.begin(), draws.end(), [&](auto& d) { return d.first == *source; });
         if (known == draws.end()) known = draws.insert(known, {*source, -1});
         after(known->second, "random draws");
       });
@@ -256,11 +259,13 @@ class PlanVerifier {
       bool complete = true;
       for (Node* node : run.nodes) {
         for (Value* output : node->outputs()) {
-          if (leaves[number(output)]) complete &= listed != run.outputs.end() && *listed++ == output;
+          if (leaves[number(output)])
+            complete &= listed != run.outputs.end() && *listed++ == output;
         }
       }
       if (!complete || listed != run.outputs.end()) {
-        return "the run of " + describe(run.nodes.front()) + " does not list what is used outside it";
+        return "the run of " + describe(run.nodes.front()) +
+               " does not list what is used outside it";
       }
     }
     return "";
@@ -295,6 +300,8 @@ class PlanVerifier {
 
 }  // namespace
 
-std::string PartitionPlan::verify(const Entry& entry) const { return PlanVerifier(*this, entry).verify(); }
+std::string PartitionPlan::verify(const Entry& entry) const {
+  return PlanVerifier(*this, entry).verify();
+}
 
 }  // namespace gravure

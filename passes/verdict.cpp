@@ -30,14 +30,11 @@ std::string reasonMessage(HostReason reason, const Node* node) {
       return "reads " + subject(node) + " on the host, which waits for the device";
     case HostReason::DataDependentShape:
       return "the size of its result depends on the data of " + subject(node);
-    case HostReason::OpaqueCallable:
-      return "calls code that Gravure cannot see into";
+    case HostReason::OpaqueCallable: return "calls code that Gravure cannot see into";
     case HostReason::UncapturableRng:
       return "saves or sets the state of a generator, which a replay would not repeat";
-    case HostReason::BlockingCollective:
-      return "waits for the other ranks on the host";
-    case HostReason::UnsafeTag:
-      return "its operator carries PyTorch's tag cudagraph_unsafe";
+    case HostReason::BlockingCollective: return "waits for the other ranks on the host";
+    case HostReason::UnsafeTag: return "its operator carries PyTorch's tag cudagraph_unsafe";
     case HostReason::UnsafeOperator:
       return "the operator is known to fail or to go wrong under capture";
     case HostReason::ControlFlow:
@@ -55,10 +52,12 @@ bool sameDevice(c10::Device a, c10::Device b) {
 /// PyTorch's kernels take a CPU tensor without dimensions as a number, and a capture bakes it in. That
 /// is right for a constant and stale for all else, so only constants are let through.
 bool isBakedConstant(const Node* node, const Value* operand, const ValueFacts& values) {
-  return ValueFacts::has(values.hostConstant, operand) && !llvm::is_contained(writtenInputs(node), operand);
+  return ValueFacts::has(values.hostConstant, operand) &&
+         !llvm::is_contained(writtenInputs(node), operand);
 }
 
-Verdict foreignDevice(const Node* node, const Value* value, c10::Device foreign, c10::Device device) {
+Verdict foreignDevice(const Node* node, const Value* value, c10::Device foreign,
+                      c10::Device device) {
   const std::string place = valueName(value) + " is on " + foreign.str();
   if (isDeviceCopy(node)) {
     if (foreign.is_cpu()) {
@@ -74,7 +73,8 @@ Verdict foreignDevice(const Node* node, const Value* value, c10::Device foreign,
   return {HostReason::UnsupportedDevice, place + ", the program on " + device.str()};
 }
 
-std::optional<Verdict> devicesVerdict(const Node* node, c10::Device device, const ValueFacts& values) {
+std::optional<Verdict> devicesVerdict(const Node* node, c10::Device device,
+                                      const ValueFacts& values) {
   if (!device.is_cpu() && !device.is_cuda()) {
     return Verdict{HostReason::UnsupportedDevice, device.str() + " cannot capture"};
   }
@@ -153,7 +153,8 @@ bool isOneCpuNumber(const Value* value) {
 /// PyTorch's canDispatchToMaskedFill: one mask on self's device, one CPU number, no accumulation.
 bool isMaskedFill(const Node* node) {
   const ArgList& list = argsOf(node);
-  if (list.args.size() > 3 && !(list.args[3].is<AbsentArg>() || list.args[3] == Arg(false))) return false;
+  if (list.args.size() > 3 && !(list.args[3].is<AbsentArg>() || list.args[3] == Arg(false)))
+    return false;
   size_t masks = 0, others = 0;
   forEachTensorOf(node, 1, [&](const Value* index) { ++(isMask(index) ? masks : others); });
   bool oneNumber = false;
@@ -162,12 +163,14 @@ bool isMaskedFill(const Node* node) {
 }
 
 bool isIndexPut(std::string_view name) {
-  return name == "aten::index_put" || name == "aten::index_put_" || name == "aten::_unsafe_index_put" ||
-         name == "aten::_index_put_impl" || name == "aten::_index_put_impl_";
+  return name == "aten::index_put" || name == "aten::index_put_" ||
+         name == "aten::_unsafe_index_put" || name == "aten::_index_put_impl" ||
+         name == "aten::_index_put_impl_";
 }
 
 bool isRepeatInterleaveWithoutSize(const Node* node, const c10::FunctionSchema& schema) {
-  if (schema.name() != "aten::repeat_interleave" || schema.overload_name() == "self_int") return false;
+  if (schema.name() != "aten::repeat_interleave" || schema.overload_name() == "self_int")
+    return false;
   const ArgList& list = argsOf(node);
   const auto at = schema.argumentIndexWithName("output_size");
   if (!at || *at >= static_cast<int>(list.args.size())) return true;
@@ -192,12 +195,14 @@ bool hasDataDependentOperands(const Node* node) {
 
 bool isDeviceCopy(const Node* node) {
   const c10::Symbol kind = node->kind();
-  static const c10::Symbol copies[] = {
-      c10::Symbol::fromQualString("aten::_to_copy"),    c10::Symbol::fromQualString("aten::to"),
-      c10::Symbol::fromQualString("aten::copy_"),       c10::Symbol::fromQualString("aten::copy"),
-      c10::Symbol::fromQualString("aten::_copy_from"),  c10::Symbol::fromQualString("prims::device_put"),
-      c10::Symbol::fromQualString("aten::_foreach_copy_"),
-      c10::Symbol::fromQualString("aten::_foreach_copy")};
+  static const c10::Symbol copies[] = {c10::Symbol::fromQualString("aten::_to_copy"),
+                                       c10::Symbol::fromQualString("aten::to"),
+                                       c10::Symbol::fromQualString("aten::copy_"),
+                                       c10::Symbol::fromQualString("aten::copy"),
+                                       c10::Symbol::fromQualString("aten::_copy_from"),
+                                       c10::Symbol::fromQualString("prims::device_put"),
+                                       c10::Symbol::fromQualString("aten::_foreach_copy_"),
+                                       c10::Symbol::fromQualString("aten::_foreach_copy")};
   return llvm::is_contained(copies, kind);
 }
 

@@ -65,7 +65,7 @@ class OperandCompiler {
     const c10::Type& type = bare(declared);
     if (arg.is<InputArg>()) return fromSlot(node_->input(arg.as<InputArg>().index), type);
     if (const auto* members = arg.elements()) return sequence(arg, *members, type);
-    return constant(literal(arg, type));
+    return constant(literal(arg, declared));
   }
 
   Operand fromSlot(const Value* value, const c10::Type& type) const {
@@ -114,7 +114,8 @@ class OperandCompiler {
     return constant(operand.fetch({}));
   }
 
-  c10::IValue literal(const Arg& arg, const c10::Type& type) const {
+  c10::IValue literal(const Arg& arg, const c10::Type& declared) const {
+    const c10::Type& type = bare(declared);
     c10::IValue value = std::visit(
         [&](const auto& held) -> c10::IValue {
           using T = std::decay_t<decltype(held)>;
@@ -129,6 +130,8 @@ class OperandCompiler {
           }
         },
         arg.value);
+    // As torch.ops does: None is no tensor where one may be left out, else an undefined one.
+    if (value.isNone() && declared.kind() == TypeKind::TensorType) return at::Tensor();
     const bool number = value.isScalar();
     if (!number) return value;
     if (type.kind() == TypeKind::TensorType) {

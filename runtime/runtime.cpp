@@ -6,7 +6,6 @@
 #include "runtime/runtime_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -18,7 +17,6 @@ namespace {
 struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView autograd;
   c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
-  c10::AutoGradMode gradMode{false};
 };
 
 class DeviceStep {
@@ -39,6 +37,16 @@ class FrameCleaner {
  private:
   Executor& executor_;
 };
+
+bool isReadByAnEntry(const Program& program, const OutputInfo& output) {
+  if (output.role != OutputRole::Saved) return false;
+  for (const Entry& entry : program.entries) {
+    for (const InputInfo& input : entry.inputs) {
+      if (input.role == InputRole::Saved && input.name == output.name) return true;
+    }
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -77,7 +85,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     EntryState state;
     state.code = &codes_[e];
     for (size_t i = 0; i < codes_[e].inputs.size(); ++i) state.checks.emplace_back(entry, i, devices_);
-    for (const OutputInfo& info : entry.outputs) state.savesValues |= info.role == OutputRole::Saved;
+    for (const OutputInfo& info : entry.outputs) state.lends.push_back(isReadByAnEntry(program_, info));
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_);
     state.served.partitions.resize(codes_[e].launches.size());
     entries_.push_back(std::move(state));
@@ -127,7 +135,9 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
     if (stats_.captures != captures) collectInputGuards(entry);
     if (!session.mismatches().empty()) remarkMismatches(session);
     kept.bumpVersions();
-    return takeResults(entry, kept, &session);
+    auto results = takeResults(entry, kept, &session);
+    for (const DeadBlock& block : entry.dyingLast) device_->poison(slab_->base() + block.offset, block.bytes);
+    return results;
   }
   kept.bumpVersions();
   return takeResults(entry, kept, nullptr);

@@ -16,7 +16,7 @@ struct EntryState {
   EntryCode* code = nullptr;
   std::vector<InputCheck> checks;  // one an input
   std::unique_ptr<Executor> executor;
-  bool savesValues = false;        // has outputs that another entry reads
+  std::vector<bool> lends;         // by output: a saved value that an entry of the program reads
 
   // Warm-up.
   AllocationRecord record;
@@ -25,6 +25,7 @@ struct EntryState {
 
   // After planning.
   ServedEntry served;
+  std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
   std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
   std::vector<std::pair<size_t, const void*>> strangers;     // inputs that failed in the last step, and where they lay
 };

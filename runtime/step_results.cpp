@@ -12,8 +12,8 @@ bool sameView(const at::Tensor& a, const at::Tensor& b) {
 /// Gives an entry's outputs away, so that nothing the arena may reuse is in the caller's hands.
 class ResultTaker {
  public:
-  ResultTaker(const EntryCode& code, const Frame& frame, const KeptInputs& kept, const Slab* slab)
-      : code_(code), frame_(frame), kept_(kept), slab_(slab) {}
+  ResultTaker(const EntryState& entry, const KeptInputs& kept, const Slab* slab)
+      : code_(*entry.code), lends_(entry.lends), frame_(entry.executor->frame()), kept_(kept), slab_(slab) {}
 
   std::vector<c10::IValue> take(Lender* lender) {
     for (size_t o = 0; o < code_.outputs.size(); ++o) results_.push_back(takeOne(o, lender));
@@ -46,7 +46,7 @@ class ResultTaker {
     if (!value.isTensor() || !value.toTensor().defined()) return value;
     const at::Tensor& tensor = value.toTensor();
     if (inSlab(tensor, slab_)) {
-      if (info && info->role == OutputRole::Saved && lender) return lender->lend(tensor);
+      if (lender && info && lends_[output]) return lender->lend(tensor);
       sources_.push_back(tensor);
       targets_.push_back({output, -1});
       return {};
@@ -72,6 +72,7 @@ class ResultTaker {
   }
 
   const EntryCode& code_;
+  const std::vector<bool>& lends_;
   const Frame& frame_;
   const KeptInputs& kept_;
   const Slab* slab_;
@@ -88,8 +89,8 @@ std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const Kep
   if (serving) serving->enterStep(-1);
   Lender lender(loans_, slab_);
   // A lent input may come out of an uncaptured step, too.
-  ResultTaker taker(*entry.code, entry.executor->frame(), kept, slab_.get());
-  std::vector<c10::IValue> results = taker.take(serving && entry.savesValues ? &lender : nullptr);
+  ResultTaker taker(entry, kept, slab_.get());
+  std::vector<c10::IValue> results = taker.take(serving ? &lender : nullptr);
   stats_.copiedResultBytes += taker.copiedBytes();
   return results;
 }

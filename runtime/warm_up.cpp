@@ -63,11 +63,16 @@ void Runtime::Impl::plan() {
 }
 
 void Runtime::Impl::installLayout() {
-  const auto dyingAt = [&](int64_t step) {
-    return step >= 0 && device_->poisons() ? layout_->dying[step] : std::vector<DeadBlock>();
-  };
   for (size_t e = 0; e < codes_.size(); ++e) {
     EntryCode& code = codes_[e];
+    // What dies with the last step of an entry may be a result: it is poisoned once that was copied.
+    const auto range = timeline_.entryRange(e);
+    const int64_t last = range.second > range.first ? range.second - 1 : -1;
+    const auto dyingAt = [&](int64_t step) {
+      const bool now = step >= 0 && step != last && device_->poisons();
+      return now ? layout_->dying[step] : std::vector<DeadBlock>();
+    };
+    if (last >= 0 && device_->poisons()) entries_[e].dyingLast = layout_->dying[last];
     code.forEachCall([&](Call& call) { call.dying = dyingAt(call.step); });
     for (Own& own : code.owns) own.dying = dyingAt(own.step);
     auto& staged = entries_[e].served.staged;

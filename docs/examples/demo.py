@@ -35,7 +35,7 @@ def say(text: str = "") -> None:
 
 def show_plan(path: Path) -> None:
     """How the program is cut, and the remarks by reason: both from the command-line tool."""
-    tool = ROOT / "bazel-bin/tools/gravure"
+    tool = Path(os.environ.get("GRAVURE_TOOL", ROOT / "bazel-bin/tools/gravure"))
     remarks_file = path / "remarks.json"
     command = [tool, "plan", path, "--json", f"--remarks-file={remarks_file}"]
     plan = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

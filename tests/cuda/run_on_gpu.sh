@@ -38,6 +38,10 @@ step() {
 }
 
 LINES_SHOWN=40 step tests native timeout 240 "$staged/cuda_device_test"
+if grep -q "skipped: there is no CUDA device" "$OUT/tests.log"; then
+  echo "== no CUDA device was found, so nothing was tested"
+  failed=$((failed + 1))
+fi
 for program in "$@"; do
   name=$(basename "$(dirname "$program")")_$(basename "$program")
   step "run_$name" native timeout 240 "$staged/gravure" run "$program" --device cuda --steps 10 --verify

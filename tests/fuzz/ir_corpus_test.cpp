@@ -12,7 +12,8 @@ TEST_CASE("the corpus is read or refused") {
     INFO(file.path().string());
     std::ifstream stream(file.path(), std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
-    CHECK_NOTHROW(LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+    CHECK_NOTHROW(
+        LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
     ++files;
   }
   CHECK(files > 10);

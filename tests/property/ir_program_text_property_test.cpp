@@ -19,8 +19,8 @@ namespace gravure {
 namespace {
 
 using testing::Random;
-using testing::randomProgramText;
 using testing::RandomProgramOptions;
+using testing::randomProgramText;
 
 uint64_t number(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
@@ -62,7 +62,8 @@ class ExoticText {
 
  private:
   std::string name() {
-    static const std::vector<std::string> stems{"", "", "x", "in", "return", "a.0.", "_", "None", "9_"};
+    static const std::vector<std::string> stems{"",     "",  "x",    "in", "return",
+                                                "a.0.", "_", "None", "9_"};
     return random_.of(stems) + std::to_string(next_++);
   }
 
@@ -81,8 +82,9 @@ class ExoticText {
   std::string dim() { return random_.chance(20) ? "*" : std::to_string(random_.below(1000)); }
 
   std::string type(int depth = 0) {
-    static const std::vector<std::string> plain{"Tensor", "int", "float", "bool", "str", "complex", "Device",
-                                                "Generator", "NoneType", "Scalar", "Any", "FloatTensor"};
+    static const std::vector<std::string> plain{"Tensor",   "int",     "float",  "bool",
+                                                "str",      "complex", "Device", "Generator",
+                                                "NoneType", "Scalar",  "Any",    "FloatTensor"};
     if (random_.chance(30)) return random_.of(plain);
     if (depth < 3 && random_.chance(30)) {
       switch (random_.below(3)) {
@@ -91,7 +93,8 @@ class ExoticText {
         default: return "Tensor?[]";
       }
     }
-    static const std::vector<std::string> dtypes{"Float", "Half", "BFloat16", "Long", "Bool", "ComplexDouble"};
+    static const std::vector<std::string> dtypes{"Float", "Half", "BFloat16",
+                                                 "Long",  "Bool", "ComplexDouble"};
     std::string result = random_.of(dtypes) + "(";
     std::string sizes, strides;
     for (size_t rank = random_.below(5), i = 0; i < rank; ++i) {
@@ -101,7 +104,8 @@ class ExoticText {
     std::vector<std::string> parts;
     if (!sizes.empty()) parts.push_back(sizes);
     if (!sizes.empty() && random_.chance(70)) parts.push_back("strides=[" + strides + "]");
-    if (random_.chance(20)) parts.push_back(random_.chance(50) ? "requires_grad=1" : "requires_grad=0");
+    if (random_.chance(20))
+      parts.push_back(random_.chance(50) ? "requires_grad=1" : "requires_grad=0");
     if (random_.chance(70)) parts.push_back(random_.chance(50) ? "device=cpu" : "device=cuda:1");
     for (size_t i = 0; i < parts.size(); ++i) result += (i ? ", " : "") + parts[i];
     return result + ")";
@@ -132,7 +136,8 @@ class ExoticText {
 
   std::string attributes() {
     if (random_.chance(60)) return "";
-    static const std::vector<std::string> names{"host", "fate", "index", "tags", "arena", "value", "note"};
+    static const std::vector<std::string> names{"host",  "fate",  "index", "tags",
+                                                "arena", "value", "note"};
     std::string result = "[";
     const size_t first = random_.below(names.size()), count = 1 + random_.below(3);
     for (size_t i = 0; i < count; ++i) {
@@ -142,7 +147,8 @@ class ExoticText {
   }
 
   std::string place() {
-    return (random_.chance(40) ? " @" + quoted() : "") + (random_.chance(40) ? " in " + quoted() : "");
+    return (random_.chance(40) ? " @" + quoted() : "") +
+           (random_.chance(40) ? " in " + quoted() : "");
   }
 
   std::string statement(int depth) {
@@ -157,7 +163,8 @@ class ExoticText {
       result += "prim::If" + attributes() + "(" + condition + ")" + place() + "\n";
       for (int i = 0; i < 2; ++i) result += block("block" + std::to_string(i) + "()", depth);
     } else if (depth < 2 && random_.chance(10)) {
-      result += "cudagraph::partition" + attributes() + "(" + arg() + ", " + arg() + ")" + place() + "\n";
+      result +=
+          "cudagraph::partition" + attributes() + "(" + arg() + ", " + arg() + ")" + place() + "\n";
       const std::vector<std::string> outer = std::exchange(values_, {});
       const std::string parameter = name();
       values_.push_back(parameter);
@@ -165,8 +172,13 @@ class ExoticText {
       values_ = outer;
     } else {
       static const std::vector<std::pair<std::string, int>> calls{
-          {"aten::neg", 1}, {"aten::add.Tensor", 2}, {"aten::cat", 1}, {"cudagraph::own", 3},
-          {"aten::native_dropout", 3}, {"aten::index.Tensor", 2}, {"aten::_foreach_add_.Scalar", 2}};
+          {"aten::neg", 1},
+          {"aten::add.Tensor", 2},
+          {"aten::cat", 1},
+          {"cudagraph::own", 3},
+          {"aten::native_dropout", 3},
+          {"aten::index.Tensor", 2},
+          {"aten::_foreach_add_.Scalar", 2}};
       const auto& [op, count] = random_.of(calls);
       result += op + attributes() + "(";
       for (int i = 0; i < count; ++i) result += (i ? ", " : "") + arg();
@@ -202,7 +214,8 @@ class ExoticText {
     for (size_t i = random_.below(12); i-- > 0;) result += statement(0);
     result += "return (";
     if (!values_.empty()) result += value() + " {output " + quoted() + "}";
-    if (inputs > 0) result += ", " + value() + " {mutation %" + values_[random_.below(inputs)] + "}";
+    if (inputs > 0)
+      result += ", " + value() + " {mutation %" + values_[random_.below(inputs)] + "}";
     return result + ")\n";
   }
 
@@ -212,10 +225,43 @@ class ExoticText {
 };
 
 std::string damaged(const std::string& text, Random& random) {
-  static const std::vector<std::string> tokens{
-      "%", "(", ")", "[", "]", "{", "}", ":", "=", ",", "->", "\"", "\\", "-", ".", "nan", "inf", "-inf",
-      "graph", "return", "block0", "block1", "None", "rng", "@", "in", "#", "*", "?", "99999999999999999999",
-      "aten::neg", "prim::Constant", "prim::ListConstruct", "prim::If", "strides=", "device=", "\n"};
+  static const std::vector<std::string> tokens{"%",
+                                               "(",
+                                               ")",
+                                               "[",
+                                               "]",
+                                               "{",
+                                               "}",
+                                               ":",
+                                               "=",
+                                               ",",
+                                               "->",
+                                               "\"",
+                                               "\\",
+                                               "-",
+                                               ".",
+                                               "nan",
+                                               "inf",
+                                               "-inf",
+                                               "graph",
+                                               "return",
+                                               "block0",
+                                               "block1",
+                                               "None",
+                                               "rng",
+                                               "@",
+                                               "in",
+                                               "#",
+                                               "*",
+                                               "?",
+                                               "99999999999999999999",
+                                               "aten::neg",
+                                               "prim::Constant",
+                                               "prim::ListConstruct",
+                                               "prim::If",
+                                               "strides=",
+                                               "device=",
+                                               "\n"};
   std::string result = text;
   for (size_t times = 1 + random.below(3); times-- > 0;) {
     const size_t at = random.below(result.size() + 1);
@@ -244,9 +290,12 @@ std::string standsDamage(const std::string& text) {
     program = readProgram(text, "damaged");
   } catch (const TextError& error) {
     const size_t lines = 1 + static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
-    if (error.line < 1 || error.line > lines) return "line " + std::to_string(error.line) + " of the error";
+    if (error.line < 1 || error.line > lines)
+      return "line " + std::to_string(error.line) + " of the error";
     if (error.column < 1 || error.column > text.size() + 1) return "the column of the error";
-    return error.detail.find("expected") != std::string::npos ? "" : "no word of what was expected: " + error.detail;
+    return error.detail.find("expected") != std::string::npos
+               ? ""
+               : "no word of what was expected: " + error.detail;
   }
   try {
     verifyProgram(program);
@@ -288,8 +337,8 @@ TEST_CASE("damaged programs are refused with their place, or read as others that
     Random random(seed);
     RandomProgramOptions options;
     options.nodes = 8;
-    const std::string text = damaged(
-        seed % 2 ? randomProgramText(seed, options) : ExoticText(seed).text(), random);
+    const std::string text =
+        damaged(seed % 2 ? randomProgramText(seed, options) : ExoticText(seed).text(), random);
     INFO(text);
     REQUIRE(standsDamage(text) == "");
     try {
@@ -308,8 +357,26 @@ TEST_CASE("damaged programs are refused with their place, or read as others that
 
 TEST_CASE("doubles survive in bits") {
   Random random(number("GRAVURE_SEED", 1));
-  for (size_t i = 0; i < 20000; ++i) {
-    const uint64_t bits = random.next() & ~(random.chance(30) ? random.next() : 0);
+  constexpr uint64_t sign = uint64_t{1} << 63, infinity = uint64_t{0x7ff} << 52;
+  std::vector<uint64_t> all{0,
+                            sign,
+                            infinity,
+                            infinity | sign,
+                            infinity + 1,
+                            ~uint64_t{0},
+                            infinity - 1,
+                            1,
+                            sign | 1,
+                            uint64_t{1} << 52,
+                            infinity | uint64_t{1} << 51,
+                            std::bit_cast<uint64_t>(1e16),
+                            std::bit_cast<uint64_t>(1e15),
+                            std::bit_cast<uint64_t>(1e-4),
+                            std::bit_cast<uint64_t>(9.9999e-5),
+                            std::bit_cast<uint64_t>(0x1p53)};
+  while (all.size() < 20000)
+    all.push_back(random.next() & ~(random.chance(30) ? random.next() : 0));
+  for (uint64_t bits : all) {
     std::string text;
     appendFloat(text, std::bit_cast<double>(bits));
     INFO(text);

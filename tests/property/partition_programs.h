@@ -18,9 +18,7 @@ namespace gravure::test {
 /// Builds one entry statement by statement.
 class EntryBuilder {
  public:
-  EntryBuilder() {
-    program.entries.push_back({"step", std::make_shared<Graph>(), {}, {}});
-  }
+  EntryBuilder() { program.entries.push_back({"step", std::make_shared<Graph>(), {}, {}}); }
   Entry& entry() { return program.entries.front(); }
   Graph& graph() { return *entry().graph; }
 
@@ -62,11 +60,11 @@ class EntryBuilder {
 
 struct RandomShape {
   int nodes = 8;
-  bool mutation = true;     // in-place writes, to inputs too
+  bool mutation = true;  // in-place writes, to inputs too
   bool writeInputs = true;
   bool random = true;
   bool collectives = true;
-  double host = 0.25;       // share of nodes on the host
+  double host = 0.25;  // share of nodes on the host
   int inputs = 3;
 };
 
@@ -77,7 +75,8 @@ inline Program randomProgram(std::mt19937& rng, const RandomShape& shape) {
   EntryBuilder b;
   std::vector<Value*> tensors, writable, numbers;
   for (int i = 0; i < shape.inputs; ++i) {
-    tensors.push_back(b.input(i == 0 ? InputRole::UserInput : InputRole::Buffer, "in" + std::to_string(i)));
+    tensors.push_back(
+        b.input(i == 0 ? InputRole::UserInput : InputRole::Buffer, "in" + std::to_string(i)));
     if (shape.writeInputs && i > 0) writable.push_back(tensors.back());
   }
   const auto pick = [&](const std::vector<Value*>& from) {
@@ -94,44 +93,55 @@ inline Program randomProgram(std::mt19937& rng, const RandomShape& shape) {
   for (int n = 0; n < shape.nodes; ++n) {
     if (chance(shape.host)) {
       if (!numbers.empty() && chance(0.4)) {
-        fresh(b.add("aten::mul", "Scalar", {in(0), in(1)}, {pick(tensors), pick(numbers)}, {tensor}));
+        fresh(
+            b.add("aten::mul", "Scalar", {in(0), in(1)}, {pick(tensors), pick(numbers)}, {tensor}));
       } else if (!numbers.empty() && chance(0.3)) {
-        numbers.push_back(b.add("aten::mul", "float", {in(0), in(1)}, {pick(numbers), pick(numbers)},
-                                {c10::FloatType::get()})->output(0));
+        numbers.push_back(b.add("aten::mul", "float", {in(0), in(1)},
+                                {pick(numbers), pick(numbers)}, {c10::FloatType::get()})
+                              ->output(0));
       } else {
         numbers.push_back(b.add("aten::_local_scalar_dense", "", {in(0)}, {pick(tensors)},
-                                {c10::FloatType::get()})->output(0));
+                                {c10::FloatType::get()})
+                              ->output(0));
       }
     } else if (shape.mutation && !writable.empty() && chance(0.2)) {
-      tensors.push_back(b.add("aten::add_", "Tensor", {in(0), in(1)}, {pick(writable), pick(tensors)},
-                              {tensor})->output(0));
+      tensors.push_back(
+          b.add("aten::add_", "Tensor", {in(0), in(1)}, {pick(writable), pick(tensors)}, {tensor})
+              ->output(0));
     } else if (shape.mutation && chance(0.2)) {
       const bool isWritable = !writable.empty() && chance(0.5);
       tensors.push_back(
-          b.add("aten::alias", "", {in(0)}, {pick(isWritable ? writable : tensors)}, {tensor})->output(0));
+          b.add("aten::alias", "", {in(0)}, {pick(isWritable ? writable : tensors)}, {tensor})
+              ->output(0));
       if (isWritable) writable.push_back(tensors.back());
     } else if (shape.random && chance(0.15)) {
       fresh(b.add("aten::bernoulli", "p", {in(0), 0.5}, {pick(tensors)}, {tensor}));
     } else if (shape.collectives && chance(0.1)) {
-      Value* started = b.add("_c10d_functional::all_reduce", "", {in(0), std::string("sum"), std::string("0")},
-                             {pick(tensors)}, {tensor})->output(0);
+      Value* started =
+          b.add("_c10d_functional::all_reduce", "", {in(0), std::string("sum"), std::string("0")},
+                {pick(tensors)}, {tensor})
+              ->output(0);
       const uint64_t kind = rng() % 8;
       if (kind == 0) {  // a member is a host node
-        numbers.push_back(b.add("aten::_local_scalar_dense", "", {in(0)}, {started},
-                                {c10::FloatType::get()})->output(0));
+        numbers.push_back(
+            b.add("aten::_local_scalar_dense", "", {in(0)}, {started}, {c10::FloatType::get()})
+                ->output(0));
       } else if (kind == 1) {  // a host node stands between two members
         Value* early = b.add("aten::relu", "", {in(0)}, {started}, {tensor})->output(0);
-        numbers.push_back(b.add("aten::_local_scalar_dense", "", {in(0)}, {early},
-                                {c10::FloatType::get()})->output(0));
-        Value* late = b.add("aten::mul", "Scalar", {in(0), in(1)}, {pick(tensors), numbers.back()},
-                            {tensor})->output(0);
+        numbers.push_back(
+            b.add("aten::_local_scalar_dense", "", {in(0)}, {early}, {c10::FloatType::get()})
+                ->output(0));
+        Value* late =
+            b.add("aten::mul", "Scalar", {in(0), in(1)}, {pick(tensors), numbers.back()}, {tensor})
+                ->output(0);
         b.add("aten::add_", "Tensor", {in(0), in(1)}, {started, late}, {tensor});
       }
       // Something in between, so that the wait need not come next.
       if (chance(0.7)) fresh(b.add("aten::relu", "", {in(0)}, {pick(tensors)}, {tensor}));
       if (chance(0.3)) {
         numbers.push_back(b.add("aten::_local_scalar_dense", "", {in(0)}, {pick(tensors)},
-                                {c10::FloatType::get()})->output(0));
+                                {c10::FloatType::get()})
+                              ->output(0));
       }
       tensors.push_back(
           b.add("_c10d_functional::wait_tensor", "", {in(0)}, {started}, {tensor})->output(0));
@@ -160,7 +170,8 @@ class SymbolicRun {
     std::vector<uint64_t> terms;
     for (const Value* result : entry_.graph->outputs()) terms.push_back(dataOf(result));
     for (const Value* input : entry_.graph->inputs()) terms.push_back(dataOf(input));
-    for (const auto& [key, chain] : chains_) terms.push_back(mix(std::hash<std::string>()(key), chain));
+    for (const auto& [key, chain] : chains_)
+      terms.push_back(mix(std::hash<std::string>()(key), chain));
     return terms;
   }
 
@@ -183,14 +194,16 @@ class SymbolicRun {
   void run(const Node* node) {
     if (isPartition(node)) {
       const Block* block = node->blocks().front();
-      for (size_t i = 0; i < node->inputs().size(); ++i) cell_[block->inputs()[i]] = cell_.at(node->input(i));
+      for (size_t i = 0; i < node->inputs().size(); ++i)
+        cell_[block->inputs()[i]] = cell_.at(node->input(i));
       for (const Node* inner : block->nodes()) run(inner);
       for (size_t o = 0; o < node->outputs().size(); ++o) {
         cell_[node->output(o)] = cell_.at(block->outputs()[o]);
       }
       return;
     }
-    uint64_t term = mix(std::hash<std::string>()(std::string(node->kind().toQualString()) + overloadOf(node)));
+    uint64_t term =
+        mix(std::hash<std::string>()(std::string(node->kind().toQualString()) + overloadOf(node)));
     for (const Value* input : node->inputs()) term = mix(term, dataOf(input));
     const OpFacts& facts = factsOf(node);
     if (facts.random) term = extend("random", term);
@@ -206,7 +219,9 @@ class SymbolicRun {
       }
     }
   }
-  uint64_t extend(const char* chain, uint64_t term) { return chains_[chain] = mix(chains_[chain], term); }
+  uint64_t extend(const char* chain, uint64_t term) {
+    return chains_[chain] = mix(chains_[chain], term);
+  }
 
   const Entry& entry_;
   std::unordered_map<const Value*, size_t> cell_;

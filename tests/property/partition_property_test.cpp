@@ -34,7 +34,8 @@ Colouring colouringOf(const Dependences& dependences) {
   for (int32_t i = 0; i < dependences.size(); ++i) {
     const Node* node = dependences.numbering().node(i);
     colouring.captured.push_back(!hostReasonOf(node) && !factsOf(node).scalarOnly);
-    colouring.fate.push_back(node->hasAttribute(attr::fate) ? static_cast<int32_t>(node->i(attr::fate)) : -1);
+    colouring.fate.push_back(
+        node->hasAttribute(attr::fate) ? static_cast<int32_t>(node->i(attr::fate)) : -1);
     colouring.fates = std::max(colouring.fates, colouring.fate.back() + 1);
   }
   return colouring;
@@ -84,7 +85,8 @@ int longestChain(const Colouring& colouring) {
 
 std::vector<Node*> flat(const PartitionPlan& plan) {
   std::vector<Node*> order;
-  for (const PlannedRun& run : plan.runs) order.insert(order.end(), run.nodes.begin(), run.nodes.end());
+  for (const PlannedRun& run : plan.runs)
+    order.insert(order.end(), run.nodes.begin(), run.nodes.end());
   return order;
 }
 

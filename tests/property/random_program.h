@@ -126,7 +126,8 @@ class RandomProgram {
     Tensor t = fresh({sizes.begin(), sizes.end()});
     t.name = name;
     t.writable = false;
-    inputs_ += (inputs_.empty() ? "%" : ",\n           %") + name + " : " + typeOf(t) + " {" + role + "}";
+    inputs_ +=
+        (inputs_.empty() ? "%" : ",\n           %") + name + " : " + typeOf(t) + " {" + role + "}";
     if (name == "state") stateRoot_ = t.root;
     tensors_.push_back(std::move(t));
   }
@@ -155,7 +156,8 @@ class RandomProgram {
   Tensor dense() {
     const Tensor t = any();
     if (t.isContiguous()) return t;
-    return define(fresh(t.sizes), "aten::clone(%" + t.name + ", memory_format=torch.contiguous_format)");
+    return define(fresh(t.sizes),
+                  "aten::clone(%" + t.name + ", memory_format=torch.contiguous_format)");
   }
 
   /// A contiguous tensor of two dimensions, [n, 4].
@@ -168,9 +170,9 @@ class RandomProgram {
   }
 
   void addNodes() {
-    std::vector<void (RandomProgram::*)()> kinds{
-        &RandomProgram::unary, &RandomProgram::binary, &RandomProgram::withNumber,
-        &RandomProgram::product, &RandomProgram::reduce};
+    std::vector<void (RandomProgram::*)()> kinds{&RandomProgram::unary, &RandomProgram::binary,
+                                                 &RandomProgram::withNumber,
+                                                 &RandomProgram::product, &RandomProgram::reduce};
     const auto add = [&](bool wanted, std::initializer_list<void (RandomProgram::*)()> more) {
       if (wanted) kinds.insert(kinds.end(), more);
     };
@@ -197,8 +199,8 @@ class RandomProgram {
     std::string name = random_.of(names);
     const bool alpha = (name == "add" || name == "sub") && random_.chance(50);
     if (name != "maximum") name += ".Tensor";
-    define(fresh(a.sizes), "aten::" + name + "(%" + a.name + ", %" + other.name +
-                               (alpha ? ", alpha=2)" : ")"));
+    define(fresh(a.sizes),
+           "aten::" + name + "(%" + a.name + ", %" + other.name + (alpha ? ", alpha=2)" : ")"));
   }
 
   std::string number() {
@@ -209,7 +211,8 @@ class RandomProgram {
 
   void withNumber() {
     const Tensor t = dense();
-    static const std::vector<std::string> names{"mul.Tensor", "add.Scalar", "mul.Scalar", "sub.Tensor"};
+    static const std::vector<std::string> names{"mul.Tensor", "add.Scalar", "mul.Scalar",
+                                                "sub.Tensor"};
     define(fresh(t.sizes), "aten::" + random_.of(names) + "(%" + t.name + ", " + number() + ")");
   }
 
@@ -231,9 +234,12 @@ class RandomProgram {
     } else {
       sizes.erase(sizes.begin() + static_cast<std::ptrdiff_t>(dim));
     }
-    const std::string dims = "[" + std::to_string(random_.chance(50) ? static_cast<int64_t>(dim)
-                                                                       : static_cast<int64_t>(dim) -
-                                                                             static_cast<int64_t>(t.sizes.size())) + "]";
+    const std::string dims =
+        "[" +
+        std::to_string(random_.chance(50)
+                           ? static_cast<int64_t>(dim)
+                           : static_cast<int64_t>(dim) - static_cast<int64_t>(t.sizes.size())) +
+        "]";
     define(fresh(sizes), "aten::mean.dim(%" + t.name + ", " + dims + (keep ? ", True)" : ")"));
   }
 
@@ -270,8 +276,9 @@ class RandomProgram {
         const size_t other = random_.below(rank);
         std::swap(sizes[dim], sizes[other]);
         std::swap(strides[dim], strides[other]);
-        defineView(t, sizes, strides, "aten::transpose.int" + self + ", " + std::to_string(dim) +
-                                          ", " + std::to_string(other) + ")");
+        defineView(t, sizes, strides,
+                   "aten::transpose.int" + self + ", " + std::to_string(dim) + ", " +
+                       std::to_string(other) + ")");
         return;
       }
       case 1: {
@@ -287,7 +294,8 @@ class RandomProgram {
         const std::string at = std::to_string(random_.below(static_cast<size_t>(sizes[dim])));
         sizes.erase(sizes.begin() + static_cast<std::ptrdiff_t>(dim));
         strides.erase(strides.begin() + static_cast<std::ptrdiff_t>(dim));
-        defineView(t, sizes, strides, "aten::select.int" + self + ", " + std::to_string(dim) + ", " + at + ")");
+        defineView(t, sizes, strides,
+                   "aten::select.int" + self + ", " + std::to_string(dim) + ", " + at + ")");
         return;
       }
       default: {
@@ -398,7 +406,8 @@ class RandomProgram {
         return;
       }
       default: {
-        const Tensor out = fresh(t.sizes), mean = fresh({t.sizes[0], 1}), rstd = fresh({t.sizes[0], 1});
+        const Tensor out = fresh(t.sizes), mean = fresh({t.sizes[0], 1}),
+                     rstd = fresh({t.sizes[0], 1});
         emit(typed(out) + ", " + typed(mean) + ", " + typed(rstd),
              "aten::native_layer_norm" + self + ", [4], None, None, 1e-05)");
         for (const Tensor& result : {out, mean, rstd}) tensors_.push_back(result);
@@ -412,8 +421,10 @@ class RandomProgram {
     switch (random_.below(5)) {
       case 0: define(fresh(t.sizes), "aten::clamp" + self + ", None, 1.5)"); return;
       case 1: {
-        const Tensor wild = define(fresh({2, 4}), "aten::full([2, 4], " + std::string(random_.chance(50) ? "nan" : "-inf") +
-                                                      ", dtype=torch.float32, device=device(\"cpu\"), pin_memory=False)");
+        const Tensor wild =
+            define(fresh({2, 4}),
+                   "aten::full([2, 4], " + std::string(random_.chance(50) ? "nan" : "-inf") +
+                       ", dtype=torch.float32, device=device(\"cpu\"), pin_memory=False)");
         define(fresh({2, 4}), "aten::nan_to_num(%" + wild.name + ", -0., neginf=-2.)");
         return;
       }
@@ -427,16 +438,14 @@ class RandomProgram {
       case 3: {
         const Tensor m = matrix();
         const Tensor at = fresh({2}, "Long");
-        emit(typed(at), "aten::arange.start_step(0, 4, 2, dtype=torch.int64, layout=torch.strided, device=device(\"cpu\"))");
-        define(fresh({m.sizes[0], 2}), "aten::index.Tensor(%" + dense(m).name + ", [None, %" + at.name + "])");
+        emit(typed(at), "aten::arange.start_step(0, 4, 2, dtype=torch.int64, layout=torch.strided, "
+                        "device=device(\"cpu\"))");
+        define(fresh({m.sizes[0], 2}),
+               "aten::index.Tensor(%" + m.name + ", [None, %" + at.name + "])");
         return;
       }
       default: define(fresh(t.sizes), "aten::clone" + self + ", memory_format=None)");
     }
-  }
-  /// `index` keeps the order of the dimensions of what it reads: a fresh copy is contiguous.
-  Tensor dense(const Tensor& t) {
-    return define(fresh(t.sizes), "aten::add.Tensor(%" + t.name + ", 1)");
   }
 
   std::string finish() {

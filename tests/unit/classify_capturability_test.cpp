@@ -69,10 +69,12 @@ TEST_CASE("classify: nothing of a program on the CPU is foreign to it") {
 }
 
 TEST_CASE("classify: an undefined result that nothing uses does not matter") {
-  const std::string text = "graph step(%x : T {user_input \"x\"}):\n"
-                           "  %a : T, %b : Tensor, %c : Tensor = aten::native_layer_norm(%x, [4], None, None, 1e-05)\n";
+  const std::string text =
+      "graph step(%x : T {user_input \"x\"}):\n"
+      "  %a : T, %b : Tensor, %c : Tensor = aten::native_layer_norm(%x, [4], None, None, 1e-05)\n";
   CHECK(classify(text + "  return (%a {output \"a\"})").context.remarks.all().empty());
-  CHECK(classify(text + "  return (%a {output \"a\"}, %b {output \"b\"})").context.remarks.count("dynamic-shape") == 1);
+  CHECK(classify(text + "  return (%a {output \"a\"}, %b {output \"b\"})")
+            .context.remarks.count("dynamic-shape") == 1);
 }
 
 TEST_CASE("classify: a second run forgets the reasons of the first") {
@@ -106,7 +108,8 @@ TEST_CASE("classify: a request matches whole names") {
   for (const char* yes : {"aten::add", "aten::add.Tensor", "blocks", "blocks.1", "blocks.1.moe"}) {
     CHECK(isRequested(node, yes));
   }
-  for (const char* no : {"aten::ad", "aten::add.", "aten::add.Scalar", "aten::add_", "blocks.1.mo", "block", "locks.1"}) {
+  for (const char* no : {"aten::ad", "aten::add.", "aten::add.Scalar", "aten::add_", "blocks.1.mo",
+                         "block", "locks.1"}) {
     CHECK_FALSE(isRequested(node, no));
   }
 }

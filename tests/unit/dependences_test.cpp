@@ -39,15 +39,16 @@ TEST_CASE("dependences: data flow links each definition once") {
 }
 
 TEST_CASE("dependences: a write through a view stands between the reads of the storage") {
-  const Read read("graph step(%x : T {buffer \"x\"}, %y : T {user_input \"y\"}):\n"
-                  "  %a : T = aten::relu(%x)\n"                // 0 reads
-                  "  %v : T = aten::alias(%x)\n"               // 1
-                  "  %b : T = aten::relu(%x)\n"                // 2 reads
-                  "  %w : T = aten::add_.Tensor(%v, %y)\n"     // 3 writes through the view
-                  "  %c : T = aten::relu(%x)\n"                // 4 reads what was written
-                  "  %d : T = aten::relu(%y)\n"                // 5 has nothing to do with it
-                  "  %e : T = aten::mul_.Tensor(%x, %y)\n"     // 6 writes again
-                  "  return (%a {output \"a\"}, %b {output \"b\"}, %c {output \"c\"}, %d {output \"d\"})");
+  const Read read(
+      "graph step(%x : T {buffer \"x\"}, %y : T {user_input \"y\"}):\n"
+      "  %a : T = aten::relu(%x)\n"             // 0 reads
+      "  %v : T = aten::alias(%x)\n"            // 1
+      "  %b : T = aten::relu(%x)\n"             // 2 reads
+      "  %w : T = aten::add_.Tensor(%v, %y)\n"  // 3 writes through the view
+      "  %c : T = aten::relu(%x)\n"             // 4 reads what was written
+      "  %d : T = aten::relu(%y)\n"             // 5 has nothing to do with it
+      "  %e : T = aten::mul_.Tensor(%x, %y)\n"  // 6 writes again
+      "  return (%a {output \"a\"}, %b {output \"b\"}, %c {output \"c\"}, %d {output \"d\"})");
   CHECK(read.before(3) == Links{0, 1, 2});
   CHECK(read.before(4) == Links{3});
   CHECK(read.before(5) == Links{});
@@ -55,7 +56,8 @@ TEST_CASE("dependences: a write through a view stands between the reads of the s
 }
 
 TEST_CASE("dependences: hidden writes and writes in a branch count") {
-  const Read read("graph step(%x : T {user_input \"x\"}, %s : R {buffer \"s\"}, %p : bool {user_input \"p\"}):\n"
+  const Read read("graph step(%x : T {user_input \"x\"}, %s : R {buffer \"s\"}, %p : bool "
+                  "{user_input \"p\"}):\n"
                   "  %a : R = aten::relu(%s)\n"
                   "  %o : T = prim::If(%p)\n"
                   "    block0():\n"
@@ -71,17 +73,18 @@ TEST_CASE("dependences: hidden writes and writes in a branch count") {
 }
 
 TEST_CASE("dependences: draws keep their order, by generator") {
-  const Read read("graph step(%x : G {user_input \"x\"}, %g : Generator {rng_state \"cuda:0\"},\n"
-                  "           %h : Generator {rng_state \"cuda:0#1\"}, %y : T {user_input \"y\"}):\n"
-                  "  %a : G = aten::bernoulli.p(%x, 0.5)\n"              // 0: cuda's default
-                  "  %b : G = aten::bernoulli.p(%x, 0.5) rng(%h)\n"      // 1: the paired one
-                  "  %c : G = aten::bernoulli.p(%x, 0.5) rng(%g)\n"      // 2: the default by name
-                  "  %d : T = aten::bernoulli.p(%y, 0.5)\n"              // 3: the CPU's
-                  "  %st : Byte(8, strides=[1], device=cpu) = cudagraph::save_rng_state(\"cpu\")\n"  // 4
-                  "  %e : T = aten::bernoulli.p(%y, 0.5) rng(%st)\n"     // 5: puts the state back
-                  "  %f : T = aten::bernoulli.p(%y, 0.5)\n"              // 6
-                  "  %k : G = aten::bernoulli.p(%x, 0.5) rng(%h)\n"      // 7
-                  "  return (%a {output \"a\"}, %k {output \"k\"})");
+  const Read read(
+      "graph step(%x : G {user_input \"x\"}, %g : Generator {rng_state \"cuda:0\"},\n"
+      "           %h : Generator {rng_state \"cuda:0#1\"}, %y : T {user_input \"y\"}):\n"
+      "  %a : G = aten::bernoulli.p(%x, 0.5)\n"          // 0: cuda's default
+      "  %b : G = aten::bernoulli.p(%x, 0.5) rng(%h)\n"  // 1: the paired one
+      "  %c : G = aten::bernoulli.p(%x, 0.5) rng(%g)\n"  // 2: the default by name
+      "  %d : T = aten::bernoulli.p(%y, 0.5)\n"          // 3: the CPU's
+      "  %st : Byte(8, strides=[1], device=cpu) = cudagraph::save_rng_state(\"cpu\")\n"  // 4
+      "  %e : T = aten::bernoulli.p(%y, 0.5) rng(%st)\n"  // 5: puts the state back
+      "  %f : T = aten::bernoulli.p(%y, 0.5)\n"           // 6
+      "  %k : G = aten::bernoulli.p(%x, 0.5) rng(%h)\n"   // 7
+      "  return (%a {output \"a\"}, %k {output \"k\"})");
   CHECK(read.before(1) == Links{});
   CHECK(read.before(2) == Links{0});
   CHECK(read.before(3) == Links{});
@@ -131,7 +134,9 @@ TEST_CASE("numbering: storages are named by their first value") {
                   "  %w : T = aten::alias(%v)\n"
                   "  %y : T = aten::alias(%x)\n  return (%w {output \"w\"}, %y {alias %x})");
   const Numbering& numbering = read.dependences.numbering();
-  const auto storage = [&](int32_t node) { return numbering.storageOf(numbering.node(node)->output()); };
+  const auto storage = [&](int32_t node) {
+    return numbering.storageOf(numbering.node(node)->output());
+  };
   const Value* input = read.program.entries[0].graph->inputs()[0];
   CHECK(storage(0) == storage(2));
   CHECK(storage(3) == numbering.storageOf(input));

@@ -76,12 +76,15 @@ TEST_CASE("fates: fates that pull each other apart over the host do not both sta
 TEST_CASE("fates: the verifier wants every member and one verdict") {
   auto run = group(std::string("  %a : R = ") + kReduce +
                    "  %b : R = _c10d_functional::wait_tensor(%a)\n");
-  Node* wait = run.program.entries[0].graph->outputs()[0]->owningGraph()->block()->nodes().begin()->next();
+  Node* wait =
+      run.program.entries[0].graph->outputs()[0]->owningGraph()->block()->nodes().begin()->next();
   wait->removeAttribute(attr::fate);
-  CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context), Catch::Contains("has fate -1, expected 0"));
+  CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context),
+                    Catch::Contains("has fate -1, expected 0"));
   wait->i_(attr::fate, 0);
   setHostReason(wait, HostReason::UserRequest);
-  CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context), Catch::Contains("must run on the host"));
+  CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context),
+                    Catch::Contains("must run on the host"));
 }
 
 }  // namespace gravure

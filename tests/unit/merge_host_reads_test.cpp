@@ -7,14 +7,17 @@
 namespace gravure {
 namespace {
 
-test::PassRun merge(const std::string& text) { return {mergeHostReads, verifyMergeHostReads, text}; }
+test::PassRun merge(const std::string& text) {
+  return {mergeHostReads, verifyMergeHostReads, text};
+}
 
 std::string reads(int count, const std::string& size) {
-  std::string text = "graph step(%c : Float(" + size + ", strides=[1], device=cpu) {user_input \"c\"}):\n";
+  std::string text =
+      "graph step(%c : Float(" + size + ", strides=[1], device=cpu) {user_input \"c\"}):\n";
   for (int i = 0; i < count; ++i) {
     const std::string n = std::to_string(i);
-    text += "  %s" + n + " : Float(device=cpu) = aten::select.int(%c, 0, " + n + ")\n" +
-            "  %n" + n + " : float = aten::_local_scalar_dense(%s" + n + ")\n";
+    text += "  %s" + n + " : Float(device=cpu) = aten::select.int(%c, 0, " + n + ")\n" + "  %n" +
+            n + " : float = aten::_local_scalar_dense(%s" + n + ")\n";
   }
   return text + "  return (%n0 {output \"n\"})";
 }
@@ -39,15 +42,16 @@ TEST_CASE("merge: an index out of range is left to fail where it stands") {
 }
 
 TEST_CASE("merge: two tensors make two copies, entry by entry") {
-  const auto run = merge("graph forward(%a : S {user_input \"a\"}, %b : S {user_input \"b\"}):\n"
-                         "  %m : float = aten::_local_scalar_dense(%a)\n"
-                         "  %n : float = aten::_local_scalar_dense(%b)\n"
-                         "  %o : float = aten::item(%a)\n"
-                         "  %p : float = aten::_local_scalar_dense(%b)\n"
-                         "  return (%m {output \"m\"}, %n {output \"n\"}, %o {output \"o\"}, %p {output \"p\"})\n"
-                         "graph backward(%a : S {user_input \"a\"}):\n"
-                         "  %m : float = aten::_local_scalar_dense(%a)\n"
-                         "  return (%m {output \"m\"})");
+  const auto run = merge(
+      "graph forward(%a : S {user_input \"a\"}, %b : S {user_input \"b\"}):\n"
+      "  %m : float = aten::_local_scalar_dense(%a)\n"
+      "  %n : float = aten::_local_scalar_dense(%b)\n"
+      "  %o : float = aten::item(%a)\n"
+      "  %p : float = aten::_local_scalar_dense(%b)\n"
+      "  return (%m {output \"m\"}, %n {output \"n\"}, %o {output \"o\"}, %p {output \"p\"})\n"
+      "graph backward(%a : S {user_input \"a\"}):\n"
+      "  %m : float = aten::_local_scalar_dense(%a)\n"
+      "  return (%m {output \"m\"})");
   CHECK(countOf(run.program, cg::readHost) == 2);
   CHECK(run.program.entries[1].graph->block()->nodes().begin()->kind() != cg::readHost);
   CHECK(run.context.remarks.count("host-reads-merged") == 2);
@@ -60,7 +64,8 @@ TEST_CASE("merge: the verifier finds reads that were left, and wrong outputs") {
   for (Node* node : run.program.entries[0].graph->nodes()) {
     if (node->kind() == cg::readHost) node->eraseOutput(3);
   }
-  CHECK_THROWS_WITH(verifyMergeHostReads(run.program, {}), Catch::Contains("one output an element"));
+  CHECK_THROWS_WITH(verifyMergeHostReads(run.program, {}),
+                    Catch::Contains("one output an element"));
 }
 
 }  // namespace gravure

@@ -33,8 +33,9 @@ std::string largeResults(int blocks) {
   for (int i = 0; i < blocks; ++i) {
     const std::string n = std::to_string(i);
     text += "  %a" + n + " : Float(1024, strides=[1], device=cpu) = aten::relu(%x)\n" + "  %s" + n +
-            " : S = aten::sum(%a" + n + ")\n" + "  %n" + n + " : float = aten::_local_scalar_dense(%s" + n +
-            ")\n" + "  %q" + n + " : bool = aten::equal(%a" + n + ", %x)\n";
+            " : S = aten::sum(%a" + n + ")\n" + "  %n" + n +
+            " : float = aten::_local_scalar_dense(%s" + n + ")\n" + "  %q" + n +
+            " : bool = aten::equal(%a" + n + ", %x)\n";
   }
   return text + "  return (%n0 {output \"n\"})";
 }
@@ -93,13 +94,15 @@ TEST_CASE("plan: a partition of views alone is none, whatever the minimum") {
   PassContext context;
   context.options.minPartitionSize = 0;
   const PartitionPlan plan = planOf("graph step(%x : T {user_input \"x\"}):\n"
-                                    "  %t : C = aten::t(%x)\n  return (%t {alias %x})", context);
+                                    "  %t : C = aten::t(%x)\n  return (%t {alias %x})",
+                                    context);
   CHECK(plan.partitionCount() == 0);
 }
 
 TEST_CASE("plan: an empty entry has an empty plan") {
   PassContext context;
-  Program program = prepared("graph step(%x : T {user_input \"x\"}):\n  return (%x {alias %x})", context);
+  Program program =
+      prepared("graph step(%x : T {user_input \"x\"}):\n  return (%x {alias %x})", context);
   CHECK(planPartitions(program.entries[0], context.options).runs.empty());
   partitionGraph(program, context);
   verifyPartitionGraph(program, context);
@@ -124,11 +127,13 @@ TEST_CASE("plan: prints what it decided") {
 
 TEST_CASE("partition: a value used by many partitions gets to each through its own parameter") {
   // A parameter read in 50 partitions and on the host between them; draws keep them apart.
-  std::string text = "graph step(%x : G {user_input \"x\"}, %d : Float(*, strides=[1], device=cuda:0) {user_input \"d\"}):\n";
+  std::string text = "graph step(%x : G {user_input \"x\"}, %d : Float(*, strides=[1], "
+                     "device=cuda:0) {user_input \"d\"}):\n";
   for (int i = 0; i < 50; ++i) {
     const std::string n = std::to_string(i);
-    text += "  %a" + n + " : G = aten::bernoulli.p(%x, 0.5)\n  %b" + n + " : G = aten::mul.Tensor(%a" + n +
-            ", %x)\n  %h" + n + " : Float(*, strides=[1], device=cuda:0) = aten::bernoulli.p(%d, 0.5)\n  %e" + n +
+    text += "  %a" + n + " : G = aten::bernoulli.p(%x, 0.5)\n  %b" + n +
+            " : G = aten::mul.Tensor(%a" + n + ", %x)\n  %h" + n +
+            " : Float(*, strides=[1], device=cuda:0) = aten::bernoulli.p(%d, 0.5)\n  %e" + n +
             " : bool = aten::equal(%x, %b" + n + ")\n";
   }
   PassContext context;
@@ -179,15 +184,17 @@ TEST_CASE("partition: the verifier sees what a wrong rewrite leaves") {
     (*partition->blocks()[0]->nodes().begin())->replaceInput(0, graph.inputs()[0]);
   });
   refuses("must have the index", [](Graph&, Node* partition) { partition->i_(attr::index, 3); });
-  refuses("takes %x twice", [](Graph& graph, Node* partition) { partition->replaceInput(1, graph.inputs()[0]); });
-  refuses("must have one parameter", [](Graph& graph, Node* partition) { partition->addInput(graph.inputs()[0]); });
-  refuses("differ in type", [](Graph&, Node* partition) { partition->output(0)->setType(c10::IntType::get()); });
+  refuses("takes %x twice",
+          [](Graph& graph, Node* partition) { partition->replaceInput(1, graph.inputs()[0]); });
+  refuses("must have one parameter",
+          [](Graph& graph, Node* partition) { partition->addInput(graph.inputs()[0]); });
+  refuses("differ in type",
+          [](Graph&, Node* partition) { partition->output(0)->setType(c10::IntType::get()); });
   refuses("must run on the host and stands in partition", [](Graph&, Node* partition) {
     setHostReason(*partition->blocks()[0]->nodes().begin(), HostReason::HostSync);
   });
-  refuses("has no host reason and stands in no partition", [](Graph&, Node* partition) {
-    partition->next()->removeAttribute(attr::host);
-  });
+  refuses("has no host reason and stands in no partition",
+          [](Graph&, Node* partition) { partition->next()->removeAttribute(attr::host); });
   refuses("shares fate 0", [](Graph&, Node* partition) {
     (*partition->blocks()[0]->nodes().begin())->i_(attr::fate, 0);
     partition->next()->i_(attr::fate, 0);

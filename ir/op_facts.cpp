@@ -156,6 +156,16 @@ std::unique_ptr<OpFacts> makeFacts(c10::Symbol kind, const std::string& overload
   return facts;
 }
 
+/// True if all sizes and strides are known. Allocates nothing, unlike TensorType::sizes().
+bool isStatic(const c10::TensorType& type) {
+  const auto& strides = type.stride_properties().sizes();
+  const auto rank = type.symbolic_sizes().rank();
+  return rank && strides && strides->size() == *rank && type.symbolic_sizes().isComplete() &&
+         llvm::all_of(*strides, [](const std::optional<c10::Stride>& stride) {
+           return stride && stride->stride_index_ && stride->stride_;
+         });
+}
+
 struct Key {
   c10::Symbol kind;
   std::string overload;
@@ -251,14 +261,13 @@ bool isTensorValue(const Value* value) { return holdsTensors(*value->type()); }
 
 std::optional<int64_t> storageBytes(const c10::Type& type) {
   const auto* tensor = type.castRaw<c10::TensorType>();
-  if (!tensor || !tensor->scalarType()) return std::nullopt;
-  const auto sizes = tensor->sizes().concrete_sizes();
-  const auto strides = tensor->strides().concrete_sizes();
-  if (!sizes || !strides || sizes->size() != strides->size()) return std::nullopt;
+  if (!tensor || !tensor->scalarType() || !isStatic(*tensor)) return std::nullopt;
+  const c10::SymbolicShape& shape = tensor->symbolic_sizes();
   int64_t elements = 1;
-  for (size_t i = 0; i < sizes->size(); ++i) {
-    if ((*sizes)[i] == 0) return 0;
-    elements += ((*sizes)[i] - 1) * (*strides)[i];
+  for (const auto& stride : *tensor->stride_properties().sizes()) {
+    const int64_t size = shape[*stride->stride_index_].static_size();
+    if (size == 0) return 0;
+    elements += (size - 1) * static_cast<int64_t>(*stride->stride_);
   }
   return elements * static_cast<int64_t>(c10::elementSize(*tensor->scalarType()));
 }
@@ -270,7 +279,7 @@ std::optional<c10::Device> deviceOf(const Value* value) {
 
 bool hasStaticShape(const Value* value) {
   const auto* tensor = value->type()->castRaw<c10::TensorType>();
-  return tensor && tensor->sizes().concrete_sizes() && tensor->strides().concrete_sizes();
+  return tensor && isStatic(*tensor);
 }
 
 c10::Device computeDevice(const Program& program) {

@@ -145,22 +145,28 @@ class Emitter {
     for (Value* operand : partition->inputs()) node->addInput(operand);
     Block* from = partition->blocks().at(0);
     Block* to = node->addBlock();
-    for (Value* parameter : from->inputs()) succeed(parameter, to->addInput());
+    for (Value* parameter : from->inputs()) {
+      parameter->replaceAllUsesDominatedByNodeWith(from->param_node(), successor(parameter, to->addInput()));
+    }
     while (*from->nodes().begin() != from->return_node()) {
       (*from->nodes().begin())->moveBefore(to->return_node());
     }
     for (Value* result : from->outputs()) to->registerOutput(result);
-    for (Value* output : partition->outputs()) succeed(output, node->addOutput());
+    for (Value* output : partition->outputs()) {
+      output->replaceAllUsesAfterNodeWith(partition, successor(output, node->addOutput()));
+    }
     partition->destroy();
   }
 
-  static void succeed(Value* old, Value* value) {
+  /// `value` takes type and name of `old`. Its uses are moved by the caller: replaceAllUsesWith would
+  /// take quadratic time in their number.
+  static Value* successor(Value* old, Value* value) {
     value->setType(old->type());
     if (old->hasDebugName()) {
       const std::string name = old->debugName();
       value->setDebugName(name);
     }
-    old->replaceAllUsesWith(value);
+    return value;
   }
 
   void moveOut() {

@@ -174,7 +174,7 @@ bool isComputed(const Value* value, const DeviceMap& devices) {
 
 StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
   for (const Value* output : node->outputs()) {
-    if (!isTensorValue(output)) continue;
+    if (!isTensorValue(output) || !output->hasUses()) continue;  // an undefined gradient, among others
     if (!hasStaticShape(output) || !isComputed(output, devices)) return StepPlanning::None;
   }
   for (const Value* input : node->inputs()) {

@@ -56,8 +56,10 @@ void Executor::runAll(const std::vector<Instruction>& instructions) {
 }
 
 void Executor::runCall(Call& call) {
-  if (session_) session_->enterStep(call.step);
+  // A number wrapped on its way to a Tensor parameter is not the operator's allocation.
+  if (session_) session_->enterStep(-1);
   call.push(frame_, stack_);
+  if (session_) session_->enterStep(call.step);
   if (recorder_) recorder_->before(call, frame_);
   if (call.rng == kNoSlot) {
     call.run(stack_);
@@ -190,14 +192,19 @@ void Executor::runStage(uint32_t index) {
   releaseSlots(stage.releases, frame_);
 }
 
+/// True if the next replay may write there: the arena, or memory that a capture allocated elsewhere.
+bool Executor::isOverwritten(Slot slot, const at::Tensor& tensor) const {
+  return tensor.defined() &&
+         (code_.sources[slot] == SlotSource::Launch || inSlab(tensor, session_->slab().get()));
+}
+
 void Executor::runOwn(Own& own) {
   if (session_) session_->enterStep(-1);
   std::vector<at::Tensor> sources;
   llvm::SmallVector<Slot, 16> targets;
-  const Slab* slab = served_ ? session_->slab().get() : nullptr;
   for (size_t i = 0; i < own.from.size(); ++i) {
     const c10::IValue& value = frame_[own.from[i]];
-    if (value.isTensor() && inSlab(value.toTensor(), slab)) {
+    if (served_ && value.isTensor() && isOverwritten(own.from[i], value.toTensor())) {
       sources.push_back(value.toTensor());
       targets.push_back(own.to[i]);
     } else {

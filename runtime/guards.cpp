@@ -1,7 +1,10 @@
 #include "runtime/guards.h"
 
+#include "ir/args.h"
+
 #include <ATen/core/Generator.h>
 
+#include <cstring>
 #include <sstream>
 
 namespace gravure {
@@ -54,6 +57,18 @@ std::string inputName(const Entry& entry, size_t index) {
               "\" (", where, ")");
 }
 
+namespace {
+
+/// A saved random state has the size that its device gives it.
+bool isRandomState(const Value* value) {
+  for (const auto& use : value->uses()) {
+    if (rngStateOf(use.user) == value) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 InputCheck::InputCheck(const Entry& entry, size_t index, const DeviceMap& devices)
     : name_(inputName(entry, index)), type_(entry.graph->inputs()[index]->type()) {
   generator_ = type_->kind() == c10::TypeKind::GeneratorType;
@@ -62,7 +77,7 @@ InputCheck::InputCheck(const Entry& entry, size_t index, const DeviceMap& device
   dtype_ = tensor->scalarType();
   if (tensor->device()) device_ = devices(*tensor->device());
   dims_ = tensor->dim();
-  if (!dims_) return;
+  if (!dims_ || isRandomState(entry.graph->inputs()[index])) return;
   const auto sizes = tensor->sizes().sizes();
   for (size_t i = 0; sizes && i < sizes->size(); ++i) sizes_.push_back((*sizes)[i].value_or(-1));
 }

@@ -45,15 +45,18 @@ std::map<std::string, c10::IValue> namedValues(const c10::IValue& value, const s
   return named;
 }
 
-/// "cuda:0" is that device's default generator; "cuda:0#1" a paired one.
-c10::IValue generatorFor(const InputInfo& info, const DeviceMap& devices) {
+/// "cuda:0" is that device's default generator; "cuda:0#1" a generator of its own, and so is
+/// "cuda:0#1/backward", which begins in the same state.
+c10::IValue generatorFor(const InputInfo& info, const c10::IValue* saved, const DeviceMap& devices) {
   const size_t mark = info.name.find('#');
   if (mark == std::string::npos) return {};
   const uint64_t seed = std::strtoull(info.name.c_str() + mark + 1, nullptr, 10);
+  // A saved state is of the device of the export.
   if (devices.to.is_cpu()) return at::Generator(at::detail::createCPUGenerator(seed));
   at::Generator generator =
       at::globalContext().getAcceleratorHooksInterface(devices.to.type()).getNewGenerator(devices.to.index());
   generator.set_current_seed(seed);
+  if (saved && saved->isTensor() && devices.from == devices.to) generator.set_state(saved->toTensor());
   return generator;
 }
 
@@ -76,12 +79,17 @@ std::vector<c10::IValue> InputsFile::bind(const Entry& entry, const DeviceMap& d
     const Value* input = entry.graph->inputs()[i];
     const InputInfo& info = entry.inputs[i];
     const auto at = known->second.find(info.name.empty() ? input->debugName() : info.name);
-    if (at == known->second.end() && info.role == InputRole::RngState) {
-      values.push_back(generatorFor(info, devices));
+    const c10::IValue* saved = at == known->second.end() ? nullptr : &at->second;
+    if (info.role == InputRole::RngState) {
+      values.push_back(generatorFor(info, saved, devices));
       continue;
     }
-    TORCH_CHECK(at != known->second.end(), "the inputs file ", path_, " lacks ", inputName(entry, i));
-    c10::IValue value = at->second;
+    if (!saved && info.role == InputRole::Saved) {
+      values.emplace_back();
+      continue;
+    }
+    TORCH_CHECK(saved, "the inputs file ", path_, " lacks ", inputName(entry, i));
+    c10::IValue value = *saved;
     const auto device = deviceOf(input);
     if (value.isTensor() && device) value = value.toTensor().to(devices(*device));
     values.push_back(std::move(value));

@@ -19,9 +19,10 @@ class InputsFile {
   static InputsFile read(const std::string& path);
 
   /// One value an input of `entry`, in order, tensors on the device that `devices` maps their type's
-  /// to. An input without a name goes by its value's. RNG states are not in files: the default
-  /// generator of a device is None, a paired one ("cuda:0#1") a generator of its own, made here with
-  /// the seed of its number. TORCH_CHECK naming the input that the file lacks.
+  /// to. An input without a name goes by its value's. A device's default generator is None, a paired
+  /// one ("cuda:0#1") a new generator with the seed of its number, in its saved state where the program
+  /// runs on the device it was exported on. Saved values that the file lacks are None: another entry
+  /// makes them. TORCH_CHECK naming any other input that the file lacks.
   std::vector<c10::IValue> bind(const Entry& entry, const DeviceMap& devices) const;
 
  private:

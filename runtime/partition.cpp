@@ -46,8 +46,9 @@ class RngRollback {
 void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
                   ArenaSession& session) {
   for (const Call& call : launch.calls) {
-    session.enterStep(call.step);
+    session.enterStep(-1);
     call.push(frame, stack);
+    session.enterStep(call.step);
     capture.call(call, rngOf(call, frame), stack);
     call.store(stack, frame);
     // Operands stay: if the capture fails, the calls run one by one.

@@ -6,6 +6,7 @@
 #include "runtime/runtime_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -17,6 +18,8 @@ namespace {
 struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView autograd;
   c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  // As in eager's forward: some kernels, oneDNN's LSTM among them, keep no workspace without it.
+  c10::AutoGradMode gradMode{true};
 };
 
 class DeviceStep {

@@ -12,8 +12,9 @@ bool sameView(const at::Tensor& a, const at::Tensor& b) {
 /// Gives an entry's outputs away, so that nothing the arena may reuse is in the caller's hands.
 class ResultTaker {
  public:
-  ResultTaker(const EntryState& entry, const KeptInputs& kept, const Slab* slab)
-      : code_(*entry.code), lends_(entry.lends), frame_(entry.executor->frame()), kept_(kept), slab_(slab) {}
+  ResultTaker(const EntryState& entry, const KeptInputs& kept, const Slab* slab, bool serving)
+      : code_(*entry.code), lends_(entry.lends), frame_(entry.executor->frame()), kept_(kept),
+        slab_(slab), serving_(serving) {}
 
   std::vector<c10::IValue> take(Lender* lender) {
     for (size_t o = 0; o < code_.outputs.size(); ++o) results_.push_back(takeOne(o, lender));
@@ -45,18 +46,26 @@ class ResultTaker {
     if (value.isTensorList()) return takeList(output, value);
     if (!value.isTensor() || !value.toTensor().defined()) return value;
     const at::Tensor& tensor = value.toTensor();
+    const bool alias = info && info->role == OutputRole::Alias;
+    // What a capture allocated outside the arena is its graph's: the next replay writes it.
+    const bool ofGraph = serving_ && !alias && code_.sources[slot] == SlotSource::Launch;
     if (inSlab(tensor, slab_)) {
       if (lender && info && lends_[output]) return lender->lend(tensor);
-      sources_.push_back(tensor);
-      targets_.push_back({output, -1});
-      return {};
+      return copyLater(output, tensor);
     }
-    if (info && info->role == OutputRole::Alias && info->input >= 0) {
+    if (ofGraph) return copyLater(output, tensor);
+    if (alias && info->input >= 0) {
       const c10::IValue& input = kept_[info->input];
       if (input.isTensor() && sameView(tensor, input.toTensor())) return input;
     }
     // A partition hands on the same tensor each step.
-    return code_.sources[slot] == SlotSource::Launch && slab_ ? shallowCopy(tensor) : value;
+    return serving_ && code_.sources[slot] == SlotSource::Launch ? shallowCopy(tensor) : value;
+  }
+
+  c10::IValue copyLater(size_t output, const at::Tensor& tensor) {
+    sources_.push_back(tensor);
+    targets_.push_back({output, -1});
+    return {};
   }
 
   c10::IValue takeList(size_t output, const c10::IValue& value) {
@@ -76,6 +85,7 @@ class ResultTaker {
   const Frame& frame_;
   const KeptInputs& kept_;
   const Slab* slab_;
+  const bool serving_;
   std::vector<c10::IValue> results_;
   std::vector<at::Tensor> sources_;
   std::vector<Target> targets_;
@@ -89,7 +99,7 @@ std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const Kep
   if (serving) serving->enterStep(-1);
   Lender lender(loans_, slab_);
   // A lent input may come out of an uncaptured step, too.
-  ResultTaker taker(entry, kept, slab_.get());
+  ResultTaker taker(entry, kept, slab_.get(), serving != nullptr);
   std::vector<c10::IValue> results = taker.take(serving ? &lender : nullptr);
   stats_.copiedResultBytes += taker.copiedBytes();
   return results;

@@ -12,8 +12,8 @@ from torch import fx
 if TYPE_CHECKING:
     from .fx_import import EntryWriter, Ref
 
-_CPU_STATE = "Byte(5056, strides=[1], device=cpu)"
-_CUDA_STATE = "Byte(16, strides=[1], device=cpu)"
+# Its length is the device's own, and a program may be loaded on another device.
+_STATE = "Byte(*, strides=[1], device=cpu)"
 
 _REMEDIES = {
     "flex_attention": "use scaled_dot_product_attention",
@@ -74,9 +74,9 @@ def _save_and_run(writer: EntryWriter, node: fx.Node) -> Ref:
     example = _returned(node, op, args, kwargs)
     leaves = torch.utils._pytree.tree_leaves((example, _examples(args)))
     cuda = next((t.device for t in leaves if isinstance(t, torch.Tensor) and t.is_cuda), None)
-    device, kind = (str(cuda), _CUDA_STATE) if cuda else ("cpu", _CPU_STATE)
+    device = str(cuda) if cuda else "cpu"
     call = f'cudagraph::save_rng_state("{device}")'
-    state = writer.define("rng_state", kind, call, writer.places.suffix(node))
+    state = writer.define("rng_state", _STATE, call, writer.places.suffix(node))
     return [state, writer.operator(node, op, args, kwargs, example)]
 
 

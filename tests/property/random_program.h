@@ -449,18 +449,27 @@ class RandomProgram {
   }
 
   std::string finish() {
-    std::string returned = "  return (%";
     const Tensor last = dense();
     const Tensor loss = define(fresh({}), "aten::sum(%" + last.name + ")");
-    returned += loss.name + " {loss}";
+    std::vector<std::string> outputs{"%" + loss.name + " {loss}"};
     for (size_t i = 0; i < 3; ++i) {
       const Tensor& t = any();
       if (t.root < 4) continue;  // the caller's own
-      returned += ", %" + t.name + " {output \"out." + std::to_string(i) + "\"}";
+      outputs.push_back("%" + t.name + " {output \"out." + std::to_string(i) + "\"}");
     }
-    if (!masks_.empty()) returned += ", %" + masks_.back() + " {output \"mask\"}";
-    if (mutated_) returned += ", %state {mutation %state}";
-    return "gravure 1\ngraph step(" + inputs_ + "):\n" + body_ + returned + ")\n";
+    if (!masks_.empty()) outputs.push_back("%" + masks_.back() + " {output \"mask\"}");
+    if (mutated_) outputs.push_back("%state {mutation %state}");
+    const std::string head = "gravure 1\ngraph step(" + inputs_ + "):\n" + body_;
+    const std::string returned = "  return (" + joined(outputs, ", ");
+    // As the printer lays it out.
+    if (returned.size() < 100) return head + returned + ")\n";
+    return head + "  return (" + joined(outputs, ",\n          ") + ")\n";
+  }
+
+  static std::string joined(const std::vector<std::string>& parts, const std::string& separator) {
+    std::string text;
+    for (const std::string& part : parts) text += (text.empty() ? "" : separator) + part;
+    return text;
   }
 
   Random random_;

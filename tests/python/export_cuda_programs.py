@@ -19,9 +19,23 @@ import models
 import torch
 
 
+def _rms_norm(self: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return x * scale * self.weight
+
+
+def use_kernels_of_every_device() -> None:
+    """These programs run on the host device too: no kernel that only CUDA has."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.nn.RMSNorm.forward = _rms_norm
+
+
 def main(folder: str) -> None:
     if not torch.cuda.is_available():
         sys.exit("export_cuda_programs.py needs a CUDA device")
+    use_kernels_of_every_device()
     device = "cuda:0"
     makers = {
         "llama": partial(models.llama, device),

@@ -1,6 +1,7 @@
 #include "tools/gravure/bench.h"
 
 #include "tools/gravure/bench_measure.h"
+#include "tools/gravure/bench_runtime.h"
 #include "tools/gravure/pass_flags.h"
 #include "tools/gravure/table.h"
 
@@ -26,18 +27,21 @@ double microsecondsANode(double ms, const BenchResult& result) {
 
 class BenchCommand final : public Command {
  public:
-  BenchCommand() : Command("bench", "measure: gravure bench passes") {}
+  BenchCommand() : Command("bench", "measure: gravure bench passes, gravure bench runtime") {}
 
   int run() override;
 
  private:
+  int benchPasses() const;
+  int benchRuntime() const;
   std::vector<const BenchShape*> chosenShapes() const;
   void printText(const std::vector<Doubling>& all) const;
   void printJson(const std::vector<Doubling>& all) const;
 
   template <typename T>
   using Opt = cl::opt<T>;
-  Opt<std::string> what_{cl::Positional, cl::desc("passes"), cl::sub(sub()), cl::cat(category())};
+  Opt<std::string> what_{cl::Positional, cl::desc("passes|runtime"), cl::sub(sub()),
+                         cl::cat(category())};
   cl::list<long> nodes_{"nodes",
                         cl::value_desc("N,N"),
                         cl::CommaSeparated,
@@ -121,12 +125,36 @@ void BenchCommand::printJson(const std::vector<Doubling>& all) const {
 }
 
 int BenchCommand::run() {
-  if (what_ != "passes") {
-    throw UsageError(what_.empty()
-                         ? "bench: expected what to measure: passes"
-                         : "bench: there is no '" + what_ + "' to measure; there is passes");
-  }
+  if (what_.empty()) throw UsageError("bench: expected what to measure: passes or runtime");
+  checkOneOf("bench", what_.getValue(), {"passes", "runtime"});
   if (repeat_ < 1) throw UsageError("--repeat: expected at least 1");
+  return what_ == "runtime" ? benchRuntime() : benchPasses();
+}
+
+int BenchCommand::benchRuntime() const {
+  constexpr int64_t kCount = 1000, kSteps = 20;
+  const RuntimeCosts costs = measureRuntime(kCount, kSteps * repeat_);
+  if (json_) {
+    llvm::json::OStream json(llvm::outs(), 2);
+    json.object([&] {
+      json.attribute("boxed_us", costs.boxedUs);
+      json.attribute("host_node_us", costs.hostNodeUs);
+      json.attribute("replayed_call_us", costs.replayedCallUs);
+      json.attribute("boundary_us", costs.boundaryUs);
+    });
+    llvm::outs() << '\n';
+    return kOk;
+  }
+  Table table({"on the host device", "us"});
+  table.add({"one operator, called boxed", costs.boxedUs});
+  table.add({"a host node, over that", costs.hostNodeUs});
+  table.add({"one call of a partition, computed anew", costs.replayedCallUs});
+  table.add({"the boundary of a partition, over its calls", costs.boundaryUs});
+  markdown_ ? table.printMarkdown(llvm::outs()) : table.print(llvm::outs());
+  return kOk;
+}
+
+int BenchCommand::benchPasses() const {
   std::vector<long> sizes(nodes_.begin(), nodes_.end());
   if (sizes.empty()) sizes = {11000, 200000};
   for (long nodes : sizes) {

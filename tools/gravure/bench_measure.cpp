@@ -4,6 +4,7 @@
 #include "ir/verify.h"
 #include "passes/pass.h"
 #include "tools/gravure/command.h"
+#include "tools/gravure/processor_time.h"
 
 #include <llvm/ADT/StringRef.h>
 #include <llvm/Support/MemoryBuffer.h>
@@ -14,27 +15,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
-#include <functional>
 #include <sstream>
 
 namespace gravure::tool {
 namespace {
-
-/// Processor time of this thread: passes use one core and wait for nothing, so other processes on the
-/// machine do not count.
-double processorMs() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return double(now.tv_sec) * 1e3 + double(now.tv_nsec) / 1e6;
-}
-
-double milliseconds(const std::function<void()>& work) {
-  const double begin = processorMs();
-  work();
-  return processorMs() - begin;
-}
 
 /// A figure of /proc/self/status, in bytes; 0 where there is none.
 int64_t statusBytes(llvm::StringRef key) {
@@ -64,18 +49,17 @@ BenchResult measureHere(const BenchShape& shape, int64_t nodes, int64_t repetiti
   quick.verifyEach = false;
   for (int64_t i = 0; i < repetitions; ++i) {
     Program program;
-    result.readMs = std::min(result.readMs, milliseconds([&] { program = readProgram(text); }));
+    result.readMs = std::min(result.readMs, processorMs([&] { program = readProgram(text); }));
     std::string printed;
-    result.printMs =
-        std::min(result.printMs, milliseconds([&] { printed = programText(program); }));
+    result.printMs = std::min(result.printMs, processorMs([&] { printed = programText(program); }));
     printed = {};
-    result.verifyMs = std::min(result.verifyMs, milliseconds([&] { verifyProgram(program); }));
+    result.verifyMs = std::min(result.verifyMs, processorMs([&] { verifyProgram(program); }));
     PassContext context;
     resetPeak();
     const int64_t before = statusBytes("VmRSS");
     for (size_t pass = 0; pass < allPasses().size(); ++pass) {
       const double spent =
-          milliseconds([&] { runPasses(program, context, {allPasses()[pass].name}, quick); });
+          processorMs([&] { runPasses(program, context, {allPasses()[pass].name}, quick); });
       result.passMs[pass] = std::min(result.passMs[pass], spent);
     }
     if (i == 0) result.peakBytes = statusBytes("VmHWM") - before;

@@ -77,7 +77,8 @@ std::string readText(const std::string& path) {
 
 std::string messageOf(const std::exception& error) {
   const auto* ours = dynamic_cast<const c10::Error*>(&error);
-  return llvm::StringRef(ours ? ours->what_without_backtrace() : error.what()).rtrim().str();
+  const llvm::StringRef message(ours ? ours->what_without_backtrace() : error.what());
+  return message.trim().split('\n').first.rtrim().str();
 }
 
 }  // namespace gravure::tool

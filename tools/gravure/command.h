@@ -59,7 +59,7 @@ std::vector<std::string> splitList(llvm::StringRef text);
 /// The whole of a file, or of standard input for "-". UsageError if it cannot be read.
 std::string readText(const std::string& path);
 
-/// The message of an exception, without a stack trace.
+/// The message of an exception: its first line, without a stack trace and PyTorch's lists of backends.
 std::string messageOf(const std::exception& error);
 
 }  // namespace gravure::tool

@@ -112,6 +112,9 @@ void RunCommand::injectFault(Device& device) const {
 std::string RunCommand::compareEntry(const Entry& entry, const Side& captured,
                                      const Side& reference) const {
   for (size_t i = 0; i < entry.outputs.size(); ++i) {
+    // A saved value may hold bytes that no kernel wrote (the seed that attention without dropout
+    // returns); what is read of it shows in the results of the entry that reads it.
+    if (entry.outputs[i].role == OutputRole::Saved) continue;
     const std::string why = firstDifference(captured.outputs().at(i), reference.outputs().at(i));
     if (!why.empty()) {
       return "output " + std::to_string(i) + " " + outputName(entry, i) + " " + why;

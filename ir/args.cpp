@@ -10,7 +10,9 @@
 namespace gravure {
 namespace {
 
-bool sameBits(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
+bool sameBits(double a, double b) {
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
+}
 
 c10::intrusive_ptr<ArgList> inputsInOrder(size_t count) {
   auto list = c10::make_intrusive<ArgList>();

@@ -85,7 +85,9 @@ std::optional<HostReason> hostReasonOf(const Node* node) {
 
 void setHostReason(Node* node, HostReason reason) { node->s_(attr::host, reasonName(reason)); }
 
-bool isPartition(const Node* node) { return node->kind() == cg::partition || node->kind() == cg::launch; }
+bool isPartition(const Node* node) {
+  return node->kind() == cg::partition || node->kind() == cg::launch;
+}
 
 int64_t partitionIndex(const Node* node) { return node->i(attr::index); }
 

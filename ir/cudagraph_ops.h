@@ -39,16 +39,18 @@ extern const c10::Symbol readHost;
 namespace attr {
 extern const c10::Symbol args;      // ArgList (never printed as an attribute)
 extern const c10::Symbol overload;  // string (never printed as an attribute)
-extern const c10::Symbol facts;     // OpFacts of the operator, a cache (never printed, never compared)
-extern const c10::Symbol source;    // string (printed as @"…")
-extern const c10::Symbol module;    // string (printed as in "…")
-extern const c10::Symbol host;      // string: name of a HostReason
-extern const c10::Symbol fate;      // int: nodes of one number are captured together or not at all
-extern const c10::Symbol index;     // int: number of a partition, dense, in program order
-extern const c10::Symbol tags;      // strings, one an operand of a partition: see OperandTag
-extern const c10::Symbol arena;     // ints, one an output: planned offset in bytes, -1 if not in the arena
-extern const c10::Symbol staging;   // ints, one an operand of a partition: planned offset of its staged
-                                    // copy, -1 if it has none; gone after emit-runtime-calls
+extern const c10::Symbol facts;  // OpFacts of the operator, a cache (never printed, never compared)
+extern const c10::Symbol source;  // string (printed as @"…")
+extern const c10::Symbol module;  // string (printed as in "…")
+extern const c10::Symbol host;    // string: name of a HostReason
+extern const c10::Symbol fate;    // int: nodes of one number are captured together or not at all
+extern const c10::Symbol index;   // int: number of a partition, dense, in program order
+extern const c10::Symbol tags;    // strings, one an operand of a partition: see OperandTag
+extern const c10::Symbol
+    arena;  // ints, one an output: planned offset in bytes, -1 if not in the arena
+extern const c10::Symbol
+    staging;  // ints, one an operand of a partition: planned offset of its staged
+              // copy, -1 if it has none; gone after emit-runtime-calls
 
 /// True for attributes that program text shows elsewhere than in `[…]`, or not at all.
 inline bool isInternal(c10::Symbol name) {
@@ -58,10 +60,10 @@ inline bool isInternal(c10::Symbol name) {
 
 /// How an operand of a partition keeps its address, and why.
 enum class OperandKind : uint8_t {
-  Static,   // the same address each step
-  Staged,   // a caller's value: copied into a buffer of ours before a replay
-  RngState, // a generator
-  Guarded,  // a number baked in at capture: another value means another path
+  Static,    // the same address each step
+  Staged,    // a caller's value: copied into a buffer of ours before a replay
+  RngState,  // a generator
+  Guarded,   // a number baked in at capture: another value means another path
 };
 
 struct OperandTag {

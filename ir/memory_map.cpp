@@ -31,7 +31,9 @@ class Coverage {
       for (int c = 0; c <= columns_; ++c) at(c, r) += at(c, r - 1);
     }
   }
-  int64_t& at(int column, int row) { return counts_[static_cast<size_t>(row) * (columns_ + 1) + column]; }
+  int64_t& at(int column, int row) {
+    return counts_[static_cast<size_t>(row) * (columns_ + 1) + column];
+  }
 
  private:
   int columns_;
@@ -40,7 +42,9 @@ class Coverage {
 
 /// The cells [first, second) of `cells` that [begin, end) of [0, total) touches.
 std::pair<int, int> cellsOf(int64_t begin, int64_t end, int64_t total, int cells) {
-  const auto scaled = [&](int64_t x) { return static_cast<double>(x) * cells / static_cast<double>(total); };
+  const auto scaled = [&](int64_t x) {
+    return static_cast<double>(x) * cells / static_cast<double>(total);
+  };
   const int first = std::clamp(static_cast<int>(scaled(begin)), 0, cells - 1);
   const int last = std::clamp(static_cast<int>(scaled(end - 1)), first, cells - 1);
   return {first, last + 1};
@@ -49,11 +53,11 @@ std::pair<int, int> cellsOf(int64_t begin, int64_t end, int64_t total, int cells
 }  // namespace
 
 void MemoryPlan::print(llvm::raw_ostream& os) const {
-  os << "arena " << bytes << " bytes, load " << load << ", ratio " << llvm::format("%.4f", ratio()) << ", "
-     << buffers.size() << (buffers.size() == 1 ? " buffer\n" : " buffers\n");
+  os << "arena " << bytes << " bytes, load " << load << ", ratio " << llvm::format("%.4f", ratio())
+     << ", " << buffers.size() << (buffers.size() == 1 ? " buffer\n" : " buffers\n");
   for (const Buffer& buffer : buffers) {
-    os << "  [" << buffer.offset << ", " << buffer.offset + buffer.bytes << ") steps [" << buffer.begin
-       << ", " << buffer.end << ')';
+    os << "  [" << buffer.offset << ", " << buffer.offset + buffer.bytes << ") steps ["
+       << buffer.begin << ", " << buffer.end << ')';
     if (!buffer.label.empty()) os << ' ' << buffer.label;
     os << '\n';
   }
@@ -69,7 +73,8 @@ void MemoryPlan::printMap(llvm::raw_ostream& os, int columns, int rows) const {
   columns = static_cast<int>(std::min<int64_t>(columns, last - first));
   Coverage coverage(columns, rows);
   for (const Buffer& buffer : buffers) {
-    const auto [column, columnEnd] = cellsOf(buffer.begin - first, buffer.end - first, last - first, columns);
+    const auto [column, columnEnd] =
+        cellsOf(buffer.begin - first, buffer.end - first, last - first, columns);
     const auto [row, rowEnd] = cellsOf(buffer.offset, buffer.offset + buffer.bytes, bytes, rows);
     coverage.add(column, columnEnd, row, rowEnd);
   }

@@ -29,7 +29,9 @@ std::vector<int32_t> positions(size_t n) {
 /// (the idea of TLSF: Masmano et al., 2004).
 class FreeBlocks {
  public:
-  explicit FreeBlocks(size_t expected) : heads_(kLevels * kClasses, -1) { blocks_.reserve(expected); }
+  explicit FreeBlocks(size_t expected) : heads_(kLevels * kClasses, -1) {
+    blocks_.reserve(expected);
+  }
 
   int64_t top() const { return top_; }
   int64_t offsetOf(int32_t block) const { return blocks_[block].offset; }
@@ -54,8 +56,8 @@ class FreeBlocks {
 
   struct Block {
     int64_t offset = 0, size = 0;
-    int32_t below = -1, above = -1;     // neighbours by address
-    int32_t previous = -1, next = -1;   // in the list of its class
+    int32_t below = -1, above = -1;    // neighbours by address
+    int32_t previous = -1, next = -1;  // in the list of its class
     bool free = false;
   };
 
@@ -70,7 +72,8 @@ class FreeBlocks {
     const int own = classOf(size);
     if (const int32_t found = smallestOf(own, size); found >= 0) return found;
     int level = own / kClasses;
-    uint64_t mask = own % kClasses == kClasses - 1 ? 0 : full_[level] & (~uint64_t{0} << (own % kClasses + 1));
+    uint64_t mask =
+        own % kClasses == kClasses - 1 ? 0 : full_[level] & (~uint64_t{0} << (own % kClasses + 1));
     while (mask == 0) {
       if (++level == kLevels) return -1;
       mask = full_[level];
@@ -209,7 +212,8 @@ Placement fitInTime(const Request& request, Direction direction) {
   placed.offset.resize(n);
   size_t dead = 0;
   for (int32_t i : byBirth) {
-    for (; dead < n && death[byDeath[dead]] <= birth[i]; ++dead) blocks.release(blockOf[byDeath[dead]]);
+    for (; dead < n && death[byDeath[dead]] <= birth[i]; ++dead)
+      blocks.release(blockOf[byDeath[dead]]);
     blockOf[i] = blocks.allocate(request.size[i]);
     placed.offset[i] = blocks.offsetOf(blockOf[i]);
   }
@@ -250,7 +254,8 @@ class PlacedBuffers {
       c = chunkFor(offset);
     }
     Members& m = *summaries_[c].members;
-    const auto at = static_cast<int>(std::upper_bound(m.offset, m.offset + m.count, offset) - m.offset);
+    const auto at =
+        static_cast<int>(std::upper_bound(m.offset, m.offset + m.count, offset) - m.offset);
     const auto shift = [&](auto* array, auto value) {
       std::copy_backward(array + at, array + m.count, array + m.count + 1);
       array[at] = value;
@@ -349,7 +354,8 @@ bool placeAtLowestGap(const Request& request, const std::vector<int32_t>& order,
   out.offset.assign(request.count(), -1);
   out.top = 0;
   for (int32_t i : order) {
-    const int64_t offset = placed.lowestGap(request.begin[i], request.end[i], request.size[i], work);
+    const int64_t offset =
+        placed.lowestGap(request.begin[i], request.end[i], request.size[i], work);
     out.offset[i] = offset;
     out.top = std::max(out.top, offset + request.size[i]);
     if (out.top >= limit || *work < 0) return false;
@@ -394,7 +400,8 @@ std::vector<int32_t> heaviestFirst(const Request& request) {
   const auto weight = [&](int32_t i) {
     return static_cast<double>(request.size[i]) * (request.end[i] - request.begin[i]);
   };
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return weight(a) > weight(b); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return weight(a) > weight(b); });
   return order;
 }
 

@@ -24,9 +24,9 @@ constexpr double kGoodRatio = 1.001;
 int64_t unitsOf(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment; }
 
 void checkBuffer(const Buffer& buffer, size_t position) {
-  TORCH_CHECK(buffer.begin < buffer.end && buffer.bytes > 0, "buffer ", position, " ('", buffer.label,
-              "') lives from step ", buffer.begin, " to ", buffer.end, " with ", buffer.bytes,
-              " bytes; it needs at least one step and one byte");
+  TORCH_CHECK(buffer.begin < buffer.end && buffer.bytes > 0, "buffer ", position, " ('",
+              buffer.label, "') lives from step ", buffer.begin, " to ", buffer.end, " with ",
+              buffer.bytes, " bytes; it needs at least one step and one byte");
 }
 
 /// Numbers the steps densely; steps at which nothing begins or ends fall away if there are many.
@@ -110,7 +110,8 @@ std::string nameOf(const Buffer& buffer, size_t position) {
 }
 
 std::string place(const Buffer& buffer) {
-  return "[" + std::to_string(buffer.offset) + ", " + std::to_string(buffer.offset + buffer.bytes) + ")";
+  return "[" + std::to_string(buffer.offset) + ", " + std::to_string(buffer.offset + buffer.bytes) +
+         ")";
 }
 
 }  // namespace
@@ -125,7 +126,8 @@ int64_t peakLoad(const std::vector<Buffer>& buffers, int64_t alignment) {
 
 MemoryPlan planBuffers(std::vector<Buffer> buffers, int64_t alignment, size_t quadraticLimit) {
   TORCH_CHECK(alignment > 0, "memory plan: alignment ", alignment, " is not positive");
-  TORCH_CHECK(buffers.size() < size_t{1} << 27, "memory plan: ", buffers.size(), " buffers are too many");
+  TORCH_CHECK(buffers.size() < size_t{1} << 27, "memory plan: ", buffers.size(),
+              " buffers are too many");
   MemoryPlan plan;
   plan.alignment = alignment;
   Request request = makeRequest(buffers, alignment);
@@ -148,8 +150,8 @@ std::string MemoryPlan::verify() const {
       return nameOf(b, i) + " at " + place(b) + " is not aligned to " + std::to_string(alignment);
     }
     if (b.bytes > bytes || b.offset > bytes - b.bytes) {
-      return nameOf(b, i) + " at " + place(b) + " ends outside the arena of " + std::to_string(bytes) +
-             " bytes";
+      return nameOf(b, i) + " at " + place(b) + " ends outside the arena of " +
+             std::to_string(bytes) + " bytes";
     }
   }
   // In the order of time, ends before begins; those alive are disjoint and ordered by offset.

@@ -152,7 +152,8 @@ std::unique_ptr<OpFacts> makeFacts(c10::Symbol kind, const std::string& overload
   readSchema(*facts->schema, *facts);
   readTagsAndTables(*facts->schema, *facts);
   facts->writes = facts->writtenArgs != 0;
-  facts->maybeAliases = llvm::any_of(facts->aliasedArgs, [](uint64_t sources) { return sources != 0; });
+  facts->maybeAliases =
+      llvm::any_of(facts->aliasedArgs, [](uint64_t sources) { return sources != 0; });
   return facts;
 }
 
@@ -183,7 +184,8 @@ void forEachInputOf(const Node* node, uint64_t parameters, Visit&& visit) {
   const ArgList& list = argsOf(node);
   for (size_t i = 0; i < list.args.size() && i < 64; ++i) {
     if (!(parameters >> i & 1)) continue;
-    forEachInput(list.args[i], [&](InputArg in) { visit(const_cast<Value*>(node->input(in.index))); });
+    forEachInput(list.args[i],
+                 [&](InputArg in) { visit(const_cast<Value*>(node->input(in.index))); });
   }
 }
 
@@ -253,7 +255,8 @@ llvm::SmallVector<Value*, 2> aliasedInputs(const Node* node, size_t index) {
 llvm::SmallVector<Value*, 2> writtenInputs(const Node* node) {
   llvm::SmallVector<Value*, 2> written;
   const OpFacts& facts = factsOf(node);
-  if (facts.writes) forEachInputOf(node, facts.writtenArgs, [&](Value* v) { written.push_back(v); });
+  if (facts.writes)
+    forEachInputOf(node, facts.writtenArgs, [&](Value* v) { written.push_back(v); });
   return written;
 }
 

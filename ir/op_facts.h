@@ -29,15 +29,15 @@ struct OpFacts {
 
   /// Host reason that holds wherever the operator is called, whatever its operands are.
   std::optional<HostReason> reason;
-  bool random = false;           // draws from a generator
-  bool collective = false;       // starts or performs communication among ranks
-  bool wait = false;             // waits for a collective
-  bool blocking = false;         // a collective that blocks the host
-  bool effects = false;          // must keep its place among others with effects (prints, asserts, I/O)
-  bool scalarOnly = false;       // works on ints, floats and bools alone; runs on the host at no cost
-  bool writes = false;           // some parameter is written: see writesArg
-  bool maybeAliases = false;     // an output may share an input's storage: see aliasOf
-  uint64_t writtenArgs = 0;      // bit i: schema parameter i is written
+  bool random = false;      // draws from a generator
+  bool collective = false;  // starts or performs communication among ranks
+  bool wait = false;        // waits for a collective
+  bool blocking = false;    // a collective that blocks the host
+  bool effects = false;     // must keep its place among others with effects (prints, asserts, I/O)
+  bool scalarOnly = false;  // works on ints, floats and bools alone; runs on the host at no cost
+  bool writes = false;      // some parameter is written: see writesArg
+  bool maybeAliases = false;  // an output may share an input's storage: see aliasOf
+  uint64_t writtenArgs = 0;   // bit i: schema parameter i is written
   /// For return r: bit set of schema parameters whose storage the output may share.
   llvm::SmallVector<uint64_t, 1> aliasedArgs;
 

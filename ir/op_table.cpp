@@ -36,9 +36,9 @@ void addWrites(Table& table) {
 
 void addReasons(Table& table) {
   using enum HostReason;
-  for (const char* name : {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero",
-                           "aten::equal", "aten::allclose", "aten::Bool", "aten::Int", "aten::Float",
-                           "aten::_linalg_check_errors"}) {
+  for (const char* name :
+       {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal",
+        "aten::allclose", "aten::Bool", "aten::Int", "aten::Float", "aten::_linalg_check_errors"}) {
     table[name].reason = HostSync;
   }
   for (const char* name : {"aten::_unique", "aten::_unique2", "aten::unique_dim",
@@ -64,14 +64,14 @@ void addEffects(Table& table) {
                            "prims::_sink_tokens"}) {
     table[name].effects = true;
   }
-  for (const char* name : {"aten::sym_size", "aten::sym_stride", "aten::sym_numel",
-                           "aten::sym_storage_offset", "aten::size", "aten::stride", "aten::numel",
-                           "aten::dim", "aten::len"}) {
+  for (const char* name :
+       {"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset",
+        "aten::size", "aten::stride", "aten::numel", "aten::dim", "aten::len"}) {
     table[name].readsMetadata = true;
   }
-  for (const char* name : {"aten::index", "aten::index_put", "aten::index_put_", "aten::one_hot",
-                           "aten::_unsafe_index", "aten::_unsafe_index_put",
-                           "aten::repeat_interleave"}) {
+  for (const char* name :
+       {"aten::index", "aten::index_put", "aten::index_put_", "aten::one_hot",
+        "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::repeat_interleave"}) {
     table[name].shapeDependsOnOperands = true;
   }
 }

@@ -12,9 +12,10 @@ namespace gravure {
 /// One row of the table; the default is an operator of which nothing more is to be said.
 struct OpRow {
   std::optional<HostReason> reason;
-  bool aliasesFirst = false;  // returns its first tensor's storage, though the schema does not say so
-  bool aliasesAll = false;    // may return any operand's storage
-  uint64_t writtenArgs = 0;   // parameters written, though the schema does not say so
+  bool aliasesFirst =
+      false;                // returns its first tensor's storage, though the schema does not say so
+  bool aliasesAll = false;  // may return any operand's storage
+  uint64_t writtenArgs = 0;  // parameters written, though the schema does not say so
   bool effects = false;
   bool collective = false;
   bool wait = false;

@@ -23,7 +23,8 @@ void setOrDrop(Node* node, c10::Symbol name, std::string text) {
 }  // namespace
 
 const Entry* Program::find(std::string_view name) const {
-  auto at = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
+  auto at =
+      std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
   return at == entries.end() ? nullptr : &*at;
 }
 

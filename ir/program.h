@@ -49,8 +49,8 @@ struct InputInfo {
 /// What one output of an entry is to the caller.
 struct OutputInfo {
   OutputRole role = OutputRole::Unspecified;
-  std::string name;     // Gradient: the parameter; Saved and Output: their own name
-  int64_t input = -1;   // Mutation and Alias: position of that input in the entry
+  std::string name;    // Gradient: the parameter; Saved and Output: their own name
+  int64_t input = -1;  // Mutation and Alias: position of that input in the entry
 
   bool operator==(const OutputInfo&) const = default;
 };

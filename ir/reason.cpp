@@ -15,8 +15,10 @@ struct Row {
 
 constexpr std::array<Row, 17> kRows{{
     {HostReason::HostSync, "host-sync",
-     "keep the value on the device, or read it after the step; several reads of one tensor are merged"},
-    {HostReason::CpuTensor, "cpu-tensor", "move the tensor to the program's device before the step"},
+     "keep the value on the device, or read it after the step; several reads of one tensor are "
+     "merged"},
+    {HostReason::CpuTensor, "cpu-tensor",
+     "move the tensor to the program's device before the step"},
     {HostReason::PageableCopy, "pageable-copy",
      "copy before the step, or create the tensor on the device"},
     {HostReason::DynamicShape, "dynamic-shape",
@@ -35,11 +37,13 @@ constexpr std::array<Row, 17> kRows{{
      "use fixed split sizes, or an asynchronous collective"},
     {HostReason::UnsafeTag, "unsafe-tag",
      "remove the tag cudagraph_unsafe if the operator is safe under capture"},
-    {HostReason::UnsafeOperator, "unsafe-operator", "replace the operator; docs/remarks.md says why"},
+    {HostReason::UnsafeOperator, "unsafe-operator",
+     "replace the operator; docs/remarks.md says why"},
     {HostReason::UnsupportedDevice, "unsupported-device", "run this part on the program's device"},
     {HostReason::ControlFlow, "control-flow",
      "compute both branches and select with torch.where, or take the decision before the step"},
-    {HostReason::TooSmall, "too-small", "lower the minimum partition size if the launch is worth it"},
+    {HostReason::TooSmall, "too-small",
+     "lower the minimum partition size if the launch is worth it"},
     {HostReason::UserRequest, "user-request", "take it off the list of host requests"},
     {HostReason::CaptureFailed, "capture-failed",
      "the message says what failed; name the operator in the host requests to cut it out"},

@@ -31,7 +31,8 @@ class TimelineBuilder {
     int32_t begin = 0;
     int32_t lastUse = -1;
     bool external = false;
-    bool passedOn = false;  // another name for a value: of a partition's edge, or of backward's input
+    bool passedOn =
+        false;  // another name for a value: of a partition's edge, or of backward's input
   };
 
   void walkEntry(const Entry& entry) {
@@ -49,12 +50,14 @@ class TimelineBuilder {
   void walk(Node* node) {
     if (isPartition(node)) {
       Block* block = node->blocks().at(0);
-      const auto tags = copiesStaged_ && node->kind() == cg::partition ? tagsOf(node) : std::vector<OperandTag>{};
+      const auto tags =
+          copiesStaged_ && node->kind() == cg::partition ? tagsOf(node) : std::vector<OperandTag>{};
       for (size_t i = 0; i < block->inputs().size(); ++i) {
         Value* parameter = block->inputs()[i];
         if (ValueLife* life = define(parameter)) life->passedOn = true;
         const bool staged = i < tags.size() && tags[i].kind == OperandKind::Staged;
-        join(parameter, staged ? copies_.try_emplace(node->input(i), parameter).first->second : node->input(i));
+        join(parameter, staged ? copies_.try_emplace(node->input(i), parameter).first->second
+                               : node->input(i));
       }
       for (Node* inner : block->nodes()) walk(inner);
       defineOutputs(node);
@@ -188,7 +191,8 @@ class TimelineBuilder {
         if (id < 0) continue;
         StorageLife& storage = out_.storages_[id];
         storage.end = std::max(storage.end, end);
-        const bool kept = std::binary_search(resultsKept_.begin(), resultsKept_.end(), std::pair(e, o));
+        const bool kept =
+            std::binary_search(resultsKept_.begin(), resultsKept_.end(), std::pair(e, o));
         if (!kept) storage.result = true;
       }
     }
@@ -246,7 +250,8 @@ class TimelineBuilder {
   std::vector<size_t> bases_;  // by entry
   std::vector<ValueLife> lives_;
   std::vector<int32_t> defined_;  // in the order of the program
-  llvm::DenseMap<const Value*, const Value*> copies_;  // staged operand: the first parameter that sees it
+  llvm::DenseMap<const Value*, const Value*>
+      copies_;  // staged operand: the first parameter that sees it
   llvm::StringMap<SavedOutput> saved_;
   std::vector<std::pair<size_t, size_t>> resultsKept_;  // entry, output: saved and read by an entry
 };
@@ -274,7 +279,8 @@ int64_t Timeline::stepOf(const Node* node) const {
 bool Timeline::allocates(const Value* value) const {
   if (storageOf(value) < 0) return false;
   const Node* node = value->node();
-  const bool defines = node->blocks().empty() && node->kind() != c10::prim::Param && node->kind() != cg::own;
+  const bool defines =
+      node->blocks().empty() && node->kind() != c10::prim::Param && node->kind() != cg::own;
   return defines && aliasedInputs(node, value->offset()).empty();
 }
 

@@ -20,18 +20,18 @@ namespace gravure {
 
 /// Where a storage comes from.
 enum class StorageOrigin : uint8_t {
-  External,   // the caller's memory: an input of an entry, or a result moved out by cudagraph::own
-  Fresh,      // allocated by the step `begin`
+  External,  // the caller's memory: an input of an entry, or a result moved out by cudagraph::own
+  Fresh,     // allocated by the step `begin`
 };
 
 struct StorageLife {
   StorageOrigin origin = StorageOrigin::Fresh;
-  int64_t begin = 0;          // first step at which it exists
-  int64_t end = 0;            // first step at which it no longer does: after its last reader, and
-                              // after the wait of a collective that reads or writes it
+  int64_t begin = 0;  // first step at which it exists
+  int64_t end = 0;    // first step at which it no longer does: after its last reader, and
+                      // after the wait of a collective that reads or writes it
   std::optional<int64_t> bytes;  // that `first` needs; nullopt if known only at run time
-  Value* first = nullptr;     // the value that brought it about
-  bool result = false;        // leaves the program as a result, so it lives to the end of its entry
+  Value* first = nullptr;        // the value that brought it about
+  bool result = false;  // leaves the program as a result, so it lives to the end of its entry
 };
 
 class Timeline {

@@ -12,7 +12,9 @@ namespace {
 
 constexpr const char* kPass = "bind-rng-states";
 
-bool isGenerator(const Value* value) { return value->type()->kind() == c10::TypeKind::GeneratorType; }
+bool isGenerator(const Value* value) {
+  return value->type()->kind() == c10::TypeKind::GeneratorType;
+}
 
 void refuseSavedState(const Node* node, const Node* partition) {
   TORCH_CHECK(false, describe(node), " in partition ", partitionIndex(partition),
@@ -36,7 +38,8 @@ class FreshNames {
  private:
   void note(const Value* value) {
     // All names made here begin so.
-    if (value->hasDebugName() && value->debugName().starts_with("rng.")) taken_.insert(value->debugName());
+    if (value->hasDebugName() && value->debugName().starts_with("rng."))
+      taken_.insert(value->debugName());
   }
   void note(const Block* block) {
     for (const Value* input : block->inputs()) note(input);
@@ -64,9 +67,9 @@ class EntryBinder {
     for (const State& state : states_) {
       if (state.bound == 0) continue;
       remarks_.add(RemarkKind::Passed, kPass, "rng-state-bound",
-                   "%" + state.value->debugName() + " (" + state.device + ") is the random state of " +
-                       std::to_string(state.bound) + (state.bound == 1 ? " node" : " nodes") + " in " +
-                       entry_.name);
+                   "%" + state.value->debugName() + " (" + state.device +
+                       ") is the random state of " + std::to_string(state.bound) +
+                       (state.bound == 1 ? " node" : " nodes") + " in " + entry_.name);
     }
   }
 
@@ -74,7 +77,7 @@ class EntryBinder {
   struct State {
     std::string device;  // "cuda:0"
     Value* value = nullptr;
-    int64_t bound = 0;   // nodes bound to it here
+    int64_t bound = 0;                // nodes bound to it here
     const Node* partition = nullptr;  // the last one that takes it, and as what
     Value* parameter = nullptr;
   };
@@ -160,7 +163,8 @@ class EntryBinder {
 void verifyNode(const Node* node, const Node* partition) {
   if (!node->blocks().empty()) {
     for (const Block* block : node->blocks()) {
-      for (const Node* inner : block->nodes()) verifyNode(inner, isPartition(node) ? node : partition);
+      for (const Node* inner : block->nodes())
+        verifyNode(inner, isPartition(node) ? node : partition);
     }
     return;
   }
@@ -187,12 +191,14 @@ void bindRngStates(Program& program, PassContext& context) {
 
 void verifyBindRngStates(const Program& program, const PassContext&) {
   for (const Entry& entry : program.entries) {
-    TORCH_CHECK(entry.inputs.size() == entry.graph->inputs().size(), "bind-rng-states: ", entry.name,
-                " has ", entry.graph->inputs().size(), " inputs and ", entry.inputs.size(), " roles");
+    TORCH_CHECK(entry.inputs.size() == entry.graph->inputs().size(),
+                "bind-rng-states: ", entry.name, " has ", entry.graph->inputs().size(),
+                " inputs and ", entry.inputs.size(), " roles");
     llvm::StringSet<> states;
     for (const InputInfo& info : entry.inputs) {
-      TORCH_CHECK(info.role != InputRole::RngState || states.insert(info.name).second, "bind-rng-states: ",
-                  entry.name, " has two inputs for the random state '", info.name, "'");
+      TORCH_CHECK(info.role != InputRole::RngState || states.insert(info.name).second,
+                  "bind-rng-states: ", entry.name, " has two inputs for the random state '",
+                  info.name, "'");
     }
     for (const Node* node : entry.graph->nodes()) verifyNode(node, nullptr);
   }

@@ -13,7 +13,8 @@ namespace gravure {
 namespace {
 
 bool isInput(const Value* value) {
-  return value->node()->kind() == c10::prim::Param && value->node()->owningBlock() == value->owningGraph()->block();
+  return value->node()->kind() == c10::prim::Param &&
+         value->node()->owningBlock() == value->owningGraph()->block();
 }
 
 /// Names of saved inputs of all entries.
@@ -65,9 +66,10 @@ class Emitter {
 
  private:
   static void checkTagged(const Node* partition) {
-    TORCH_CHECK(tagsOf(partition).size() == partition->inputs().size(), "emit-runtime-calls: partition ",
-                partitionIndex(partition), " has ", partition->inputs().size(), " operands and ",
-                tagsOf(partition).size(), " tags; run tag-static-inputs first");
+    TORCH_CHECK(tagsOf(partition).size() == partition->inputs().size(),
+                "emit-runtime-calls: partition ", partitionIndex(partition), " has ",
+                partition->inputs().size(), " operands and ", tagsOf(partition).size(),
+                " tags; run tag-static-inputs first");
   }
 
   template <typename Visit>
@@ -146,7 +148,8 @@ class Emitter {
     Block* from = partition->blocks().at(0);
     Block* to = node->addBlock();
     for (Value* parameter : from->inputs()) {
-      parameter->replaceAllUsesDominatedByNodeWith(from->param_node(), successor(parameter, to->addInput()));
+      parameter->replaceAllUsesDominatedByNodeWith(from->param_node(),
+                                                   successor(parameter, to->addInput()));
     }
     while (*from->nodes().begin() != from->return_node()) {
       (*from->nodes().begin())->moveBefore(to->return_node());
@@ -188,7 +191,8 @@ class Emitter {
   /// setDebugName takes a name away from its older owner, so new names must be new.
   std::string freshName(const std::string& wished) {
     std::string name = wished;
-    for (int suffix = 2; !names_.insert(name).second; ++suffix) name = wished + "." + std::to_string(suffix);
+    for (int suffix = 2; !names_.insert(name).second; ++suffix)
+      name = wished + "." + std::to_string(suffix);
     return name;
   }
 
@@ -204,7 +208,8 @@ class Emitter {
     if (!value->hasDebugName()) return;
     // All names made here hold one of these.
     const std::string name = value->debugName();
-    if (name.find(".staged") != std::string::npos || name.find(".own") != std::string::npos) names_.insert(name);
+    if (name.find(".staged") != std::string::npos || name.find(".own") != std::string::npos)
+      names_.insert(name);
   }
 
   Entry& entry_;
@@ -217,8 +222,9 @@ class Emitter {
 
 void verifyLaunch(const Node* node) {
   const std::vector<OperandTag> tags = tagsOf(node);
-  TORCH_CHECK(tags.size() == node->inputs().size(), "emit-runtime-calls: launch ", partitionIndex(node),
-              " has ", node->inputs().size(), " operands and ", tags.size(), " tags");
+  TORCH_CHECK(tags.size() == node->inputs().size(), "emit-runtime-calls: launch ",
+              partitionIndex(node), " has ", node->inputs().size(), " operands and ", tags.size(),
+              " tags");
   for (size_t i = 0; i < tags.size(); ++i) {
     const bool copied = node->input(i)->node()->kind() == cg::stage;
     TORCH_CHECK(copied == (tags[i].kind == OperandKind::Staged), "emit-runtime-calls: operand %",
@@ -240,8 +246,8 @@ void verifyEmitRuntimeCalls(const Program& program, const PassContext& context) 
   const c10::Device device = computeDevice(program);
   for (const Entry& entry : program.entries) {
     for (const Node* node : entry.graph->nodes()) {
-      TORCH_CHECK(node->kind() != cg::partition, "emit-runtime-calls: partition ", partitionIndex(node),
-                  " is left in ", entry.name);
+      TORCH_CHECK(node->kind() != cg::partition, "emit-runtime-calls: partition ",
+                  partitionIndex(node), " is left in ", entry.name);
       if (node->kind() == cg::launch) verifyLaunch(node);
     }
     for (size_t o = 0; o < entry.graph->outputs().size(); ++o) {
@@ -252,7 +258,8 @@ void verifyEmitRuntimeCalls(const Program& program, const PassContext& context) 
     }
   }
   const MemoryPlan plan = writtenPlan(program, context.options);
-  const bool planned = llvm::any_of(plan.buffers, [](const Buffer& buffer) { return buffer.offset >= 0; });
+  const bool planned =
+      llvm::any_of(plan.buffers, [](const Buffer& buffer) { return buffer.offset >= 0; });
   const std::string fault = planned ? plan.verify() : "";
   TORCH_CHECK(fault.empty(), "emit-runtime-calls: ", fault);
 }

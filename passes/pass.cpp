@@ -34,8 +34,9 @@ const std::vector<Pass>& allPasses() {
   static const std::vector<Pass> passes{
       {"classify-capturability", "say which nodes must run outside a graph, and why",
        classifyCapturability, verifyClassifyCapturability},
-      {"group-collectives", "capture a collective, its waits and its buffers together or not at all",
-       groupCollectives, verifyGroupCollectives},
+      {"group-collectives",
+       "capture a collective, its waits and its buffers together or not at all", groupCollectives,
+       verifyGroupCollectives},
       {"merge-host-reads", "read all elements of a small tensor in one copy and one wait",
        mergeHostReads, verifyMergeHostReads},
       {"partition-graph", "gather capturable nodes in as few partitions as legal order allows",
@@ -64,7 +65,8 @@ void runPasses(Program& program, PassContext& context, const std::vector<std::st
   std::vector<const Pass*> passes;
   for (const std::string& name : names) {
     const Pass* pass = findPass(name);
-    TORCH_CHECK(pass, "there is no pass '", name, "'; did you mean '", nearestPass(name).name, "'?");
+    TORCH_CHECK(pass, "there is no pass '", name, "'; did you mean '", nearestPass(name).name,
+                "'?");
     passes.push_back(pass);
   }
   if (names.empty()) {

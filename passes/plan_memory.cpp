@@ -105,7 +105,8 @@ class PlannedValues {
 };
 
 size_t positionsOf(const Place& place) {
-  return place.attribute == attr::arena ? place.node->outputs().size() : place.node->inputs().size();
+  return place.attribute == attr::arena ? place.node->outputs().size()
+                                        : place.node->inputs().size();
 }
 
 /// Places of one node and attribute follow one another.
@@ -113,7 +114,9 @@ void write(const std::vector<Place>& places, const MemoryPlan& plan) {
   for (size_t i = 0; i < places.size();) {
     const Place& first = places[i];
     std::vector<int64_t> offsets(positionsOf(first), -1);
-    for (; i < places.size() && places[i].node == first.node && places[i].attribute == first.attribute; ++i) {
+    for (; i < places.size() && places[i].node == first.node &&
+           places[i].attribute == first.attribute;
+         ++i) {
       offsets[places[i].position] = plan.buffers[places[i].buffer].offset;
     }
     first.node->is_(first.attribute, std::move(offsets));
@@ -147,8 +150,8 @@ MemoryPlan readBack(PlannedValues& values, const PassOptions& options) {
     const std::vector<int64_t> offsets = intsAttr(place.node, place.attribute);
     const int64_t offset = place.position < offsets.size() ? offsets[place.position] : -1;
     Buffer& buffer = values.buffers[place.buffer];
-    TORCH_CHECK(buffer.offset < 0 || buffer.offset == offset, "plan-memory: ", buffer.label, " is at ",
-                buffer.offset, " for one partition and at ", offset, " for another");
+    TORCH_CHECK(buffer.offset < 0 || buffer.offset == offset, "plan-memory: ", buffer.label,
+                " is at ", buffer.offset, " for one partition and at ", offset, " for another");
     buffer.offset = offset;
   }
   plan.buffers = std::move(values.buffers);
@@ -176,8 +179,8 @@ void planMemory(Program& program, PassContext& context) {
   PlannedValues values(program);
   const MemoryPlan plan = planBuffers(std::move(values.buffers), context.options.alignment);
   write(values.places, plan);
-  std::string message = llvm::formatv("arena of {0} bytes for {1} buffers; load {2}, ratio {3:f4}", plan.bytes,
-                                      plan.buffers.size(), plan.load, plan.ratio())
+  std::string message = llvm::formatv("arena of {0} bytes for {1} buffers; load {2}, ratio {3:f4}",
+                                      plan.bytes, plan.buffers.size(), plan.load, plan.ratio())
                             .str();
   if (values.unsized > 0) {
     message += "; " + std::to_string(values.unsized) + " results have no size before the run";
@@ -193,8 +196,8 @@ void verifyPlanMemory(const Program& program, const PassContext& context) {
   TORCH_CHECK(fault.empty(), "plan-memory: ", fault);
   int64_t written = 0;
   for (const Entry& entry : program.entries) written += countOffsets(entry.graph->block());
-  TORCH_CHECK(written == expected, "plan-memory: ", written, " offsets are written where ", expected,
-              " values are planned");
+  TORCH_CHECK(written == expected, "plan-memory: ", written, " offsets are written where ",
+              expected, " values are planned");
 }
 
 }  // namespace gravure

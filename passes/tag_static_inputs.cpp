@@ -13,7 +13,9 @@ namespace {
 
 constexpr const char* kPass = "tag-static-inputs";
 
-bool isGenerator(const Value* value) { return value->type()->kind() == c10::TypeKind::GeneratorType; }
+bool isGenerator(const Value* value) {
+  return value->type()->kind() == c10::TypeKind::GeneratorType;
+}
 
 /// The word for inputs that a caller gives anew each step.
 const char* stagedWord(InputRole role) {
@@ -39,9 +41,9 @@ class StorageUses {
 
   struct Traits {
     bool written = false;
-    bool handedBack = false;      // the entry returns a view of it under the role alias
-    bool controlFlow = false;     // prim::If may have brought it about
-    bool givenAnew = false;       // an input that the caller gives anew each step belongs to it
+    bool handedBack = false;   // the entry returns a view of it under the role alias
+    bool controlFlow = false;  // prim::If may have brought it about
+    bool givenAnew = false;    // an input that the caller gives anew each step belongs to it
     InputRole role = InputRole::Unspecified;  // of that input, else of the first input
     bool inPlace() const { return written || handedBack; }
   };
@@ -77,7 +79,8 @@ class StorageUses {
       const InputRole role = entry.inputs[i].role;
       const bool fresh = timeline_.storages()[id].origin == StorageOrigin::Fresh;
       // A saved value that forward returned is what it was there.
-      const bool known = role == InputRole::Saved && (fresh || traits_[id].role != InputRole::Unspecified);
+      const bool known =
+          role == InputRole::Saved && (fresh || traits_[id].role != InputRole::Unspecified);
       if (known) continue;
       const bool anew = !isKeptByCaller(role) && role != InputRole::RngState;
       if (traits_[id].role == InputRole::Unspecified || (anew && !traits_[id].givenAnew)) {
@@ -91,7 +94,8 @@ class StorageUses {
     for (size_t o = 0; o < entry.graph->outputs().size(); ++o) {
       const Value* output = entry.graph->outputs()[o];
       // The input itself is handed back as it came.
-      if (entry.outputs[o].role != OutputRole::Alias || output->node()->kind() == c10::prim::Param) continue;
+      if (entry.outputs[o].role != OutputRole::Alias || output->node()->kind() == c10::prim::Param)
+        continue;
       if (const int64_t id = timeline_.storageOf(output); id >= 0) traits_[id].handedBack = true;
     }
   }
@@ -107,7 +111,8 @@ OperandTag tagInput(const InputInfo& info, const Value* input, const StorageUses
   std::string word = stagedWord(info.role);
   if (info.role == InputRole::Saved) {
     if (uses.isFresh(input)) return {OperandKind::Static, word};
-    if (!traits.givenAnew) return {OperandKind::Static, std::string("saved ") + roleName(traits.role)};
+    if (!traits.givenAnew)
+      return {OperandKind::Static, std::string("saved ") + roleName(traits.role)};
     if (traits.role != InputRole::Saved) word = std::string("saved ") + stagedWord(traits.role);
   }
   if (traits.written) return {OperandKind::Static, "mutated " + word};
@@ -119,14 +124,17 @@ OperandTag tagHostResult(const Value* value, const StorageUses& uses) {
   const StorageUses::Traits& traits = *uses.of(value);
   const bool moves = traits.givenAnew || traits.controlFlow;
   if (moves && !traits.inPlace()) {
-    return {OperandKind::Staged, traits.givenAnew ? std::string("view of ") + stagedWord(traits.role)
-                                                  : std::string("control flow")};
+    return {OperandKind::Staged, traits.givenAnew
+                                     ? std::string("view of ") + stagedWord(traits.role)
+                                     : std::string("control flow")};
   }
   if (traits.givenAnew) {
-    return {OperandKind::Static, std::string("view of ") + (traits.written ? "mutated " : "aliased ") +
+    return {OperandKind::Static, std::string("view of ") +
+                                     (traits.written ? "mutated " : "aliased ") +
                                      stagedWord(traits.role)};
   }
-  if (!uses.isFresh(value)) return {OperandKind::Static, std::string("view of ") + roleName(traits.role)};
+  if (!uses.isFresh(value))
+    return {OperandKind::Static, std::string("view of ") + roleName(traits.role)};
   return {OperandKind::Static, "host node"};
 }
 
@@ -137,11 +145,13 @@ OperandTag tagOperand(const Entry& entry, const Node* partition, const Value* va
   const std::string name = info && !info->name.empty() ? info->name : "%" + value->debugName();
   if (isGenerator(value)) return {OperandKind::RngState, name};
   if (!isTensorValue(value)) return {OperandKind::Guarded, name};
-  TORCH_CHECK(hasStaticShape(value), "partition ", partitionIndex(partition), ": the shape of operand %",
-              value->debugName(), " is known only at run time, so it cannot be captured; run ",
+  TORCH_CHECK(hasStaticShape(value), "partition ", partitionIndex(partition),
+              ": the shape of operand %", value->debugName(),
+              " is known only at run time, so it cannot be captured; run ",
               "classify-capturability before partition-graph");
   const auto device = deviceOf(value);
-  if (device && device->is_cpu() && !uses.device().is_cpu()) return {OperandKind::Static, "host constant"};
+  if (device && device->is_cpu() && !uses.device().is_cpu())
+    return {OperandKind::Static, "host constant"};
   if (isInput) return tagInput(*info, value, uses);
   if (isPartition(value->node())) {
     return {OperandKind::Static, "partition " + std::to_string(partitionIndex(value->node()))};
@@ -155,20 +165,24 @@ class TagRemarks {
   explicit TagRemarks(Remarks& remarks) : remarks_(remarks) {}
 
   void add(const Node* partition, const Value* value, const OperandTag& tag) {
-    const bool inPlace = tag.kind == OperandKind::Static && (tag.why.find("mutated ") != std::string::npos ||
-                                                             tag.why.find("aliased ") != std::string::npos);
+    const bool inPlace =
+        tag.kind == OperandKind::Static && (tag.why.find("mutated ") != std::string::npos ||
+                                            tag.why.find("aliased ") != std::string::npos);
     const bool isInput = value->node()->kind() == c10::prim::Param;
     const bool copied = tag.kind == OperandKind::Staged && !isInput;
     if ((!inPlace && !copied) || !said_.insert(value).second) return;
     const std::string what = "%" + value->debugName();
     if (inPlace) {
-      remarks_.add(RemarkKind::Analysis, kPass, "input-in-place", partition,
-                   what + " (" + tag.why + ") stays the caller's, because a staged copy would swallow what "
-                   "the program writes to it or returns of it; the partition is replayed only while its "
-                   "address stays the same");
+      remarks_.add(
+          RemarkKind::Analysis, kPass, "input-in-place", partition,
+          what + " (" + tag.why +
+              ") stays the caller's, because a staged copy would swallow what "
+              "the program writes to it or returns of it; the partition is replayed only while its "
+              "address stays the same");
     } else {
       remarks_.add(RemarkKind::Analysis, kPass, "operand-staged", partition,
-                   what + " (" + tag.why + ") has a new address each step and is copied before the replay");
+                   what + " (" + tag.why +
+                       ") has a new address each step and is copied before the replay");
     }
   }
 
@@ -184,16 +198,19 @@ void checkTag(const Entry& entry, const Node* node, size_t i, const OperandTag& 
     TORCH_CHECK(false, "tag-static-inputs: operand %", value->debugName(), " of partition ",
                 partitionIndex(node), " is tagged '", tagText(tag), "', ", why);
   };
-  if (isGenerator(value) != (tag.kind == OperandKind::RngState)) fail("which its type does not agree with");
+  if (isGenerator(value) != (tag.kind == OperandKind::RngState))
+    fail("which its type does not agree with");
   if (isGenerator(value)) return;
-  if (isTensorValue(value) == (tag.kind == OperandKind::Guarded)) fail("which its type does not agree with");
+  if (isTensorValue(value) == (tag.kind == OperandKind::Guarded))
+    fail("which its type does not agree with");
   if (!isTensorValue(value)) return;
   if (!hasStaticShape(value)) fail("but its shape is known only at run time");
   const StorageUses::Traits* traits = uses.of(value);
   if (!traits) fail("but it holds no storage");
   if (tag.kind == OperandKind::Staged) {
     if (traits->inPlace()) fail("but the program writes to it or returns a view of it");
-    if (!traits->givenAnew && !traits->controlFlow) fail("though its address is the same each step");
+    if (!traits->givenAnew && !traits->controlFlow)
+      fail("though its address is the same each step");
     return;
   }
   if (value->node()->kind() != c10::prim::Param || traits->inPlace()) return;
@@ -201,7 +218,8 @@ void checkTag(const Entry& entry, const Node* node, size_t i, const OperandTag& 
   const bool saved = role == InputRole::Saved && !traits->givenAnew;
   const auto device = deviceOf(value);
   const bool hostConstant = device && device->is_cpu() && !uses.device().is_cpu();
-  if (!isKeptByCaller(role) && !saved && !hostConstant) fail("but the caller gives it anew each step");
+  if (!isKeptByCaller(role) && !saved && !hostConstant)
+    fail("but the caller gives it anew each step");
 }
 
 }  // namespace
@@ -230,8 +248,8 @@ void verifyTagStaticInputs(const Program& program, const PassContext&) {
       if (!isPartition(node)) continue;
       const std::vector<OperandTag> tags = tagsOf(node);
       TORCH_CHECK(tags.size() == node->inputs().size(), "tag-static-inputs: partition ",
-                  partitionIndex(node), " has ", node->inputs().size(), " operands and ", tags.size(),
-                  " tags");
+                  partitionIndex(node), " has ", node->inputs().size(), " operands and ",
+                  tags.size(), " tags");
       for (size_t i = 0; i < tags.size(); ++i) checkTag(entry, node, i, tags[i], uses);
     }
   }

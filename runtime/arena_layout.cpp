@@ -12,7 +12,8 @@ namespace {
 /// Lives of the program's storages, joined where a recorded run showed that two are one.
 class Lives {
  public:
-  explicit Lives(const Timeline& timeline) : storages_(timeline.storages()), parent_(storages_.size()) {
+  explicit Lives(const Timeline& timeline)
+      : storages_(timeline.storages()), parent_(storages_.size()) {
     std::iota(parent_.begin(), parent_.end(), 0);
     for (const StorageLife& life : storages_) ends_.push_back(life.end);
   }
@@ -42,12 +43,12 @@ int64_t storageOfOutput(const Call& call, const EntryCode& code, const RecordedT
   return output < call.outputs.size() ? code.storages[call.outputs[output]] : -1;
 }
 
-
 class LayoutBuilder {
  public:
   LayoutBuilder(const Timeline& timeline, std::vector<EntryCode>& codes,
-                const std::vector<AllocationRecord>& records, const std::vector<StepPlanning>& planning,
-                const DeviceMap& devices, Remarks& remarks)
+                const std::vector<AllocationRecord>& records,
+                const std::vector<StepPlanning>& planning, const DeviceMap& devices,
+                Remarks& remarks)
       : timeline_(timeline), codes_(codes), records_(records), planning_(planning),
         devices_(devices), remarks_(remarks), lives_(timeline) {
     layout_.serve.resize(timeline.steps().size());
@@ -136,12 +137,14 @@ class LayoutBuilder {
         if (device && !devices_.computes(*device)) continue;
         // The copy is of this step even where facts take it for its operand's alias.
         const int64_t end = std::max(lives_.end(storage), stage.step + 1);
-        add(&layout_.staged.back()[s][i], stage.step, end, *bytes, stage.node, static_cast<int64_t>(i));
+        add(&layout_.staged.back()[s][i], stage.step, end, *bytes, stage.node,
+            static_cast<int64_t>(i));
       }
     }
   }
 
-  void add(int64_t* offset, int64_t begin, int64_t end, int64_t bytes, const Node* node, int64_t number) {
+  void add(int64_t* offset, int64_t begin, int64_t end, int64_t bytes, const Node* node,
+           int64_t number) {
     offsets_.push_back(offset);
     buffers_.push_back({begin, end, bytes, -1, describe(node) + " #" + std::to_string(number)});
   }
@@ -149,7 +152,8 @@ class LayoutBuilder {
   void noteDeaths() {
     const auto steps = static_cast<int64_t>(layout_.dying.size());
     for (const Buffer& buffer : layout_.plan.buffers) {
-      if (buffer.end <= steps) layout_.dying[buffer.end - 1].push_back({buffer.offset, buffer.bytes});
+      if (buffer.end <= steps)
+        layout_.dying[buffer.end - 1].push_back({buffer.offset, buffer.bytes});
     }
   }
 
@@ -174,7 +178,8 @@ bool isComputed(const Value* value, const DeviceMap& devices) {
 
 StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
   for (const Value* output : node->outputs()) {
-    if (!isTensorValue(output) || !output->hasUses()) continue;  // an undefined gradient, among others
+    if (!isTensorValue(output) || !output->hasUses())
+      continue;  // an undefined gradient, among others
     if (!hasStaticShape(output) || !isComputed(output, devices)) return StepPlanning::None;
   }
   for (const Value* input : node->inputs()) {

@@ -14,8 +14,8 @@ namespace gravure {
 
 struct ArenaLayout {
   MemoryPlan plan;
-  ServePlan serve;                             // one row a Timeline step
-  std::vector<std::vector<DeadBlock>> dying;   // by the step they die with
+  ServePlan serve;                            // one row a Timeline step
+  std::vector<std::vector<DeadBlock>> dying;  // by the step they die with
   /// [entry][stage][operand]: offset of a staged copy, -1 where its shape is known only at run time.
   std::vector<std::vector<std::vector<int64_t>>> staged;
 };

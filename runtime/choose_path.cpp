@@ -6,7 +6,8 @@
 
 namespace gravure {
 
-Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
+                                              const std::vector<c10::IValue>& inputs) {
   const auto checkAll = [&] {
     for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
   };
@@ -29,27 +30,31 @@ Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry, const std::vect
 bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs) {
   if (!inputsHold(entry, inputs)) return false;
   if (at::get_num_threads() != threads_) {
-    once_.missedAs("threads", "guard-failed", nullptr,
-                   "the number of threads differs from that of the warm-up, and kernels allocate by "
-                   "it; this step ran uncaptured");
+    once_.missedAs(
+        "threads", "guard-failed", nullptr,
+        "the number of threads differs from that of the warm-up, and kernels allocate by "
+        "it; this step ran uncaptured");
     return false;
   }
   const bool lent = givenLentValues(entry, inputs);
-  TORCH_CHECK(!lent || !lentOverwritten_, "entry '", entry.code->entry->name,
-              "' is given saved values that its last run has overwritten: they are lent for one run; ",
-              "run the entry that saves them again");
+  TORCH_CHECK(
+      !lent || !lentOverwritten_, "entry '", entry.code->entry->name,
+      "' is given saved values that its last run has overwritten: they are lent for one run; ",
+      "run the entry that saves them again");
   if (loans_->outstanding() > 0 && !lent) {
-    once_.missedAs(entry.code->entry->name, "saved-values-held", nullptr,
-                   "entry '" + entry.code->entry->name +
-                       "' ran uncaptured while saved values of an earlier step are held: their memory "
-                       "may not be reused yet");
+    once_.missedAs(
+        entry.code->entry->name, "saved-values-held", nullptr,
+        "entry '" + entry.code->entry->name +
+            "' ran uncaptured while saved values of an earlier step are held: their memory "
+            "may not be reused yet");
     return false;
   }
   lentOverwritten_ = lent;
   return true;
 }
 
-bool Runtime::Impl::givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const {
+bool Runtime::Impl::givenLentValues(const EntryState& entry,
+                                    const std::vector<c10::IValue>& inputs) const {
   const auto& infos = entry.code->entry->inputs;
   for (size_t i = 0; i < inputs.size() && i < infos.size(); ++i) {
     const bool saved = infos[i].role == InputRole::Saved && inputs[i].isTensor();
@@ -92,9 +97,11 @@ bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>
 }
 
 /// True if the same inputs lay at the same addresses in the step before.
-bool Runtime::Impl::sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers) {
-  const bool allMoved = std::all_of(strangers.begin(), strangers.end(),
-                                    [](const auto& stranger) { return stranger.second != nullptr; });
+bool Runtime::Impl::sameStrangers(EntryState& entry,
+                                  std::vector<std::pair<size_t, const void*>> strangers) {
+  const bool allMoved = std::all_of(strangers.begin(), strangers.end(), [](const auto& stranger) {
+    return stranger.second != nullptr;
+  });
   const bool same = allMoved && entry.strangers == strangers;
   entry.strangers = std::move(strangers);
   return same;

@@ -96,7 +96,8 @@ class OperandCompiler {
     Operand operand;
     const auto* list = type.castRaw<c10::ListType>();
     const auto* tuple = type.castRaw<c10::TupleType>();
-    operand.kind = tuple || (!list && arg.is<TupleArg>()) ? Operand::Kind::Tuple : Operand::Kind::List;
+    operand.kind =
+        tuple || (!list && arg.is<TupleArg>()) ? Operand::Kind::Tuple : Operand::Kind::List;
     operand.elementType = list ? list->getElementType() : c10::TypePtr(c10::AnyType::get());
     for (size_t i = 0; i < members.size(); ++i) {
       const c10::TypePtr element =
@@ -139,7 +140,8 @@ class OperandCompiler {
       tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
       return tensor;
     }
-    if (type.kind() == TypeKind::FloatType && value.isInt()) return static_cast<double>(value.toInt());
+    if (type.kind() == TypeKind::FloatType && value.isInt())
+      return static_cast<double>(value.toInt());
     const bool integer = type.kind() == TypeKind::IntType || type.kind() == TypeKind::SymIntType;
     if (integer && value.isBool()) return int64_t{value.toBool()};
     return value;
@@ -190,8 +192,9 @@ void compileOperator(Call& call, const OpFacts& facts, const DeviceMap& devices,
   const bool returnsList = returns.size() == 1 && returns[0].type()->kind() == TypeKind::ListType;
   const bool keepsList = outputs.size() == 1 && outputs[0]->type()->kind() == TypeKind::ListType;
   call.unpackList = returnsList && !keepsList && !outputs.empty();
-  TORCH_CHECK(call.unpackList || outputs.empty() || outputs.size() == returns.size(), describe(node),
-              ": has ", outputs.size(), " outputs where its operator returns ", returns.size());
+  TORCH_CHECK(call.unpackList || outputs.empty() || outputs.size() == returns.size(),
+              describe(node), ": has ", outputs.size(), " outputs where its operator returns ",
+              returns.size());
 }
 
 void compileConstant(Call& call) {

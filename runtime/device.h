@@ -63,9 +63,9 @@ class Slab {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;       // "host", "cuda:0"
+  virtual std::string name() const = 0;          // "host", "cuda:0"
   virtual c10::Device tensorDevice() const = 0;  // where tensors of the program's device live
-  virtual int64_t alignment() const = 0;      // of planned offsets, in bytes
+  virtual int64_t alignment() const = 0;         // of planned offsets, in bytes
 
   /// Routes the tensor allocations of threads that have an open ArenaSession
   /// (runtime/arena_session.h) through it, for the life of the process. Idempotent.

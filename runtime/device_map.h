@@ -15,7 +15,9 @@ struct DeviceMap {
     return same ? to : device;
   }
   /// True if `device`, as the text says it, is the one that computes and is captured.
-  bool computes(c10::Device device) const { return (*this)(device) == to && device.type() == from.type(); }
+  bool computes(c10::Device device) const {
+    return (*this)(device) == to && device.type() == from.type();
+  }
 };
 
 }  // namespace gravure

@@ -74,7 +74,8 @@ void Executor::runCall(Call& call) {
 }
 
 void Executor::poison(const std::vector<DeadBlock>& blocks) {
-  for (const DeadBlock& block : blocks) device_.poison(session_->slab()->base() + block.offset, block.bytes);
+  for (const DeadBlock& block : blocks)
+    device_.poison(session_->slab()->base() + block.offset, block.bytes);
 }
 
 void Executor::runLaunch(uint32_t index) {
@@ -100,7 +101,8 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
     const Value* operand = launch.node->input(strange);
     const std::string found = partition.difference(strange, frame_[launch.operands[strange]]);
     remarks_.missedAs(std::to_string(strange), "guard-failed", launch.node,
-                      "operand %" + operand->debugName() + ": " + found + "; its calls run one by one");
+                      "operand %" + operand->debugName() + ": " + found +
+                          "; its calls run one by one");
     return runCalls(launch);
   }
   try {

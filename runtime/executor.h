@@ -31,8 +31,9 @@ class RemarkOnce {
 
 /// What one entry keeps from step to step once its memory is planned.
 struct ServedEntry {
-  std::vector<Partition> partitions;                  // one a launch
-  std::vector<std::vector<at::Tensor>> staged;        // [stage][operand]: buffers in the arena, or undefined
+  std::vector<Partition> partitions;  // one a launch
+  std::vector<std::vector<at::Tensor>>
+      staged;  // [stage][operand]: buffers in the arena, or undefined
 };
 
 /// Runs below autograd and autocast, as eager's kernels see it.

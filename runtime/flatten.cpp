@@ -22,7 +22,8 @@ class Flattener {
 
   EntryCode flatten() {
     const Graph& graph = *code_.entry->graph;
-    for (const Value* input : graph.inputs()) code_.inputs.push_back(define(input, SlotSource::Input));
+    for (const Value* input : graph.inputs())
+      code_.inputs.push_back(define(input, SlotSource::Input));
     code_.instructions = flattenBlock(graph.block());
     for (const Value* output : graph.outputs()) code_.outputs.push_back(slotOf(output));
     code_.slots = next_;
@@ -47,7 +48,8 @@ class Flattener {
 
   Slot slotOf(const Value* value) const {
     auto at = slots_.find(value);
-    TORCH_CHECK(at != slots_.end(), "value %", value->debugName(), " is used where it is not defined");
+    TORCH_CHECK(at != slots_.end(), "value %", value->debugName(),
+                " is used where it is not defined");
     return at->second;
   }
 
@@ -70,7 +72,8 @@ class Flattener {
       return Instruction{kind, static_cast<uint32_t>(list.size() - 1)};
     };
     using Kind = Instruction::Kind;
-    if (node->kind() == cg::launch) return append(code_.launches, flattenLaunch(node), Kind::Launch);
+    if (node->kind() == cg::launch)
+      return append(code_.launches, flattenLaunch(node), Kind::Launch);
     if (node->kind() == cg::stage) return append(code_.stages, flattenStage(node), Kind::Stage);
     if (node->kind() == cg::own) return append(code_.owns, flattenOwn(node), Kind::Own);
     if (node->kind() == c10::prim::If) return append(code_.branches, flattenIf(node), Kind::Branch);
@@ -90,7 +93,8 @@ class Flattener {
     TORCH_CHECK(node->blocks().size() == 1, describe(node), ": needs one block");
     const Block* block = node->blocks()[0];
     TORCH_CHECK(block->inputs().size() == node->inputs().size(), describe(node), ": ",
-                node->inputs().size(), " operands for ", block->inputs().size(), " block parameters");
+                node->inputs().size(), " operands for ", block->inputs().size(),
+                " block parameters");
     TORCH_CHECK(block->outputs().size() == node->outputs().size(), describe(node), ": ",
                 node->outputs().size(), " outputs for ", block->outputs().size(), " block results");
     Launch launch;
@@ -120,7 +124,8 @@ class Flattener {
     stage.node = node;
     stage.step = timeline_.stepOf(node);
     stage.from = slotsOf(node->inputs());
-    for (const Value* output : node->outputs()) stage.to.push_back(define(output, SlotSource::Stage));
+    for (const Value* output : node->outputs())
+      stage.to.push_back(define(output, SlotSource::Stage));
     return stage;
   }
 
@@ -222,7 +227,8 @@ class ReleasePlacer {
     }
   }
   void useOperand(const Operand& operand, std::vector<Slot>& releases) {
-    if (operand.kind == Operand::Kind::FromSlot && use(operand.slot)) releases.push_back(operand.slot);
+    if (operand.kind == Operand::Kind::FromSlot && use(operand.slot))
+      releases.push_back(operand.slot);
     for (const Operand& member : operand.members) useOperand(member, releases);
   }
 
@@ -263,7 +269,8 @@ class ReleasePlacer {
     for (auto it = launch.calls.rbegin(); it != launch.calls.rend(); ++it) {
       placeInCall(*it);
       for (Slot slot : it->releases) {
-        if (std::binary_search(operands.begin(), operands.end(), slot)) launch.releases.push_back(slot);
+        if (std::binary_search(operands.begin(), operands.end(), slot))
+          launch.releases.push_back(slot);
       }
     }
     useAll(launch.operands, launch.releases);  // those that no call reads
@@ -293,8 +300,9 @@ class ReleasePlacer {
         for (int side = 0; side < 2; ++side) readBy(inner.body[side], releases);
         continue;
       }
-      TORCH_CHECK(instruction.kind == Instruction::Kind::Call,
-                  "a branch of prim::If holds a cudagraph:: node; emit-runtime-calls leaves none there");
+      TORCH_CHECK(
+          instruction.kind == Instruction::Kind::Call,
+          "a branch of prim::If holds a cudagraph:: node; emit-runtime-calls leaves none there");
       const Call& call = code_.calls[instruction.index];
       for (const Operand& operand : call.operands) useOperand(operand, releases);
       useAll(call.outputs, releases);

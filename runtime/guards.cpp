@@ -52,7 +52,8 @@ std::string inputName(const Entry& entry, size_t index) {
   std::string where = text("input ", index, " of ", entry.name);
   if (index >= entry.inputs.size()) return where;
   const InputInfo& info = entry.inputs[index];
-  const std::string label = info.name.empty() ? entry.graph->inputs()[index]->debugName() : info.name;
+  const std::string label =
+      info.name.empty() ? entry.graph->inputs()[index]->debugName() : info.name;
   return text(info.role == InputRole::Unspecified ? "input" : roleName(info.role), " \"", label,
               "\" (", where, ")");
 }
@@ -156,8 +157,8 @@ bool OperandGuard::sameLayout(const at::Tensor& tensor) const {
 }
 
 bool OperandGuard::differsInAddressAlone(const c10::IValue& value) const {
-  return tensor_ && value.isTensor() && value.toTensor().defined() && sameLayout(value.toTensor()) &&
-         value.toTensor().const_data_ptr() != address_;
+  return tensor_ && value.isTensor() && value.toTensor().defined() &&
+         sameLayout(value.toTensor()) && value.toTensor().const_data_ptr() != address_;
 }
 
 std::string OperandGuard::difference(const c10::IValue& value) const {
@@ -174,7 +175,8 @@ std::string OperandGuard::difference(const c10::IValue& value) const {
     return text("expected shape ", sizesText(sizes_), ", found ", sizesText(tensor.sizes().vec()));
   }
   if (tensor.strides() != at::IntArrayRef(strides_)) {
-    return text("expected strides ", sizesText(strides_), ", found ", sizesText(tensor.strides().vec()));
+    return text("expected strides ", sizesText(strides_), ", found ",
+                sizesText(tensor.strides().vec()));
   }
   return text("expected address ", address_, ", found ", tensor.const_data_ptr());
 }

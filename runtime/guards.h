@@ -57,7 +57,8 @@ class OperandGuard {
   bool holdsSlowly(const c10::IValue& value) const;
   bool sameLayout(const at::Tensor& tensor) const;
 
-  const c10::TensorImpl* same_ = nullptr;  // an arena tensor that the runtime itself hands on each step
+  const c10::TensorImpl* same_ =
+      nullptr;  // an arena tensor that the runtime itself hands on each step
   bool tensor_ = false;
   const void* address_ = nullptr;
   c10::ScalarType dtype_ = c10::ScalarType::Undefined;

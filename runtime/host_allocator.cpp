@@ -73,13 +73,15 @@ void installHostAllocator() {
   std::call_once(once, [] {
     c10::Allocator* base = c10::GetAllocator(c10::kCPU);
     forwardedDeleter = base->raw_deleter();
-    TORCH_CHECK(forwardedDeleter, "the installed CPU allocator gives no raw deleter; Gravure cannot ",
+    TORCH_CHECK(forwardedDeleter,
+                "the installed CPU allocator gives no raw deleter; Gravure cannot ",
                 "forward to it");
-    inHostArena(nullptr);  // reserve addresses before the first free asks
+    inHostArena(nullptr);                       // reserve addresses before the first free asks
     auto* allocator = new HostAllocator(base);  // storages remember it: never destroyed
     c10::SetAllocator(c10::kCPU, allocator, 255);
-    TORCH_CHECK(c10::GetAllocator(c10::kCPU) == allocator,
-                "another CPU allocator of the highest priority is installed; Gravure needs its own");
+    TORCH_CHECK(
+        c10::GetAllocator(c10::kCPU) == allocator,
+        "another CPU allocator of the highest priority is installed; Gravure needs its own");
   });
 }
 

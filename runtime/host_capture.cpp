@@ -36,7 +36,8 @@ std::string place(const Node* node) {
 
 class HostExecutable final : public Executable {
  public:
-  HostExecutable(Device& device, std::vector<BakedCall> calls) : device_(device), calls_(std::move(calls)) {}
+  HostExecutable(Device& device, std::vector<BakedCall> calls)
+      : device_(device), calls_(std::move(calls)) {}
 
   void replay() override {
     device_.passFaultPoint(FaultPoint::Launch);
@@ -133,14 +134,16 @@ class ResultForger {
     auto tensor = at::detail::make_tensor<c10::TensorImpl>(
         std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
         c10::scalarTypeToTypeMeta(recorded.dtype));
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(recorded.sizes, recorded.strides, offset / itemsize);
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(recorded.sizes, recorded.strides,
+                                                        offset / itemsize);
     return tensor;
   }
 
   /// The planned block of a result that the call allocates.
   c10::Storage plannedStorage(const RecordedTensor& recorded) {
     if (recorded.storageBytes == 0) return storageAt({nullptr, c10::Device(c10::kCPU)}, 0);
-    TORCH_CHECK(recorded.ordinal >= 0, "its result lies in memory that it neither allocates nor is given");
+    TORCH_CHECK(recorded.ordinal >= 0,
+                "its result lies in memory that it neither allocates nor is given");
     device_.passFaultPoint(FaultPoint::Allocation);
     const auto& row = (*session_.plan())[call_.step];
     const auto ordinal = static_cast<size_t>(recorded.ordinal);
@@ -166,7 +169,8 @@ thread_local bool capturing = false;
 class HostCapture final : public Capture {
  public:
   explicit HostCapture(Device& device) : device_(device) {
-    TORCH_CHECK(!capturing, "operation not permitted when the host device is capturing: another capture");
+    TORCH_CHECK(!capturing,
+                "operation not permitted when the host device is capturing: another capture");
     device.passFaultPoint(FaultPoint::CaptureBegin);
     capturing = true;
   }
@@ -181,14 +185,16 @@ class HostCapture final : public Capture {
       return;
     }
     if (!call.recorded.recorded) refuse(call, "it was not seen in a warm-up run");
-    if (call.recorded.returnsOther) refuse(call, "it returns a number, which only the device knows");
+    if (call.recorded.returnsOther)
+      refuse(call, "it returns a number, which only the device knows");
     BakedCall baked{&call, stack, rng, {}};
     try {
       stack = ResultForger(call, baked.operands, device_).forge();
     } catch (const c10::Error& error) {
       refuse(call, error.what_without_backtrace());
     }
-    forEachTensor(stack, [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
+    forEachTensor(stack,
+                  [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
     if (!onlyViews(call)) calls_.push_back(std::move(baked));
   }
 
@@ -200,7 +206,8 @@ class HostCapture final : public Capture {
 
  private:
   [[noreturn]] static void refuse(const Call& call, const std::string& reason) {
-    TORCH_CHECK(false, "operation not permitted when the host device is capturing: ", place(call.node),
+    TORCH_CHECK(false,
+                "operation not permitted when the host device is capturing: ", place(call.node),
                 ": ", reason);
     std::abort();
   }
@@ -212,7 +219,8 @@ class HostCapture final : public Capture {
       if (!device) continue;
       (device->is_cpu() ? onCpu_ : onAccelerator_) = true;
     }
-    if (onCpu_ && onAccelerator_) refuse(call, "it works on tensors of another device than the graph's");
+    if (onCpu_ && onAccelerator_)
+      refuse(call, "it works on tensors of another device than the graph's");
   }
 
   /// A call that only looks at its operands' memory has no work to replay.
@@ -232,6 +240,8 @@ class HostCapture final : public Capture {
 
 }  // namespace
 
-std::unique_ptr<Capture> beginHostCapture(Device& device) { return std::make_unique<HostCapture>(device); }
+std::unique_ptr<Capture> beginHostCapture(Device& device) {
+  return std::make_unique<HostCapture>(device);
+}
 
 }  // namespace gravure

@@ -7,16 +7,40 @@ namespace {
 
 /// Operators that wait for the device and read it, whatever their operands are.
 const llvm::StringSet<>& hostReaders() {
-  static const llvm::StringSet<> names = {
-      "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal", "aten::allclose",
-      "aten::nonzero", "aten::argwhere", "aten::nonzero_numpy", "aten::masked_select", "aten::_unique",
-      "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive",
-      "aten::bincount", "aten::histogram", "aten::matrix_exp", "aten::multinomial",
-      "aten::linalg_lstsq", "aten::linalg_eig", "aten::linalg_eigvals", "aten::_linalg_check_errors",
-      "aten::_linalg_eigvals", "aten::_ctc_loss", "aten::_embedding_bag_backward", "aten::isin",
-      "aten::set_", "aten::pin_memory", "aten::_pin_memory", "aten::_assert_scalar",
-      "aten::_sparse_coo_tensor_unsafe", "aten::to_sparse", "cudagraph::read_host",
-      "cudagraph::save_rng_state"};
+  static const llvm::StringSet<> names = {"aten::_local_scalar_dense",
+                                          "aten::item",
+                                          "aten::is_nonzero",
+                                          "aten::equal",
+                                          "aten::allclose",
+                                          "aten::nonzero",
+                                          "aten::argwhere",
+                                          "aten::nonzero_numpy",
+                                          "aten::masked_select",
+                                          "aten::_unique",
+                                          "aten::_unique2",
+                                          "aten::unique_dim",
+                                          "aten::unique_consecutive",
+                                          "aten::unique_dim_consecutive",
+                                          "aten::bincount",
+                                          "aten::histogram",
+                                          "aten::matrix_exp",
+                                          "aten::multinomial",
+                                          "aten::linalg_lstsq",
+                                          "aten::linalg_eig",
+                                          "aten::linalg_eigvals",
+                                          "aten::_linalg_check_errors",
+                                          "aten::_linalg_eigvals",
+                                          "aten::_ctc_loss",
+                                          "aten::_embedding_bag_backward",
+                                          "aten::isin",
+                                          "aten::set_",
+                                          "aten::pin_memory",
+                                          "aten::_pin_memory",
+                                          "aten::_assert_scalar",
+                                          "aten::_sparse_coo_tensor_unsafe",
+                                          "aten::to_sparse",
+                                          "cudagraph::read_host",
+                                          "cudagraph::save_rng_state"};
   return names;
 }
 
@@ -25,8 +49,8 @@ std::string qualifiedName(const Call& call) {
 }
 
 bool isMask(const at::Tensor& tensor) {
-  return tensor.defined() &&
-         (tensor.scalar_type() == c10::ScalarType::Bool || tensor.scalar_type() == c10::ScalarType::Byte);
+  return tensor.defined() && (tensor.scalar_type() == c10::ScalarType::Bool ||
+                              tensor.scalar_type() == c10::ScalarType::Byte);
 }
 
 /// A mask among the indices is turned into positions, which reads it.

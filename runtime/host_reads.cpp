@@ -11,7 +11,8 @@ namespace {
 /// The elements in host memory: the tensor itself where it lies there and is dense.
 at::Tensor onHost(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor.contiguous();
-  at::Tensor copy = at::empty(tensor.sizes(), tensor.options().device(c10::kCPU).pinned_memory(true));
+  at::Tensor copy =
+      at::empty(tensor.sizes(), tensor.options().device(c10::kCPU).pinned_memory(true));
   copy.copy_(tensor);  // waits
   return copy;
 }
@@ -34,8 +35,8 @@ std::function<void(torch::jit::Stack&)> readHostOperation(const Node* node) {
     const at::Tensor flat = onHost(stack.back().toTensor());
     stack.clear();
     const auto count = static_cast<int64_t>(node->outputs().size());
-    TORCH_CHECK(flat.numel() == count, describe(node), ": reads ", count, " elements of a tensor of ",
-                flat.numel());
+    TORCH_CHECK(flat.numel() == count, describe(node), ": reads ", count,
+                " elements of a tensor of ", flat.numel());
     for (int64_t i = 0; i < count; ++i) stack.push_back(element(flat, i));
   };
 }

@@ -11,6 +11,7 @@ namespace gravure {
 std::function<void(torch::jit::Stack&)> readHostOperation(const Node* node);
 
 /// cudagraph::save_rng_state("cpu"): the state of that device's default generator.
-std::function<void(torch::jit::Stack&)> saveRngStateOperation(const Node* node, const DeviceMap& devices);
+std::function<void(torch::jit::Stack&)> saveRngStateOperation(const Node* node,
+                                                              const DeviceMap& devices);
 
 }  // namespace gravure

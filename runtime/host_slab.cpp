@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kChunkBits = 28;  // 256 MiB
 constexpr size_t kChunkBytes = size_t{1} << kChunkBits;
-constexpr size_t kChunks = 4096;   // 1 TiB of addresses; no memory until mapped
+constexpr size_t kChunks = 4096;  // 1 TiB of addresses; no memory until mapped
 
 struct Range {
   std::atomic<int64_t> references{1};
@@ -64,7 +64,8 @@ class Reservation {
     std::lock_guard<std::mutex> lock(mutex_);
     char* start = base_ + (range.firstChunk << kChunkBits);
     // A fresh mapping over the old one gives the pages back and makes late accesses fault.
-    mmap(start, range.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    mmap(start, range.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+         -1, 0);
     for (size_t i = 0; i < range.chunks; ++i) owner_[range.firstChunk + i].store(nullptr);
     live_.fetch_sub(1);
     delete &range;
@@ -86,8 +87,9 @@ class Reservation {
       run = owner_[i].load(std::memory_order_relaxed) ? 0 : run + 1;
       if (run == chunks) return i + 1 - chunks;
     }
-    TORCH_CHECK(false, "the arena's range of addresses is full: ", chunks,
-                " chunks of 256 MiB wanted; drop runtimes, or results that keep their memory alive");
+    TORCH_CHECK(
+        false, "the arena's range of addresses is full: ", chunks,
+        " chunks of 256 MiB wanted; drop runtimes, or results that keep their memory alive");
   }
 
   char* base_ = nullptr;

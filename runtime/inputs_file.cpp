@@ -14,7 +14,8 @@ namespace {
 
 std::vector<char> readBytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  TORCH_CHECK(file, "cannot open the inputs file ", path, "; export_step writes it beside the program");
+  TORCH_CHECK(file, "cannot open the inputs file ", path,
+              "; export_step writes it beside the program");
   std::vector<char> bytes(static_cast<size_t>(file.tellg()));
   file.seekg(0);
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
@@ -39,7 +40,8 @@ std::map<std::string, c10::IValue> namedValues(const c10::IValue& value, const s
   TORCH_CHECK(value.isGenericDict(), "the inputs file ", path, ": ", what, " is no dict");
   std::map<std::string, c10::IValue> named;
   for (const auto& item : value.toGenericDict()) {
-    TORCH_CHECK(item.key().isString(), "the inputs file ", path, ": ", what, " has a key that is no string");
+    TORCH_CHECK(item.key().isString(), "the inputs file ", path, ": ", what,
+                " has a key that is no string");
     named[item.key().toStringRef()] = item.value();
   }
   return named;
@@ -47,16 +49,19 @@ std::map<std::string, c10::IValue> namedValues(const c10::IValue& value, const s
 
 /// "cuda:0" is that device's default generator; "cuda:0#1" a generator of its own, and so is
 /// "cuda:0#1/backward", which begins in the same state.
-c10::IValue generatorFor(const InputInfo& info, const c10::IValue* saved, const DeviceMap& devices) {
+c10::IValue generatorFor(const InputInfo& info, const c10::IValue* saved,
+                         const DeviceMap& devices) {
   const size_t mark = info.name.find('#');
   if (mark == std::string::npos) return {};
   const uint64_t seed = std::strtoull(info.name.c_str() + mark + 1, nullptr, 10);
   // A saved state is of the device of the export.
   if (devices.to.is_cpu()) return at::Generator(at::detail::createCPUGenerator(seed));
-  at::Generator generator =
-      at::globalContext().getAcceleratorHooksInterface(devices.to.type()).getNewGenerator(devices.to.index());
+  at::Generator generator = at::globalContext()
+                                .getAcceleratorHooksInterface(devices.to.type())
+                                .getNewGenerator(devices.to.index());
   generator.set_current_seed(seed);
-  if (saved && saved->isTensor() && devices.from == devices.to) generator.set_state(saved->toTensor());
+  if (saved && saved->isTensor() && devices.from == devices.to)
+    generator.set_state(saved->toTensor());
   return generator;
 }
 
@@ -73,7 +78,8 @@ InputsFile InputsFile::read(const std::string& path) {
 
 std::vector<c10::IValue> InputsFile::bind(const Entry& entry, const DeviceMap& devices) const {
   const auto known = entries_.find(entry.name);
-  TORCH_CHECK(known != entries_.end(), "the inputs file ", path_, " has no entry '", entry.name, "'");
+  TORCH_CHECK(known != entries_.end(), "the inputs file ", path_, " has no entry '", entry.name,
+              "'");
   std::vector<c10::IValue> values;
   for (size_t i = 0; i < entry.inputs.size(); ++i) {
     const Value* input = entry.graph->inputs()[i];

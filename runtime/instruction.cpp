@@ -14,7 +14,8 @@ c10::IValue wrappedNumber(const c10::IValue& number) {
 c10::IValue convert(const c10::IValue& value, NumberUse use) {
   switch (use) {
     case NumberUse::AsIs: return value;
-    case NumberUse::Tensor: return value.isScalar() || value.isBool() ? wrappedNumber(value) : value;
+    case NumberUse::Tensor:
+      return value.isScalar() || value.isBool() ? wrappedNumber(value) : value;
     case NumberUse::Int: return value.isBool() ? c10::IValue(int64_t{value.toBool()}) : value;
     case NumberUse::Double:
       return value.isInt() ? c10::IValue(static_cast<double>(value.toInt())) : value;
@@ -32,9 +33,11 @@ c10::IValue fetchList(const Operand& operand, const Frame& frame) {
   const c10::Type& type = *operand.elementType;
   switch (type.kind()) {
     case c10::TypeKind::TensorType:
-      return collect(c10::List<at::Tensor>(), [](c10::IValue v) { return std::move(v).toTensor(); });
+      return collect(c10::List<at::Tensor>(),
+                     [](c10::IValue v) { return std::move(v).toTensor(); });
     case c10::TypeKind::OptionalType:
-      if (type.castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::TensorType) {
+      if (type.castRaw<c10::OptionalType>()->getElementType()->kind() ==
+          c10::TypeKind::TensorType) {
         return collect(c10::List<std::optional<at::Tensor>>(), [](c10::IValue v) {
           return v.isNone() ? std::optional<at::Tensor>() : std::move(v).toTensor();
         });

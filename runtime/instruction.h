@@ -43,21 +43,22 @@ struct Operand {
 
 /// One tensor that a call returned in a recorded run, for a capture that computes nothing.
 struct RecordedTensor {
-  int32_t ordinal = -1;     // the call's own allocation that holds it; -1: it shares an operand's storage
-  int32_t operand = -1;     // that operand's position among the tensors of the stack; -1: unknown
+  int32_t ordinal =
+      -1;  // the call's own allocation that holds it; -1: it shares an operand's storage
+  int32_t operand = -1;  // that operand's position among the tensors of the stack; -1: unknown
   Slot operandSlot = kNoSlot;  // where that operand came from
-  int32_t output = -1;      // position among the node's outputs
-  int64_t byteOffset = 0;   // from the allocation's start, or from the operand's first byte
+  int32_t output = -1;         // position among the node's outputs
+  int64_t byteOffset = 0;      // from the allocation's start, or from the operand's first byte
   int64_t storageBytes = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   std::vector<int64_t> sizes, strides;
-  bool plain = true;        // strided, without a conjugate or negative bit
+  bool plain = true;  // strided, without a conjugate or negative bit
 };
 
 /// What a call returned and allocated in the recorded runs.
 struct RecordedCall {
   bool recorded = false;
-  bool returnsOther = false;  // something besides tensors, None and lists of tensors
+  bool returnsOther = false;            // something besides tensors, None and lists of tensors
   std::vector<RecordedTensor> tensors;  // in the order of the stack, lists flattened
   std::vector<int32_t> shape;           // one a result: -1 None, -2 a tensor, -3 an undefined
                                         // one, n >= 0 a list of n tensors
@@ -76,14 +77,14 @@ struct Call {
   std::optional<c10::OperatorHandle> handle;
   std::function<void(torch::jit::Stack&)> operation;  // where there is no handle
   std::vector<Operand> operands;
-  Slot rng = kNoSlot;          // generator or saved state this call draws from
-  bool draws = false;          // draws random numbers
+  Slot rng = kNoSlot;  // generator or saved state this call draws from
+  bool draws = false;  // draws random numbers
   std::vector<Slot> outputs;
   bool unpackList = false;     // its one list result fills all outputs
   std::vector<Slot> releases;  // slots whose value is not read after this call
 
-  RecordedCall recorded;           // from warm-up
-  std::vector<DeadBlock> dying;    // planned blocks that die with this call; only for poisoning
+  RecordedCall recorded;         // from warm-up
+  std::vector<DeadBlock> dying;  // planned blocks that die with this call; only for poisoning
 
   /// Pushes the operands taken from `frame`.
   void push(const Frame& frame, torch::jit::Stack& stack) const;
@@ -105,8 +106,8 @@ struct Launch {
   int64_t index = -1;
   std::vector<Call> calls;
   std::vector<Slot> operands;
-  std::vector<Slot> outputs;    // distinct slots read after it, operands passed through left out
-  std::vector<Slot> releases;   // operands not read after it, ascending
+  std::vector<Slot> outputs;   // distinct slots read after it, operands passed through left out
+  std::vector<Slot> releases;  // operands not read after it, ascending
 };
 
 /// Copies of the caller's values into the arena: from[i] to to[i].
@@ -153,13 +154,13 @@ struct EntryCode {
   std::vector<Stage> stages;
   std::vector<Own> owns;
   std::vector<Branch> branches;
-  std::vector<Slot> inputs;   // one an entry input
-  std::vector<Slot> outputs;  // one an entry output
-  Slot slots = 0;             // size of a frame
-  std::vector<size_t> written;  // entry inputs that the program writes
-  std::vector<int64_t> storages;  // Timeline storage of each slot, -1 if it has none
-  std::vector<SlotSource> sources;   // by slot
-  std::vector<bool> readOnHost;      // by slot: read elsewhere than in launches
+  std::vector<Slot> inputs;         // one an entry input
+  std::vector<Slot> outputs;        // one an entry output
+  Slot slots = 0;                   // size of a frame
+  std::vector<size_t> written;      // entry inputs that the program writes
+  std::vector<int64_t> storages;    // Timeline storage of each slot, -1 if it has none
+  std::vector<SlotSource> sources;  // by slot
+  std::vector<bool> readOnHost;     // by slot: read elsewhere than in launches
 
   /// Calls visit(Call&) for each call that is not in a branch of prim::If, in program order.
   template <typename Visit>

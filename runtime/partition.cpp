@@ -13,14 +13,16 @@ c10::IValue rngOf(const Call& call, const Frame& frame) {
 }
 
 /// The generators that the calls draw from, each once.
-std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame, c10::Device device) {
+std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame,
+                                        c10::Device device) {
   std::vector<at::Generator> generators;
   for (const Call& call : launch.calls) {
     if (!call.draws && call.rng == kNoSlot) continue;
     const c10::IValue state = rngOf(call, frame);
     TORCH_CHECK(!state.isTensor(), describe(call.node),
                 ": draws from a saved state, which is set on the host");
-    const at::Generator generator = state.isGenerator() ? state.toGenerator() : defaultGenerator(device);
+    const at::Generator generator =
+        state.isGenerator() ? state.toGenerator() : defaultGenerator(device);
     if (std::find(generators.begin(), generators.end(), generator) == generators.end()) {
       generators.push_back(generator);
     }
@@ -32,7 +34,8 @@ std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame
 class RngRollback {
  public:
   explicit RngRollback(const std::vector<at::Generator>& generators) {
-    for (const at::Generator& generator : generators) states_.emplace_back(generator, stateOf(generator));
+    for (const at::Generator& generator : generators)
+      states_.emplace_back(generator, stateOf(generator));
   }
   ~RngRollback() {
     for (auto& [generator, state] : states_) setState(generator, state);
@@ -42,13 +45,6 @@ class RngRollback {
  private:
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
-
-/// True for a view of an entry's input: it moves with the input alone.
-bool isOfInput(Slot slot, const EntryCode& code) {
-  const int64_t storage = code.storages[slot];
-  return storage >= 0 && std::any_of(code.inputs.begin(), code.inputs.end(),
-                                     [&](Slot input) { return code.storages[input] == storage; });
-}
 
 void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
                   ArenaSession& session) {
@@ -96,13 +92,14 @@ void Partition::checkOperands(const Launch& launch, const EntryCode& code, const
     const c10::IValue& value = frame[slot];
     if (source == SlotSource::Input || source == SlotSource::Launch || !value.isTensor()) continue;
     const at::Tensor& tensor = value.toTensor();
-    const bool empty = !tensor.defined() || tensor.storage().nbytes() == 0;
-    TORCH_CHECK(empty || isOfInput(slot, code) || inSlab(tensor, &slab), "operand %", launch.node->input(i)->debugName(),
+    const bool empty = tensor.defined() && tensor.storage().nbytes() == 0;
+    TORCH_CHECK(empty || inSlab(tensor, &slab), "operand %", launch.node->input(i)->debugName(),
                 " lies outside the arena, so its address changes from step to step");
   }
 }
 
-void Partition::bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab) {
+void Partition::bake(const Launch& launch, const EntryCode& code, const Frame& frame,
+                     const Slab& slab) {
   for (size_t i = 0; i < launch.operands.size(); ++i) {
     const Slot slot = launch.operands[i];
     const c10::IValue& value = frame[slot];

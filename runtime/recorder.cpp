@@ -41,8 +41,8 @@ void Recorder::noteValue(const c10::IValue& value, Slot slot) {
 RecordedTensor Recorder::describeTensor(const at::Tensor& tensor) const {
   RecordedTensor recorded;
   recorded.dtype = tensor.scalar_type();
-  recorded.plain = tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized() &&
-                   !tensor.is_conj() && !tensor.is_neg();
+  recorded.plain = tensor.layout() == c10::kStrided && tensor.has_storage() &&
+                   !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
   if (!recorded.plain) return recorded;
   recorded.sizes = tensor.sizes().vec();
   recorded.strides = tensor.strides().vec();

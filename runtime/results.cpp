@@ -19,7 +19,8 @@ void returnLoan(void* context) {
 
 /// A tensor like `tensor` over another storage of the same memory.
 at::Tensor onStorage(c10::Storage storage, const at::Tensor& tensor) {
-  auto other = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), tensor.key_set(), tensor.dtype());
+  auto other = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), tensor.key_set(),
+                                                        tensor.dtype());
   other.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
                                                      tensor.storage_offset());
   return other;
@@ -33,7 +34,8 @@ at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab) {
   const c10::Storage& storage = tensor.storage();
   c10::DataPtr memory(const_cast<void*>(storage.data()), new std::shared_ptr<Slab>(slab), &dropSlab,
                       tensor.device());
-  return onStorage(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(memory),
+  return onStorage(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
+                                std::move(memory),
                                 /*allocator=*/nullptr, /*resizable=*/false),
                    tensor);
 }

@@ -3,8 +3,8 @@
 
 #include "runtime/device.h"
 
-#include <ATen/core/ivalue.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <llvm/ADT/SmallVector.h>
 

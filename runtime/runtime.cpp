@@ -87,8 +87,10 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     const Entry& entry = program_.entries[e];
     EntryState state;
     state.code = &codes_[e];
-    for (size_t i = 0; i < codes_[e].inputs.size(); ++i) state.checks.emplace_back(entry, i, devices_);
-    for (const OutputInfo& info : entry.outputs) state.lends.push_back(isReadByAnEntry(program_, info));
+    for (size_t i = 0; i < codes_[e].inputs.size(); ++i)
+      state.checks.emplace_back(entry, i, devices_);
+    for (const OutputInfo& info : entry.outputs)
+      state.lends.push_back(isReadByAnEntry(program_, info));
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_);
     state.served.partitions.resize(codes_[e].launches.size());
     entries_.push_back(std::move(state));
@@ -108,17 +110,19 @@ const EntryState& Runtime::Impl::find(const std::string& name) const {
   return const_cast<Impl*>(this)->find(name);
 }
 
-std::vector<c10::IValue> Runtime::Impl::run(const std::string& name, std::vector<c10::IValue> inputs) {
+std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
+                                            std::vector<c10::IValue> inputs) {
   TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
   EntryState& entry = find(name);
-  TORCH_CHECK(inputs.size() == entry.checks.size(), "entry '", name, "' takes ", entry.checks.size(),
-              " inputs, got ", inputs.size());
+  TORCH_CHECK(inputs.size() == entry.checks.size(), "entry '", name, "' takes ",
+              entry.checks.size(), " inputs, got ", inputs.size());
   const BelowAutograd guards;
   const Path path = choosePath(entry, inputs);
   return step(entry, std::move(inputs), path);
 }
 
-std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10::IValue> inputs, Path path) {
+std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10::IValue> inputs,
+                                             Path path) {
   ++stats_.steps;
   stats_.stagedBytes = 0;
   stats_.copiedResultBytes = 0;
@@ -139,7 +143,8 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
     if (!session.mismatches().empty()) remarkMismatches(session);
     kept.bumpVersions();
     auto results = takeResults(entry, kept, &session);
-    for (const DeadBlock& block : entry.dyingLast) device_->poison(slab_->base() + block.offset, block.bytes);
+    for (const DeadBlock& block : entry.dyingLast)
+      device_->poison(slab_->base() + block.offset, block.bytes);
     return results;
   }
   kept.bumpVersions();
@@ -153,7 +158,8 @@ void Runtime::Impl::fillFrame(EntryState& entry, std::vector<c10::IValue>& input
     const Slot slot = code.inputs[i];
     c10::IValue& value = inputs[i];
     const bool read = path != Path::Served || code.readOnHost[slot];
-    const bool detach = read && value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad();
+    const bool detach =
+        read && value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad();
     frame[slot] = detach ? c10::IValue(shallowCopy(value.toTensor())) : std::move(value);
   }
   inputs.clear();

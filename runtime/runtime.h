@@ -1,8 +1,8 @@
 #pragma once
 // Runs an emitted program: warm up, plan, capture, replay; or node by node.
 
-#include "ir/program.h"
 #include "ir/memory_plan.h"
+#include "ir/program.h"
 #include "ir/remark.h"
 #include "runtime/device.h"
 
@@ -33,9 +33,9 @@ enum class PartitionState : uint8_t { Cold, WarmedUp, Captured, Quarantined };
 /// What happened so far; for reports.
 struct RuntimeStats {
   int64_t steps = 0;
-  int64_t uncapturedSteps = 0;    // warm-ups included
+  int64_t uncapturedSteps = 0;  // warm-ups included
   int64_t captures = 0;
-  int64_t replays = 0;            // launches of partitions
+  int64_t replays = 0;  // launches of partitions
   int64_t hostCalls = 0;
   int64_t stagedBytes = 0;        // in the last step
   int64_t copiedResultBytes = 0;  // in the last step

@@ -16,7 +16,7 @@ struct EntryState {
   EntryCode* code = nullptr;
   std::vector<InputCheck> checks;  // one an input
   std::unique_ptr<Executor> executor;
-  std::vector<bool> lends;         // by output: a saved value that an entry of the program reads
+  std::vector<bool> lends;  // by output: a saved value that an entry of the program reads
 
   // Warm-up.
   AllocationRecord record;
@@ -27,7 +27,8 @@ struct EntryState {
   ServedEntry served;
   std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
   std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
-  std::vector<std::pair<size_t, const void*>> strangers;     // inputs that failed in the last step, and where they lay
+  std::vector<std::pair<size_t, const void*>>
+      strangers;  // inputs that failed in the last step, and where they lay
 };
 
 /// The values of a step's inputs that the step's end needs.
@@ -71,7 +72,8 @@ class Runtime::Impl {
   void remarkMismatches(const ArenaSession& session);
 
   // Results (step_results.cpp).
-  std::vector<c10::IValue> takeResults(EntryState& entry, const KeptInputs& kept, ArenaSession* serving);
+  std::vector<c10::IValue> takeResults(EntryState& entry, const KeptInputs& kept,
+                                       ArenaSession* serving);
 
   // Warm-up and planning (warm_up.cpp).
   void runRecorded(EntryState& entry);

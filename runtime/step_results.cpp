@@ -40,7 +40,8 @@ class ResultTaker {
   c10::IValue takeOne(size_t output, Lender* lender) {
     const Slot slot = code_.outputs[output];
     const c10::IValue& value = frame_[slot];
-    const OutputInfo* info = output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
+    const OutputInfo* info =
+        output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
     if (info && info->role == OutputRole::Mutation && info->input >= 0) return kept_[info->input];
     if (code_.sources[slot] == SlotSource::Input) return kept_[slot];
     if (value.isTensorList()) return takeList(output, value);

@@ -22,7 +22,8 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
 void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
   ++entry.warmUps;
   const bool compare = entry.warmUps > 1;
-  const auto differing = compare ? differingSteps(entry.record, record, planning_) : std::vector<int64_t>();
+  const auto differing =
+      compare ? differingSteps(entry.record, record, planning_) : std::vector<int64_t>();
   entry.record = std::move(record);
   if (!compare) return;
   if (!differing.empty() && entry.warmUps < std::max<int64_t>(options_.maxWarmups, 2)) return;
@@ -36,14 +37,16 @@ void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
 }
 
 bool Runtime::Impl::allSettled() const {
-  return std::all_of(entries_.begin(), entries_.end(), [](const EntryState& e) { return e.settled; });
+  return std::all_of(entries_.begin(), entries_.end(),
+                     [](const EntryState& e) { return e.settled; });
 }
 
 void Runtime::Impl::plan() {
   std::vector<AllocationRecord> records;
   for (EntryState& entry : entries_) records.push_back(std::move(entry.record));
   LayoutOptions options{device_->alignment(), options_.editBuffers};
-  ArenaLayout layout = layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
+  ArenaLayout layout =
+      layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
   try {
     slab_ = device_->makeSlab(std::max<int64_t>(layout.plan.bytes, device_->alignment()));
   } catch (const c10::Error& error) {
@@ -51,8 +54,8 @@ void Runtime::Impl::plan() {
     const std::string reason = error.what_without_backtrace();
     TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", reason);
     remarks_.add(RemarkKind::Missed, "runtime", "no-arena",
-                 "no memory for the arena of " + std::to_string(layout.plan.bytes) + " bytes: " + reason +
-                     "; every step runs uncaptured");
+                 "no memory for the arena of " + std::to_string(layout.plan.bytes) +
+                     " bytes: " + reason + "; every step runs uncaptured");
     return;
   }
   layout_ = std::move(layout);
@@ -91,9 +94,9 @@ void Runtime::Impl::installLayout() {
 at::Tensor Runtime::Impl::stagedBuffer(const Value* value, int64_t offset) const {
   const auto& type = *value->type()->castRaw<c10::TensorType>();
   const auto keep = [slab = slab_](void*) {};
-  return at::from_blob(slab_->base() + offset, *type.sizes().concrete_sizes(),
-                       *type.strides().concrete_sizes(), keep,
-                       at::TensorOptions().dtype(*type.scalarType()).device(device_->tensorDevice()));
+  return at::from_blob(
+      slab_->base() + offset, *type.sizes().concrete_sizes(), *type.strides().concrete_sizes(),
+      keep, at::TensorOptions().dtype(*type.scalarType()).device(device_->tensorDevice()));
 }
 
 }  // namespace gravure

@@ -27,7 +27,8 @@ double best(Run&& run) {
   for (int round = 0; round < kRounds; ++round) {
     const auto begin = Clock::now();
     run();
-    shortest = std::min(shortest, std::chrono::duration<double, std::nano>(Clock::now() - begin).count());
+    shortest =
+        std::min(shortest, std::chrono::duration<double, std::nano>(Clock::now() - begin).count());
   }
   return shortest;
 }
@@ -48,8 +49,9 @@ std::string chain(int nodes, int each) {
       ++i;
       continue;
     }
-    text += "  %o" + n + " : " + kType + " = cudagraph::launch[index=" + std::to_string(i / each) + "](%" +
-            last + ", %x)\n    block0(%p" + n + " : " + kType + ", %x" + n + " : " + kType + "):\n";
+    text += "  %o" + n + " : " + kType + " = cudagraph::launch[index=" + std::to_string(i / each) +
+            "](%" + last + ", %x)\n    block0(%p" + n + " : " + kType + ", %x" + n + " : " + kType +
+            "):\n";
     std::string inner = "p" + n;
     for (int k = 0; k < each; ++k, ++i) {
       text += "    " + add("v" + std::to_string(i), inner, "x" + n);
@@ -102,8 +104,10 @@ int main() {
   const double whole = stepTime(chain(kNodes, kNodes), false);
   const double single = stepTime(chain(kNodes, 1), false);
   std::printf("boxed dispatch of aten::add        %8.0f ns\n", boxed);
-  std::printf("host node, PyTorch's allocator     %8.0f ns  %+6.0f over boxed\n", uncaptured, uncaptured - boxed);
-  std::printf("host node, served from the arena   %8.0f ns  %+6.0f over boxed\n", served, served - boxed);
+  std::printf("host node, PyTorch's allocator     %8.0f ns  %+6.0f over boxed\n", uncaptured,
+              uncaptured - boxed);
+  std::printf("host node, served from the arena   %8.0f ns  %+6.0f over boxed\n", served,
+              served - boxed);
   std::printf("launch of one node                 %8.0f ns\n", single / kNodes);
   std::printf("one launch of %d nodes, a node   %8.0f ns\n", kNodes, whole / kNodes);
   std::printf("a launch over the calls it replays %8.0f ns\n", (single - whole) / kNodes);

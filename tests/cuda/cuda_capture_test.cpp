@@ -260,7 +260,8 @@ TEST_CASE("the pool's use ends with the last graph and the device") {
     CHECK(poolUses(device) == 2);
   }
   // PyTorch forgets a pool that nobody uses, and then no longer knows its id.
-  CHECK_THROWS_WITH(CudaAllocator::install().getPoolUseCount(0, pool), Catch::Contains("graph_pools"));
+  CHECK_THROWS_WITH(CudaAllocator::install().getPoolUseCount(0, pool),
+                    Catch::Contains("graph_pools"));
 }
 
 TEST_CASE("law 5: a tensor in the arena outlives slab, graph and device") {

@@ -15,7 +15,9 @@ class RandomBuffers {
  public:
   explicit RandomBuffers(uint64_t seed) : random_(seed) {}
 
-  int64_t upTo(int64_t bound) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(bound)); }
+  int64_t upTo(int64_t bound) {
+    return static_cast<int64_t>(random_() % static_cast<uint64_t>(bound));
+  }
 
   /// Every shape of life that the planner treats in a way of its own.
   std::vector<Buffer> make() {
@@ -28,13 +30,15 @@ class RandomBuffers {
       b.bytes = equalSizes ? 4096 : int64_t{1} << upTo(24);
       if (!equalSizes && upTo(2) == 0) b.bytes += upTo(5000);
       switch (shape) {
-        case 0: b.begin = i, b.end = i + 1 + upTo(3); break;                       // chain
-        case 1: b.begin = 0, b.end = n; break;                                     // all together
-        case 2: b.begin = i, b.end = 2 * n - i; break;                             // stack
-        case 3: b.begin = upTo(n), b.end = b.begin + 1 + upTo(n); break;           // anything
-        case 4: b.begin = upTo(n) * 1000003 - 77, b.end = b.begin + 1 + upTo(1 << 30); break;  // sparse
-        case 5: b.begin = 5, b.end = 6 + upTo(2); break;                           // one step
-        default: b.begin = upTo(4), b.end = b.begin + 1 + upTo(4);                 // few steps
+        case 0: b.begin = i, b.end = i + 1 + upTo(3); break;              // chain
+        case 1: b.begin = 0, b.end = n; break;                            // all together
+        case 2: b.begin = i, b.end = 2 * n - i; break;                    // stack
+        case 3: b.begin = upTo(n), b.end = b.begin + 1 + upTo(n); break;  // anything
+        case 4:
+          b.begin = upTo(n) * 1000003 - 77, b.end = b.begin + 1 + upTo(1 << 30);
+          break;                                                    // sparse
+        case 5: b.begin = 5, b.end = 6 + upTo(2); break;            // one step
+        default: b.begin = upTo(4), b.end = b.begin + 1 + upTo(4);  // few steps
       }
       buffers.push_back(b);
     }
@@ -52,7 +56,8 @@ bool liveTogether(const Buffer& a, const Buffer& b) { return a.begin < b.end && 
 bool isSound(const MemoryPlan& plan) {
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     const Buffer& a = plan.buffers[i];
-    if (a.offset < 0 || a.offset % plan.alignment != 0 || a.offset + a.bytes > plan.bytes) return false;
+    if (a.offset < 0 || a.offset % plan.alignment != 0 || a.offset + a.bytes > plan.bytes)
+      return false;
     for (size_t j = 0; j < i; ++j) {
       const Buffer& b = plan.buffers[j];
       const bool overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;

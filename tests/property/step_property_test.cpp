@@ -40,7 +40,8 @@ Outcome runSeed(uint64_t seed) {
   for (size_t i = 0; i < entry.inputs.size(); ++i) inputs.emplace_back(inputFor(entry, i));
   for (const c10::IValue& input : inputs) referenceInputs.emplace_back(input.toTensor().clone());
   const size_t given = inputs.size();
-  while (inputs.size() < runtime.program().entries[0].inputs.size()) inputs.emplace_back();  // RNG states
+  while (inputs.size() < runtime.program().entries[0].inputs.size())
+    inputs.emplace_back();  // RNG states
   for (int step = 0; step < 5; ++step) {
     CAPTURE(step);
     for (size_t i = 0; i < given; ++i) {
@@ -53,7 +54,8 @@ Outcome runSeed(uint64_t seed) {
     setRngState(state);
     REQUIRE(sameBits(runtime.run("step", inputs), expected));
     REQUIRE(sameBits(rngState(), after));
-    for (size_t i = 0; i < given; ++i) REQUIRE(sameBits(inputs[i].toTensor(), referenceInputs[i].toTensor()));
+    for (size_t i = 0; i < given; ++i)
+      REQUIRE(sameBits(inputs[i].toTensor(), referenceInputs[i].toTensor()));
   }
   Outcome outcome{runtime.stats().replays, 0};
   outcome.quarantined = static_cast<int64_t>(countIn(runtime, PartitionState::Quarantined));

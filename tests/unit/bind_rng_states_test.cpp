@@ -57,7 +57,8 @@ TEST_CASE("nodes on the host and in partitions draw from one input for the defau
   CHECK(stateOf(run, "c") == "rng.cpu.p0");
   const Node* first = nodeOf(entry.graph->block(), "o");
   CHECK(first->inputs().size() == 2);
-  CHECK(stringsAttr(first, attr::tags) == std::vector<std::string>{"static: host node", "rng: cpu"});
+  CHECK(stringsAttr(first, attr::tags) ==
+        std::vector<std::string>{"static: host node", "rng: cpu"});
   // A partition that draws nothing takes no state.
   CHECK(nodeOf(entry.graph->block(), "q")->inputs().size() == 1);
   CHECK(run.context.remarks.count("rng-state-bound") == 1);
@@ -164,8 +165,9 @@ TEST_CASE("verify refuses what draws unbound, and states that are no operand") {
         -> (%a)
     return (%o {loss}))"),
                     Contains("not tagged"));
-  CHECK_THROWS_WITH(verify(R"(graph(%g : Generator {rng_state "cpu"}, %h : Generator {rng_state "cpu"}, %x : T):
+  CHECK_THROWS_WITH(
+      verify(R"(graph(%g : Generator {rng_state "cpu"}, %h : Generator {rng_state "cpu"}, %x : T):
     %a : T, %am : B = aten::native_dropout(%x, 0.5, True) rng(%g)
     return (%a {loss}))"),
-                    Contains("two inputs"));
+      Contains("two inputs"));
 }

@@ -30,7 +30,9 @@ std::vector<std::string> names(const Values& values) {
 
 using Names = std::vector<std::string>;
 
-PassRun emitted(const std::string& text) { return PassRun(emitRuntimeCalls, verifyEmitRuntimeCalls, text); }
+PassRun emitted(const std::string& text) {
+  return PassRun(emitRuntimeCalls, verifyEmitRuntimeCalls, text);
+}
 
 }  // namespace
 
@@ -183,14 +185,24 @@ TEST_CASE("verify refuses what emission must not leave") {
 )";
   const std::string end = "    %r : T = cudagraph::own(%a)\n    return (%r {loss})";
   const std::string head = "graph(%x : T {user_input \"x\"}):\n";
-  CHECK_NOTHROW(verify(head + "    %s : T = cudagraph::stage(%x)\n"
-                       "    %a : T = cudagraph::launch[index=0, tags=[\"staged: user input\"]](%s)" + block + end));
-  CHECK_THROWS_WITH(verify(head + "    %a : T = cudagraph::launch[index=0, tags=[\"staged: user input\"]](%x)" + block + end),
-                    Contains("is not copied"));
-  CHECK_THROWS_WITH(verify(head + "    %s : T = cudagraph::stage(%x)\n"
-                           "    %a : T = cudagraph::launch[index=0, tags=[\"static: parameter\"]](%s)" + block + end),
-                    Contains("comes from a copy"));
-  CHECK_THROWS_WITH(verify(head + "    %a : T = cudagraph::partition[index=0, tags=[\"static: x\"]](%x)" + block + end),
+  CHECK_NOTHROW(
+      verify(head +
+             "    %s : T = cudagraph::stage(%x)\n"
+             "    %a : T = cudagraph::launch[index=0, tags=[\"staged: user input\"]](%s)" +
+             block + end));
+  CHECK_THROWS_WITH(
+      verify(head + "    %a : T = cudagraph::launch[index=0, tags=[\"staged: user input\"]](%x)" +
+             block + end),
+      Contains("is not copied"));
+  CHECK_THROWS_WITH(
+      verify(head +
+             "    %s : T = cudagraph::stage(%x)\n"
+             "    %a : T = cudagraph::launch[index=0, tags=[\"static: parameter\"]](%s)" +
+             block + end),
+      Contains("comes from a copy"));
+  CHECK_THROWS_WITH(verify(head +
+                           "    %a : T = cudagraph::partition[index=0, tags=[\"static: x\"]](%x)" +
+                           block + end),
                     Contains("is left"));
   CHECK_THROWS_WITH(verify(head + "    %a : T = aten::relu(%x)\n    return (%a {loss})"),
                     Contains("%a") && Contains("next step overwrites it"));

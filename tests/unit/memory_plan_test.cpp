@@ -39,12 +39,14 @@ std::vector<Buffer> trainingStep(int layers, int seed) {
     const int64_t forward = layer * 20, backward = steps - (layer + 1) * 40;
     for (int i = 0; i < 20; ++i) {
       const bool saved = i % 5 < 2;
-      const int64_t end = saved ? backward + 40 - 2 * i : forward + i + 1 + static_cast<int64_t>(random() % 3);
+      const int64_t end =
+          saved ? backward + 40 - 2 * i : forward + i + 1 + static_cast<int64_t>(random() % 3);
       buffers.push_back(buffer(forward + i, end, sizes[i % 7]));
     }
     for (int i = 0; i < 40; ++i) {
       const bool gradient = i % 8 == 7;
-      const int64_t end = gradient ? steps + 1 : backward + i + 1 + static_cast<int64_t>(random() % 3);
+      const int64_t end =
+          gradient ? steps + 1 : backward + i + 1 + static_cast<int64_t>(random() % 3);
       buffers.push_back(buffer(backward + i, end, sizes[i % 5]));
     }
   }
@@ -102,8 +104,8 @@ TEST_CASE("a training step comes within one percent of LOAD") {
 
 TEST_CASE("largest first saves what the order of time wastes") {
   // In the order of time the long buffer of two units leaves too small a hole below the one of four.
-  const std::vector<Buffer> buffers{buffer(5, 6, 512 * 4), buffer(4, 6, 512 * 3), buffer(2, 3, 512 * 4),
-                                    buffer(2, 5, 512 * 2)};
+  const std::vector<Buffer> buffers{buffer(5, 6, 512 * 4), buffer(4, 6, 512 * 3),
+                                    buffer(2, 3, 512 * 4), buffer(2, 5, 512 * 2)};
   CHECK(planBuffers(buffers).bytes == 512 * 7);
   CHECK(planBuffers(buffers, 512, 0).bytes == 512 * 9);
   CHECK(peakLoad(buffers, 512) == 512 * 7);
@@ -111,7 +113,8 @@ TEST_CASE("largest first saves what the order of time wastes") {
 
 TEST_CASE("steps far apart cost nothing") {
   const int64_t far = int64_t{1} << 60;
-  const MemoryPlan plan = planBuffers({buffer(-far, far, 512), buffer(-5, far, 512), buffer(far, far + 1, 512)});
+  const MemoryPlan plan =
+      planBuffers({buffer(-far, far, 512), buffer(-5, far, 512), buffer(far, far + 1, 512)});
   CHECK(plan.bytes == 1024);
   CHECK(plan.verify() == "");
 }
@@ -125,14 +128,16 @@ TEST_CASE("the same buffers give the same plan") {
 
 TEST_CASE("buffers without life or bytes are refused by name") {
   using Catch::Matchers::Contains;
-  CHECK_THROWS_WITH(planBuffers({buffer(3, 3, 512, "%empty")}), Contains("%empty") && Contains("at least one step"));
+  CHECK_THROWS_WITH(planBuffers({buffer(3, 3, 512, "%empty")}),
+                    Contains("%empty") && Contains("at least one step"));
   CHECK_THROWS_WITH(planBuffers({buffer(3, 4, 0, "%none")}), Contains("%none"));
   CHECK_THROWS_WITH(planBuffers({}, 0), Contains("alignment"));
 }
 
 TEST_CASE("verify names what is wrong with a plan") {
   using Catch::Matchers::Contains;
-  MemoryPlan plan = planBuffers({buffer(0, 4, 512, "%a"), buffer(1, 4, 1024, "%b"), buffer(2, 4, 512, "%c")});
+  MemoryPlan plan =
+      planBuffers({buffer(0, 4, 512, "%a"), buffer(1, 4, 1024, "%b"), buffer(2, 4, 512, "%c")});
   REQUIRE(plan.verify() == "");
 
   SECTION("two at one place") {
@@ -174,18 +179,16 @@ TEST_CASE("verify names what is wrong with a plan") {
 }
 
 TEST_CASE("a plan prints as a table and as a map") {
-  const MemoryPlan plan = planBuffers({buffer(0, 8, 512, "%a"), buffer(2, 6, 1024, "%b"), buffer(6, 8, 512)});
-  CHECK(printed(plan) ==
-        "arena 1536 bytes, load 1536, ratio 1.0000, 3 buffers\n"
-        "  [0, 512) steps [0, 8) %a\n"
-        "  [512, 1536) steps [2, 6) %b\n"
-        "  [512, 1024) steps [6, 8)\n");
-  CHECK(mapOf(plan, 8, 3) ==
-        "..####..\n"
-        "..######\n"
-        "########\n");
-  CHECK(mapOf(plan, 4, 3) ==
-        ".##.\n"
-        ".###\n"
-        "####\n");
+  const MemoryPlan plan =
+      planBuffers({buffer(0, 8, 512, "%a"), buffer(2, 6, 1024, "%b"), buffer(6, 8, 512)});
+  CHECK(printed(plan) == "arena 1536 bytes, load 1536, ratio 1.0000, 3 buffers\n"
+                         "  [0, 512) steps [0, 8) %a\n"
+                         "  [512, 1536) steps [2, 6) %b\n"
+                         "  [512, 1024) steps [6, 8)\n");
+  CHECK(mapOf(plan, 8, 3) == "..####..\n"
+                             "..######\n"
+                             "########\n");
+  CHECK(mapOf(plan, 4, 3) == ".##.\n"
+                             ".###\n"
+                             "####\n");
 }

@@ -51,8 +51,9 @@ TEST_CASE("writes are known where the schema hides them") {
 }
 
 TEST_CASE("an in-place operator on a list writes every member") {
-  const Program p = program("aten::_foreach_add_.Scalar([%a, %b], 1)\nreturn ()",
-                            "%a : Float(2, strides=[1], device=cpu), %b : Float(2, strides=[1], device=cpu)");
+  const Program p =
+      program("aten::_foreach_add_.Scalar([%a, %b], 1)\nreturn ()",
+              "%a : Float(2, strides=[1], device=cpu), %b : Float(2, strides=[1], device=cpu)");
   const auto written = writtenInputs(nodeOf(p, 0));
   REQUIRE(written.size() == 2);
   CHECK(written[0]->debugName() == "a");
@@ -60,10 +61,10 @@ TEST_CASE("an in-place operator on a list writes every member") {
 }
 
 TEST_CASE("an unpacked list result aliases what the list's member would") {
-  const Program p = program(
-      "%s : Float(1, strides=[1], device=cpu), %t : Float(1, strides=[1], device=cpu) = "
-      "aten::split.Tensor(%a, 1)\nreturn (%s, %t)",
-      "%a : Float(2, strides=[1], device=cpu)");
+  const Program p =
+      program("%s : Float(1, strides=[1], device=cpu), %t : Float(1, strides=[1], device=cpu) = "
+              "aten::split.Tensor(%a, 1)\nreturn (%s, %t)",
+              "%a : Float(2, strides=[1], device=cpu)");
   for (size_t output : {0, 1}) {
     const auto sources = aliasedInputs(nodeOf(p, 0), output);
     REQUIRE(sources.size() == 1);
@@ -87,7 +88,8 @@ TEST_CASE("a random operator whose arguments keep it from drawing does not draw"
   const auto draws = [&](const std::string& call) {
     return drawsRandom(nodeOf(program(call + "\nreturn ()", x), 0));
   };
-  const std::string two = "%y : Float(4, strides=[1], device=cpu), %m : Bool(4, strides=[1], device=cpu) = ";
+  const std::string two =
+      "%y : Float(4, strides=[1], device=cpu), %m : Bool(4, strides=[1], device=cpu) = ";
   CHECK(draws(two + "aten::native_dropout(%x, 0.1, True)"));
   CHECK_FALSE(draws(two + "aten::native_dropout(%x, 0.1, False)"));
   CHECK(draws("%y : Float(4, strides=[1], device=cpu) = aten::rand_like(%x)"));
@@ -111,7 +113,8 @@ TEST_CASE("work on numbers alone is scalar work") {
 
 TEST_CASE("bytes of a storage follow sizes, strides and dtype") {
   const auto bytes = [&](const std::string& type) {
-    return storageBytes(*program("return ()", "%x : " + type).entries[0].graph->inputs()[0]->type());
+    return storageBytes(
+        *program("return ()", "%x : " + type).entries[0].graph->inputs()[0]->type());
   };
   CHECK(bytes("Float(2, 3, strides=[3, 1], device=cpu)") == 24);
   CHECK(bytes("BFloat16(2, 3, strides=[8, 1], device=cpu)") == 22);
@@ -123,13 +126,15 @@ TEST_CASE("bytes of a storage follow sizes, strides and dtype") {
 }
 
 TEST_CASE("the compute device is that of the parameters, else of what is not on the CPU") {
-  CHECK(computeDevice(program("return ()", "%w : Float(2, strides=[1], device=cuda:1) {parameter \"w\"}, "
-                                           "%x : Float(2, strides=[1], device=cpu) {user_input \"x\"}"))
+  CHECK(computeDevice(program("return ()",
+                              "%w : Float(2, strides=[1], device=cuda:1) {parameter \"w\"}, "
+                              "%x : Float(2, strides=[1], device=cpu) {user_input \"x\"}"))
             .str() == "cuda:1");
   CHECK(computeDevice(program("return ()", "%x : Float(2, strides=[1], device=cpu), "
                                            "%y : Float(2, strides=[1], device=cuda:0)"))
             .str() == "cuda:0");
-  CHECK(computeDevice(program("return ()", "%x : Float(2, strides=[1], device=cpu)")).str() == "cpu");
+  CHECK(computeDevice(program("return ()", "%x : Float(2, strides=[1], device=cpu)")).str() ==
+        "cpu");
 }
 
 }  // namespace gravure

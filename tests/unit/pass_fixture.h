@@ -14,9 +14,12 @@ namespace gravure::test {
 /// a GPU, H is S on one.
 inline std::string expandTypes(std::string text) {
   const std::pair<std::string, std::string> types[] = {
-      {": T", ": Float(4, 4, strides=[4, 1], device=cpu)"}, {": C", ": Float(4, 4, strides=[1, 4], device=cpu)"},
-      {": S", ": Float(device=cpu)"},                       {": B", ": Bool(4, 4, strides=[4, 1], device=cpu)"},
-      {": R", ": Float(4, strides=[1], device=cpu)"},       {": G", ": Float(4, 4, strides=[4, 1], device=cuda:0)"},
+      {": T", ": Float(4, 4, strides=[4, 1], device=cpu)"},
+      {": C", ": Float(4, 4, strides=[1, 4], device=cpu)"},
+      {": S", ": Float(device=cpu)"},
+      {": B", ": Bool(4, 4, strides=[4, 1], device=cpu)"},
+      {": R", ": Float(4, strides=[1], device=cpu)"},
+      {": G", ": Float(4, 4, strides=[4, 1], device=cuda:0)"},
       {": H", ": Float(device=cuda:0)"}};
   for (const auto& [shorthand, type] : types) {
     for (size_t at = 0; (at = text.find(shorthand, at)) != std::string::npos;) {

@@ -28,7 +28,9 @@ std::vector<std::string> labels(const MemoryPlan& plan) {
   return all;
 }
 
-MemoryPlan planOf(const std::string& text) { return planMemory(readProgram(expandTypes(text)), PassOptions{}); }
+MemoryPlan planOf(const std::string& text) {
+  return planMemory(readProgram(expandTypes(text)), PassOptions{});
+}
 
 Node* nodeNamed(Program& program, const std::string& output) {
   std::function<Node*(Block*)> find = [&](Block* block) -> Node* {
@@ -79,7 +81,8 @@ TEST_CASE("a chain needs two places, and offsets are written one an output") {
   CHECK(intsAttr(nodeNamed(run.program, "b"), attr::arena) == std::vector<int64_t>{512});
   CHECK(intsAttr(nodeNamed(run.program, "c"), attr::arena) == std::vector<int64_t>{0});
   CHECK(run.context.remarks.count("arena-planned") == 1);
-  CHECK_THAT(run.context.remarks.all().back().message, Contains("arena of 1024 bytes for 4 buffers"));
+  CHECK_THAT(run.context.remarks.all().back().message,
+             Contains("arena of 1024 bytes for 4 buffers"));
 }
 
 TEST_CASE("views and in-place results are not given a place, and keep their operand's") {
@@ -121,7 +124,8 @@ TEST_CASE("the alignment is the options'") {
   CHECK(intsAttr(nodeNamed(program, "b"), attr::arena) == std::vector<int64_t>{64});
 }
 
-TEST_CASE("a staged copy has one place, from the top of the entry to its last reader in a partition") {
+TEST_CASE(
+    "a staged copy has one place, from the top of the entry to its last reader in a partition") {
   const char* text = R"(
   graph(%x : T {user_input "x"}):
     %first : T = aten::relu(%x)
@@ -144,7 +148,8 @@ TEST_CASE("a staged copy has one place, from the top of the entry to its last re
   CHECK(copy->end == 3);
   CHECK(llvm::count(labels(plan), "%x.staged") == 1);
   CHECK(intsAttr(nodeNamed(run.program, "a"), attr::staging) == std::vector<int64_t>{copy->offset});
-  CHECK(intsAttr(nodeNamed(run.program, "b"), attr::staging) == std::vector<int64_t>{copy->offset, -1});
+  CHECK(intsAttr(nodeNamed(run.program, "b"), attr::staging) ==
+        std::vector<int64_t>{copy->offset, -1});
 }
 
 TEST_CASE("forward and backward share one plan") {
@@ -174,7 +179,8 @@ TEST_CASE("verify refuses offsets that clash, are missing or too many") {
   }
   SECTION("missing") {
     b->removeAttribute(attr::arena);
-    CHECK_THROWS_WITH(verifyPlanMemory(run.program, run.context), Contains("%b") && Contains("not placed"));
+    CHECK_THROWS_WITH(verifyPlanMemory(run.program, run.context),
+                      Contains("%b") && Contains("not placed"));
   }
   SECTION("misaligned") {
     b->is_(attr::arena, {520});

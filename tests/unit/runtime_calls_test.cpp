@@ -27,17 +27,21 @@ std::string step(const std::string& body) { return "gravure 1\ngraph step" + bod
 
 TEST_CASE("a number in a tensor's place keeps the tensor's dtype") {
   const at::Tensor x = at::randn({3}).to(at::kBFloat16);
-  const auto got = runBoth(step(R"((%x : BFloat16(3, strides=[1], device=cpu), %n : int, %f : float):
+  const auto got =
+      runBoth(step(R"((%x : BFloat16(3, strides=[1], device=cpu), %n : int, %f : float):
     %a : BFloat16(3, strides=[1], device=cpu) = aten::mul.Tensor(%x, 0.5)
     %b : BFloat16(3, strides=[1], device=cpu) = aten::add.Tensor(%a, %n)
     %c : BFloat16(3, strides=[1], device=cpu) = aten::mul.Tensor(%b, %f)
-    return (%c))"), {x, int64_t{3}, 0.25});
+    return (%c))"),
+              {x, int64_t{3}, 0.25});
   CHECK(sameBits(got[0].toTensor(), (x * 0.5 + 3) * 0.25));
 }
 
 TEST_CASE("lists take members from values, constants and None") {
   const at::Tensor x = at::randn({4, 3}), i = at::tensor({2, 0}, at::kLong);
-  const auto got = runBoth(step(R"((%x : Float(4, 3, strides=[3, 1], device=cpu), %i : Long(2, strides=[1], device=cpu), %n : int):
+  const auto got = runBoth(
+      step(
+          R"((%x : Float(4, 3, strides=[3, 1], device=cpu), %i : Long(2, strides=[1], device=cpu), %n : int):
     %c : Float(8, 3, strides=[3, 1], device=cpu) = aten::cat([%x, %x])
     %r : Float(8, 2, strides=[2, 1], device=cpu) = aten::index.Tensor(%c, [None, %i])
     %e : Float(2, 8, strides=[8, 1], device=cpu) = aten::reshape(%r, [%n, 8])
@@ -45,7 +49,8 @@ TEST_CASE("lists take members from values, constants and None") {
     %l : Tensor[] = aten::split.Tensor(%e, 4, 1)
     %k : Float(4, 4, strides=[4, 1], device=cpu) = aten::cat(%l)
     %p : Float(4, 4, strides=[4, 1], device=cpu) = aten::add.Tensor(%k, 1, alpha=2)
-    return (%p, %s1, %l))"), {x, i, int64_t{2}});
+    return (%p, %s1, %l))"),
+      {x, i, int64_t{2}});
   const at::Tensor e = at::cat({x, x}).index({at::indexing::Slice(), i}).reshape({2, 8});
   CHECK(sameBits(got[0].toTensor(), at::cat(e.split(4, 1)) + 2));
   CHECK(sameBits(got[1].toTensor(), e.split(4, 1)[1]));
@@ -54,11 +59,14 @@ TEST_CASE("lists take members from values, constants and None") {
 
 TEST_CASE("one number stands for a list, and defaults are filled in") {
   const at::Tensor x = at::randn({1, 2, 8, 8}), w = at::randn({3, 2, 3, 3});
-  const auto got = runBoth(step(R"((%x : Float(1, 2, 8, 8, strides=[128, 64, 8, 1], device=cpu), %w : Float(3, 2, 3, 3, strides=[18, 9, 3, 1], device=cpu)):
+  const auto got = runBoth(
+      step(
+          R"((%x : Float(1, 2, 8, 8, strides=[128, 64, 8, 1], device=cpu), %w : Float(3, 2, 3, 3, strides=[18, 9, 3, 1], device=cpu)):
     %y : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], device=cpu) = aten::conv2d(%x, %w, padding=1)
     %o : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], device=cpu) = aten::full([1, 3, 8, 8], True, dtype=torch.float32, device=device("cpu"))
     %z : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], device=cpu) = aten::add.Tensor(%y, %o)
-    return (%z))"), {x, w});
+    return (%z))"),
+      {x, w});
   CHECK(sameBits(got[0].toTensor(), at::conv2d(x, w, {}, 1, 1) + 1));
 }
 
@@ -85,7 +93,8 @@ TEST_CASE("a condition decides at run time which block runs") {
 TEST_CASE("read_host reads all elements at once") {
   const auto got = runBoth(step(R"((%x : Long(3, strides=[1], device=cpu)):
     %a : int, %b : int, %c : int = cudagraph::read_host(%x)
-    return (%a, %b, %c))"), {at::tensor({4, 5, 6}, at::kLong)});
+    return (%a, %b, %c))"),
+                           {at::tensor({4, 5, 6}, at::kLong)});
   CHECK(got[0].toInt() == 4);
   CHECK(got[2].toInt() == 6);
 }
@@ -118,7 +127,8 @@ graph step(%w : Float(3, strides=[1], device=cuda:0) {parameter "w"}):
 )";
   auto runtime = makeRuntime(text);
   const at::Tensor w = at::randn({3});
-  for (int step = 0; step < 4; ++step) CHECK(sameBits(runtime->run("step", {w})[0].toTensor(), w + 1));
+  for (int step = 0; step < 4; ++step)
+    CHECK(sameBits(runtime->run("step", {w})[0].toTensor(), w + 1));
   CHECK(remarksOf(*runtime) == "");
   CHECK(runtime->stats().replays == 2);
 
@@ -133,8 +143,10 @@ graph step(%w : Float(3, strides=[1], device=cuda:0) {parameter "w"}, %c : Float
   return (%y.own {output "y"})
 )";
   auto refused = makeRuntime(mixed);
-  for (int step = 0; step < 4; ++step) CHECK(sameBits(refused->run("step", {w, w})[0].toTensor(), w + w));
-  CHECK_THAT(remarksOf(*refused), Catch::Contains("it copies between pageable memory and the device"));
+  for (int step = 0; step < 4; ++step)
+    CHECK(sameBits(refused->run("step", {w, w})[0].toTensor(), w + w));
+  CHECK_THAT(remarksOf(*refused),
+             Catch::Contains("it copies between pageable memory and the device"));
 }
 
 TEST_CASE("random calls draw from the state they are bound to") {
@@ -173,7 +185,8 @@ graph step(%x : Float(64, strides=[1], device=cpu) {parameter "x"}, %g : Generat
 }
 
 TEST_CASE("saved inputs are read by name, and a bad file is refused") {
-  const Program program = readProgram(step(R"((%w : Float(3, strides=[1], device=cpu) {parameter "layer.w"}, %n : int {symint "s0"}, %g : Generator {rng_state "cpu"}):
+  const Program program = readProgram(step(
+      R"((%w : Float(3, strides=[1], device=cpu) {parameter "layer.w"}, %n : int {symint "s0"}, %g : Generator {rng_state "cpu"}):
     return (%w))"));
   const Entry& entry = program.entries[0];
   c10::impl::GenericDict values(c10::StringType::get(), c10::AnyType::get());
@@ -197,9 +210,11 @@ TEST_CASE("saved inputs are read by name, and a bad file is refused") {
   CHECK_THROWS_WITH(InputsFile::read(path).bind(other.entries[0], {}),
                     Catch::Contains("lacks parameter \"layer.v\" (input 0 of step)"));
   other.entries[0].name = "forward";
-  CHECK_THROWS_WITH(InputsFile::read(path).bind(other.entries[0], {}), Catch::Contains("has no entry 'forward'"));
+  CHECK_THROWS_WITH(InputsFile::read(path).bind(other.entries[0], {}),
+                    Catch::Contains("has no entry 'forward'"));
   write(bytes.size() / 2);
-  CHECK_THROWS_WITH(InputsFile::read(path), Catch::Contains("is damaged or was not written by torch.save"));
+  CHECK_THROWS_WITH(InputsFile::read(path),
+                    Catch::Contains("is damaged or was not written by torch.save"));
   std::filesystem::remove(path);
   CHECK_THROWS_WITH(InputsFile::read(path), Catch::Contains("cannot open the inputs file"));
 }

@@ -40,7 +40,8 @@ inline std::unique_ptr<Runtime> makeReference(const std::string& text) {
 }
 
 /// Partitions of an entry that are in `state`.
-inline size_t countIn(const Runtime& runtime, PartitionState state, const std::string& entry = "step") {
+inline size_t countIn(const Runtime& runtime, PartitionState state,
+                      const std::string& entry = "step") {
   size_t count = 0;
   for (PartitionState other : runtime.partitionStates(entry)) count += other == state;
   return count;
@@ -49,7 +50,8 @@ inline size_t countIn(const Runtime& runtime, PartitionState state, const std::s
 /// All remarks, a line each.
 inline std::string remarksOf(Runtime& runtime) {
   std::string text;
-  for (const Remark& remark : runtime.remarks().all()) text += remark.name + ": " + remark.node + ": " + remark.message + "\n";
+  for (const Remark& remark : runtime.remarks().all())
+    text += remark.name + ": " + remark.node + ": " + remark.message + "\n";
   return text;
 }
 

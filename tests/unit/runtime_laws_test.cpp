@@ -72,7 +72,8 @@ struct SideBySide {
   at::Tensor b = at::zeros({8}), referenceB = at::zeros({8});
 
   explicit SideBySide(RuntimeOptions options = {})
-      : runtime(makeRuntime(kTrainingStep, std::move(options))), reference(makeReference(kTrainingStep)) {}
+      : runtime(makeRuntime(kTrainingStep, std::move(options))),
+        reference(makeReference(kTrainingStep)) {}
 
   /// True if results, buffer and random state agree in bits.
   bool step() {
@@ -173,7 +174,8 @@ TEST_CASE("a replay sees values changed in place, and no old address", "[law3]")
   CHECK(pair.step());  // uncaptured
   CHECK(pair.runtime->stats().replays == replays);
   REQUIRE(pair.runtime->remarks().count("guard-failed") == 1);
-  CHECK_THAT(remarksOf(*pair.runtime), Catch::Contains("parameter \"w\" (input 0 of step): expected address"));
+  CHECK_THAT(remarksOf(*pair.runtime),
+             Catch::Contains("parameter \"w\" (input 0 of step): expected address"));
   CHECK(pair.step());  // the same address for the second time: captured anew
   CHECK(pair.runtime->remarks().count("captured-anew") == 1);
   CHECK(pair.runtime->stats().captures == 4);
@@ -200,22 +202,31 @@ TEST_CASE("another number takes another path", "[law3]") {
     CHECK(sameBits(runtime->run("step", {w, n})[0].toTensor(), w * n));
   }
   CHECK(runtime->stats().replays == 3);
-  CHECK_THAT(remarksOf(*runtime), Catch::Contains("symint \"s0\" (input 1 of step): expected Int 2, found Int 3"));
+  CHECK_THAT(remarksOf(*runtime),
+             Catch::Contains("symint \"s0\" (input 1 of step): expected Int 2, found Int 3"));
 }
 
 TEST_CASE("inputs of the wrong kind are named before anything runs", "[law3]") {
   SideBySide pair;
   for (int warm = 0; warm < 2; ++warm) {
     const int64_t steps = pair.runtime->stats().steps;
-    const auto run = [&](std::vector<c10::IValue> inputs) { pair.runtime->run("step", std::move(inputs)); };
+    const auto run = [&](std::vector<c10::IValue> inputs) {
+      pair.runtime->run("step", std::move(inputs));
+    };
     const at::Tensor x = at::randn({16, 4}), b = pair.b.clone(), state = rngState();
     CHECK_THROWS_WITH(run({pair.w, pair.b}), Catch::Contains("entry 'step' takes 3 inputs, got 2"));
-    CHECK_THROWS_WITH(run({pair.w, pair.b, at::zeros({15, 4})}),
-                      Catch::Contains("user_input \"x\" (input 2 of step): expected shape (16, 4), got shape (15, 4)"));
-    CHECK_THROWS_WITH(run({pair.w.to(at::kDouble), pair.b, x}),
-                      Catch::Contains("parameter \"w\" (input 0 of step): expected dtype Float, got dtype Double"));
-    CHECK_THROWS_WITH(run({pair.w, int64_t{3}, x}), Catch::Contains("buffer \"b\" (input 1 of step): expected a tensor"));
-    CHECK_THROWS_WITH(pair.runtime->run("forward", {}), Catch::Contains("no entry 'forward'; it has step"));
+    CHECK_THROWS_WITH(
+        run({pair.w, pair.b, at::zeros({15, 4})}),
+        Catch::Contains(
+            "user_input \"x\" (input 2 of step): expected shape (16, 4), got shape (15, 4)"));
+    CHECK_THROWS_WITH(
+        run({pair.w.to(at::kDouble), pair.b, x}),
+        Catch::Contains(
+            "parameter \"w\" (input 0 of step): expected dtype Float, got dtype Double"));
+    CHECK_THROWS_WITH(run({pair.w, int64_t{3}, x}),
+                      Catch::Contains("buffer \"b\" (input 1 of step): expected a tensor"));
+    CHECK_THROWS_WITH(pair.runtime->run("forward", {}),
+                      Catch::Contains("no entry 'forward'; it has step"));
     CHECK(pair.runtime->stats().steps == steps);
     CHECK(sameBits(pair.b, b));
     CHECK(sameBits(rngState(), state));
@@ -247,7 +258,8 @@ TEST_CASE("results stay where they are with their bits, also after the runtime",
       CHECK(!inHostArena(pair.last[1].toTensor().const_data_ptr()));
     }
   }
-  for (size_t step = 0; step < results.size(); ++step) CHECK(sameBits(results[step][1].toTensor(), copies[step]));
+  for (size_t step = 0; step < results.size(); ++step)
+    CHECK(sameBits(results[step][1].toTensor(), copies[step]));
 }
 
 TEST_CASE("a forward before the last one's backward overwrites nothing", "[law5]") {
@@ -295,7 +307,8 @@ TEST_CASE("saved values are lent once, and outlive the runtime", "[law5]") {
   REQUIRE(inHostArena(saved[1].toTensor().const_data_ptr()));
   const at::Tensor copy = saved[1].toTensor().clone();
   auto gradient = runtime->run("backward", backwardInputs(saved));
-  CHECK_THROWS_WITH(runtime->run("backward", backwardInputs(saved)), Catch::Contains("lent for one run"));
+  CHECK_THROWS_WITH(runtime->run("backward", backwardInputs(saved)),
+                    Catch::Contains("lent for one run"));
   saved.clear();
   saved = runtime->run("forward", {w, x});
   const at::Tensor kept = saved[1].toTensor(), bits = kept.clone();
@@ -309,8 +322,8 @@ TEST_CASE("saved values are lent once, and outlive the runtime", "[law5]") {
 
 TEST_CASE("a fault at any point leaves the step right", "[law6]") {
   const int64_t slabs = liveHostSlabs();
-  for (FaultPoint point : {FaultPoint::CaptureBegin, FaultPoint::CaptureCall, FaultPoint::CaptureEnd,
-                           FaultPoint::Launch, FaultPoint::Allocation}) {
+  for (FaultPoint point : {FaultPoint::CaptureBegin, FaultPoint::CaptureCall,
+                           FaultPoint::CaptureEnd, FaultPoint::Launch, FaultPoint::Allocation}) {
     for (int64_t countdown = 1; countdown <= 14; ++countdown) {
       CAPTURE(static_cast<int>(point), countdown);
       SideBySide pair;
@@ -331,7 +344,8 @@ TEST_CASE("a fault at any point leaves the step right", "[law6]") {
   CHECK(liveHostSlabs() == slabs);
 }
 
-TEST_CASE("a call that CUDA refuses in a capture quarantines its partition alone", "[law6][law11]") {
+TEST_CASE("a call that CUDA refuses in a capture quarantines its partition alone",
+          "[law6][law11]") {
   auto runtime = makeRuntime(kIllegal);
   auto reference = makeReference(kIllegal);
   const at::Tensor w = at::rand({4});
@@ -348,16 +362,18 @@ TEST_CASE("a call that CUDA refuses in a capture quarantines its partition alone
   CHECK(countIn(*runtime, PartitionState::Quarantined) == 1);
   REQUIRE(runtime->remarks().all().size() == 1);
   CHECK(runtime->remarks().all()[0].name == "capture-failed");
-  CHECK_THAT(runtime->remarks().all()[0].message,
-             Catch::Contains("operation not permitted when the host device is capturing: %n = "
-                             "aten::_local_scalar_dense at model.py:7: it reads device data on the host"));
+  CHECK_THAT(
+      runtime->remarks().all()[0].message,
+      Catch::Contains("operation not permitted when the host device is capturing: %n = "
+                      "aten::_local_scalar_dense at model.py:7: it reads device data on the host"));
 
   RuntimeOptions options;
   options.requireCapture = true;
   auto strict = makeRuntime(kIllegal, options);
   strict->run("step", {w, b});
   strict->run("step", {w, b});
-  CHECK_THROWS_WITH(strict->run("step", {w, b}), Catch::Contains("not captured: operation not permitted"));
+  CHECK_THROWS_WITH(strict->run("step", {w, b}),
+                    Catch::Contains("not captured: operation not permitted"));
 }
 
 TEST_CASE("a runtime dies in order, whenever it is asked to", "[law9]") {
@@ -370,7 +386,8 @@ TEST_CASE("a runtime dies in order, whenever it is asked to", "[law9]") {
     pair.runtime->shutdown();
     CHECK_THROWS_WITH(pair.step(), Catch::Contains("was shut down"));
     pair.runtime.reset();
-    for (const c10::IValue& result : results) CHECK(result.toTensor().isfinite().all().item<bool>());
+    for (const c10::IValue& result : results)
+      CHECK(result.toTensor().isfinite().all().item<bool>());
   }
   {
     SideBySide pair;

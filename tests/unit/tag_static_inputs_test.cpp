@@ -18,7 +18,8 @@ std::string tags(const Program& program, int64_t index) {
     for (const Node* node : entry.graph->nodes()) {
       if (!isPartition(node) || partitionIndex(node) != index) continue;
       std::string text;
-      for (const std::string& tag : stringsAttr(node, attr::tags)) text += (text.empty() ? "" : ", ") + tag;
+      for (const std::string& tag : stringsAttr(node, attr::tags))
+        text += (text.empty() ? "" : ", ") + tag;
       return text;
     }
   }
@@ -47,8 +48,9 @@ TEST_CASE("inputs are tagged by their roles") {
         %5 : T, %6 : B = aten::native_dropout(%4, 0.5, True) rng(%g.p)
         -> (%5)
     return (%o {loss}))");
-  CHECK(tags(run.program, 0) == "static: parameter, static: buffer, static: constant, staged: user input, "
-                                "staged: user input, guarded: s0, rng: cpu#1");
+  CHECK(tags(run.program, 0) ==
+        "static: parameter, static: buffer, static: constant, staged: user input, "
+        "staged: user input, guarded: s0, rng: cpu#1");
   CHECK(run.context.remarks.all().empty());
 }
 
@@ -68,7 +70,8 @@ TEST_CASE("results of partitions and host nodes are static; views of what moves 
         %3 : T = aten::relu(%o.p)
         -> (%3)
     return (%q {loss}))");
-  CHECK(tags(run.program, 0) == "static: host node, staged: view of user input, static: view of parameter");
+  CHECK(tags(run.program, 0) ==
+        "static: host node, staged: view of user input, static: view of parameter");
   CHECK(tags(run.program, 1) == "static: partition 0");
   CHECK(run.context.remarks.count("operand-staged") == 1);
 }
@@ -125,8 +128,9 @@ TEST_CASE("saved values are what they were in forward") {
         %4 : T = aten::add.Tensor(%3, %t.p)
         -> (%4)
     return (%o {gradient "w"}))");
-  CHECK(tags(run.program, 0) == "static: saved value, static: saved parameter, staged: saved user input, "
-                                "staged: saved value, staged: tangent");
+  CHECK(tags(run.program, 0) ==
+        "static: saved value, static: saved parameter, staged: saved user input, "
+        "staged: saved value, staged: tangent");
 }
 
 TEST_CASE("a result of control flow is staged, a CPU tensor on another device is a constant") {
@@ -164,7 +168,8 @@ TEST_CASE("verify refuses tags that break a law") {
   const std::string program = std::string(R"(
   graph(%w : T {parameter "w"}, %x : T {user_input "x"}, %m : T {user_input "m"}):
     %u : T = aten::mul_.Scalar(%m, 2.)
-    %o : T = cudagraph::partition[index=0, tags=[TAG]](OPERAND))") + kBlock + "    return (%o {loss}, %u {mutation %m})";
+    %o : T = cudagraph::partition[index=0, tags=[TAG]](OPERAND))") +
+                              kBlock + "    return (%o {loss}, %u {mutation %m})";
   const auto verify = [&](const std::string& operand, const std::string& tag) {
     std::string text = program;
     text.replace(text.find("OPERAND"), 7, operand);

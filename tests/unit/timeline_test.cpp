@@ -19,7 +19,8 @@ namespace {
 class Lives {
  public:
   explicit Lives(const std::string& text, bool copiesStaged = false)
-      : program(readProgram(test::expandTypes(text))), timeline(Timeline::build(program, copiesStaged)) {
+      : program(readProgram(test::expandTypes(text))),
+        timeline(Timeline::build(program, copiesStaged)) {
     for (const Entry& entry : program.entries) collect(entry.graph->block(), entry.name);
   }
 
@@ -31,9 +32,13 @@ class Lives {
     return at->second;
   }
   int64_t storage(const std::string& name) const { return timeline.storageOf(value(name)); }
-  const StorageLife& life(const std::string& name) const { return timeline.storages().at(storage(name)); }
+  const StorageLife& life(const std::string& name) const {
+    return timeline.storages().at(storage(name));
+  }
   bool shared(const std::string& a, const std::string& b) const { return storage(a) == storage(b); }
-  std::pair<int64_t, int64_t> range(const std::string& name) const { return {life(name).begin, life(name).end}; }
+  std::pair<int64_t, int64_t> range(const std::string& name) const {
+    return {life(name).begin, life(name).end};
+  }
 
   Program program;
   Timeline timeline;
@@ -295,7 +300,8 @@ std::string randomEntry(uint64_t seed, bool constantNodes) {
   std::vector<std::string> values{"x", "w"};
   std::string body, constants;
   if (constantNodes) {
-    constants = "  %one : int = prim::Constant[value=1]()\n  %zero : int = prim::Constant[value=0]()\n";
+    constants =
+        "  %one : int = prim::Constant[value=1]()\n  %zero : int = prim::Constant[value=0]()\n";
   }
   for (int i = 0; i < 30; ++i) {
     const std::string a = values[random() % values.size()], b = values[random() % values.size()];
@@ -305,11 +311,18 @@ std::string randomEntry(uint64_t seed, bool constantNodes) {
     switch (random() % 7) {
       case 0: call = "aten::relu(%" + a + ")"; break;
       case 1: call = "aten::t(%" + a + ")"; break;
-      case 2: call = std::string("aten::add") + (constantNodes ? "" : ".Tensor") + "(%" + a + ", %" + b +
-                     (constantNodes ? ", %one)" : ")");
+      case 2:
+        call = std::string("aten::add") + (constantNodes ? "" : ".Tensor") + "(%" + a + ", %" + b +
+               (constantNodes ? ", %one)" : ")");
         break;
-      case 3: call = std::string("aten::transpose") + (constantNodes ? "" : ".int") + "(%" + a + ", " + zero + ", " + one + ")"; break;
-      case 4: call = std::string("aten::mul_") + (constantNodes ? "" : ".Tensor") + "(%" + a + ", %" + b + ")"; break;
+      case 3:
+        call = std::string("aten::transpose") + (constantNodes ? "" : ".int") + "(%" + a + ", " +
+               zero + ", " + one + ")";
+        break;
+      case 4:
+        call = std::string("aten::mul_") + (constantNodes ? "" : ".Tensor") + "(%" + a + ", %" + b +
+               ")";
+        break;
       case 5: call = "aten::detach(%" + a + ")"; break;
       default: call = "aten::mm(%" + a + ", %" + b + ")";
     }
@@ -324,11 +337,12 @@ std::string randomEntry(uint64_t seed, bool constantNodes) {
 TEST_CASE("what TorchScript's AliasDb says may alias is one storage here") {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);
-    const Lives lives("graph(%x : Tensor {user_input \"x\"}, %w : Tensor {parameter \"w\"}):\n" + randomEntry(seed, false) +
-                      "  return (%v29 {loss})");
+    const Lives lives("graph(%x : Tensor {user_input \"x\"}, %w : Tensor {parameter \"w\"}):\n" +
+                      randomEntry(seed, false) + "  return (%v29 {loss})");
     auto standard = std::make_shared<Graph>();
     std::unordered_map<std::string, Value*> values;
-    torch::jit::parseIR("graph(%x : Tensor, %w : Tensor):\n" + randomEntry(seed, true) + "  return (%v29)",
+    torch::jit::parseIR("graph(%x : Tensor, %w : Tensor):\n" + randomEntry(seed, true) +
+                            "  return (%v29)",
                         standard.get(), values);
     const torch::jit::AliasDb oracle(standard);
     // Two inputs of a graph may be one tensor to AliasDb; a program's inputs are distinct.

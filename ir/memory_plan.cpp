@@ -16,8 +16,8 @@ using placement::Request;
 
 /// Comparisons that placing at the lowest gap may take, over all orders: it keeps the planner linear,
 /// whatever the shape, and unlike a clock it gives the same plan everywhere.
-constexpr int64_t kWork = 2'500'000;
-constexpr int64_t kWorkPerBuffer = 100;
+constexpr int64_t kWork = 1'000'000;
+constexpr int64_t kWorkPerBuffer = 50;
 /// A plan this near to LOAD is not worth improving.
 constexpr double kGoodRatio = 1.001;
 

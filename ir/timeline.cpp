@@ -31,6 +31,7 @@ class TimelineBuilder {
     int32_t begin = 0;
     int32_t lastUse = -1;
     bool external = false;
+    bool allocated = false;
     bool passedOn =
         false;  // another name for a value: of a partition's edge, or of backward's input
   };
@@ -81,6 +82,15 @@ class TimelineBuilder {
 
   void defineOutputs(Node* node) {
     const OpFacts& facts = factsOf(node);
+    if (facts.writes) {
+      for (const Value* value : writtenInputs(node)) {
+        const size_t at = number(value);
+        if (at < lives_.size() && lives_[at].value) written_.push_back(static_cast<int32_t>(at));
+      }
+    }
+    if ((facts.collective && !facts.blocking) || facts.wait)
+      communication_.push_back({node, step(), &facts});
+    const bool fresh = node->blocks().empty() && node->kind() != cg::own;
     for (size_t o = 0; o < node->outputs().size(); ++o) {
       Value* output = node->output(o);
       ValueLife* life = define(output);
@@ -88,8 +98,12 @@ class TimelineBuilder {
       if (node->kind() == cg::own) life->external = true;
       if (isPartition(node)) life->passedOn = true;
       for (const Block* block : node->blocks()) join(output, block->outputs().at(o));
+      life->allocated = fresh;
       if (!facts.maybeAliases) continue;
-      for (const Value* source : aliasedInputs(node, o)) join(output, source);
+      for (const Value* source : aliasedInputs(node, o)) {
+        life->allocated = false;
+        join(output, source);
+      }
     }
   }
 
@@ -100,7 +114,8 @@ class TimelineBuilder {
     if (!isTensorValue(value)) return nullptr;
     const size_t at = number(value);
     if (at >= lives_.size()) lives_.resize(at + 1);
-    lives_[at] = {value, static_cast<int32_t>(at), static_cast<int32_t>(step()), -1, false, false};
+    lives_[at] = {value, static_cast<int32_t>(at), static_cast<int32_t>(step()), -1, false, false,
+                  false};
     defined_.push_back(static_cast<int32_t>(at));
     return &lives_[at];
   }
@@ -169,12 +184,16 @@ class TimelineBuilder {
       storage.end = std::max<int64_t>(storage.end, last + 1);
       if (life.external) storage.origin = StorageOrigin::External;
     }
+    for (int32_t at : written_) out_.storages_[idOf[find(at)]].written = true;
     for (size_t e = 0; e < program_.entries.size(); ++e) {
       const size_t end = e + 1 < bases_.size() ? bases_[e + 1] : lives_.size();
-      Timeline::EntryStorages values{program_.entries[e].graph.get(), {}};
+      Timeline::EntryStorages values{program_.entries[e].graph.get(), {}, {}};
       values.storage.assign(end - bases_[e], -1);
+      values.allocates.assign(end - bases_[e], false);
       for (size_t at = bases_[e]; at < end; ++at) {
-        if (lives_[at].value) values.storage[at - bases_[e]] = idOf[find(static_cast<int32_t>(at))];
+        if (!lives_[at].value) continue;
+        values.storage[at - bases_[e]] = idOf[find(static_cast<int32_t>(at))];
+        values.allocates[at - bases_[e]] = lives_[at].allocated;
       }
       out_.storageOf_.push_back(std::move(values));
     }
@@ -207,10 +226,8 @@ class TimelineBuilder {
     };
     std::vector<Open> collectives;
     std::vector<llvm::SmallVector<int32_t, 1>> openOn;  // by storage; made when it is needed
-    for (size_t s = 0; s < out_.steps_.size(); ++s) {
-      const Node* node = out_.steps_[s];
-      const OpFacts& facts = factsOf(node);
-      if (facts.collective && !facts.blocking) {
+    for (const auto& [node, at, facts] : communication_) {
+      if (facts->collective && !facts->blocking) {
         openOn.resize(out_.storages_.size());
         for (const Value* output : node->outputs()) {
           if (const int64_t id = out_.storageOf(output); id >= 0) {
@@ -219,11 +236,11 @@ class TimelineBuilder {
         }
         collectives.push_back({node, -1});
       }
-      if (!facts.wait || openOn.empty()) continue;
+      if (!facts->wait || openOn.empty()) continue;
       for (const Value* input : node->inputs()) {
         const int64_t id = out_.storageOf(input);
         if (id < 0) continue;
-        for (int32_t c : openOn[id]) collectives[c].end = static_cast<int64_t>(s) + 1;
+        for (int32_t c : openOn[id]) collectives[c].end = at + 1;
         openOn[id].clear();
       }
     }
@@ -249,7 +266,15 @@ class TimelineBuilder {
   Timeline& out_;
   std::vector<size_t> bases_;  // by entry
   std::vector<ValueLife> lives_;
-  std::vector<int32_t> defined_;  // in the order of the program
+  struct Communication {
+    const Node* node;
+    int64_t step;
+    const OpFacts* facts;
+  };
+
+  std::vector<int32_t> defined_;              // in the order of the program
+  std::vector<int32_t> written_;              // values that a node writes to
+  std::vector<Communication> communication_;  // collectives and waits, in order
   llvm::DenseMap<const Value*, const Value*>
       copies_;  // staged operand: the first parameter that sees it
   llvm::StringMap<SavedOutput> saved_;
@@ -262,26 +287,27 @@ Timeline Timeline::build(const Program& program, bool copiesStaged) {
   return timeline;
 }
 
-int64_t Timeline::storageOf(const Value* value) const {
+const Timeline::EntryStorages* Timeline::storagesOf(const Value* value) const {
   const Graph* graph = value->owningGraph();
   for (const EntryStorages& values : storageOf_) {
-    if (values.graph != graph) continue;
-    return value->unique() < values.storage.size() ? values.storage[value->unique()] : -1;
+    if (values.graph == graph && value->unique() < values.storage.size()) return &values;
   }
-  return -1;
+  return nullptr;
+}
+
+int64_t Timeline::storageOf(const Value* value) const {
+  const EntryStorages* values = storagesOf(value);
+  return values ? values->storage[value->unique()] : -1;
+}
+
+bool Timeline::allocates(const Value* value) const {
+  const EntryStorages* values = storagesOf(value);
+  return values && values->allocates[value->unique()];
 }
 
 int64_t Timeline::stepOf(const Node* node) const {
   const auto at = stepOf_.find(node);
   return at == stepOf_.end() ? -1 : at->second;
-}
-
-bool Timeline::allocates(const Value* value) const {
-  if (storageOf(value) < 0) return false;
-  const Node* node = value->node();
-  const bool defines =
-      node->blocks().empty() && node->kind() != c10::prim::Param && node->kind() != cg::own;
-  return defines && aliasedInputs(node, value->offset()).empty();
 }
 
 }  // namespace gravure

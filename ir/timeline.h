@@ -31,7 +31,8 @@ struct StorageLife {
                       // after the wait of a collective that reads or writes it
   std::optional<int64_t> bytes;  // that `first` needs; nullopt if known only at run time
   Value* first = nullptr;        // the value that brought it about
-  bool result = false;  // leaves the program as a result, so it lives to the end of its entry
+  bool result = false;   // leaves the program as a result, so it lives to the end of its entry
+  bool written = false;  // some node writes to it, through whatever alias
 };
 
 class Timeline {
@@ -59,7 +60,9 @@ class Timeline {
   struct EntryStorages {
     const Graph* graph = nullptr;
     std::vector<int32_t> storage;  // by Value::unique(); -1 for none
+    std::vector<bool> allocates;
   };
+  const EntryStorages* storagesOf(const Value* value) const;
   std::vector<EntryStorages> storageOf_;
   llvm::DenseMap<const Node*, int64_t> stepOf_;
   std::vector<std::pair<int64_t, int64_t>> ranges_;

@@ -167,6 +167,7 @@ class Emitter {
     value->setType(old->type());
     if (old->hasDebugName()) {
       const std::string name = old->debugName();
+      old->setDebugName("");
       value->setDebugName(name);
     }
     return value;

@@ -49,7 +49,7 @@ std::optional<int64_t> constantInt(const Node* node, size_t at, int64_t byDefaul
 std::optional<Element> elementOf(Value* read) {
   Node* from = read->node();
   const bool alone = readableElements(read) == 1;
-  Element element{read, 0};
+  Element element{nullptr, 0};
   if (from->kind() == kSelect && overloadOf(from) == "int") {
     const auto dim = constantInt(from, 1, 0), index = constantInt(from, 2, 0);
     if (dim && index && (*dim == 0 || *dim == -1)) element = {from->input(0), *index};
@@ -59,7 +59,7 @@ std::optional<Element> elementOf(Value* read) {
       element = {from->input(0), static_cast<int64_t>(read->offset())};
     }
   }
-  const auto count = readableElements(element.tensor);
+  const auto count = element.tensor ? readableElements(element.tensor) : std::nullopt;
   if (count && element.index < 0) element.index += *count;
   if (count && element.index >= 0 && element.index < *count) return element;
   return alone ? std::optional(Element{read, 0}) : std::nullopt;

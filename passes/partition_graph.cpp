@@ -74,12 +74,21 @@ class RewriteChecker {
         TORCH_CHECK(host, where(node), " has no host reason and stands in no partition");
         checkFate(node, -1);
       }
+      for (const Value* input : node->inputs()) needOutside(input, where(node));
+    }
+    for (const Value* result : entry_.graph->outputs()) {
+      needOutside(result, "entry '" + entry_.name + "'");
     }
   }
 
  private:
   std::string where(const Node* node) const {
     return "entry '" + entry_.name + "': " + describe(node);
+  }
+
+  void needOutside(const Value* value, const std::string& who) const {
+    TORCH_CHECK(value->node()->owningBlock() == entry_.graph->block(), who, " uses %",
+                value->debugName(), ", which stands inside a partition");
   }
 
   void checkPartition(const Node* node) {

@@ -49,8 +49,9 @@ class PlannedValues {
     if (!node->blocks().empty()) return;
     for (size_t o = 0; o < node->outputs().size(); ++o) {
       const Value* output = node->output(o);
-      if (!onDevice(output) || !timeline_.allocates(output)) continue;
-      const auto bytes = storageBytes(*output->type());
+      if (!timeline_.allocates(output) || !onDevice(output)) continue;
+      const StorageLife& storage = timeline_.storages()[timeline_.storageOf(output)];
+      const auto bytes = storage.first == output ? storage.bytes : storageBytes(*output->type());
       if (!bytes) ++unsized;
       if (!bytes || *bytes == 0) continue;
       const int64_t begin = timeline_.stepOf(node);

@@ -32,7 +32,9 @@ class StorageUses {
   explicit StorageUses(const Program& program)
       : timeline_(Timeline::build(program)), device_(computeDevice(program)),
         traits_(timeline_.storages().size()) {
-    for (const Node* node : timeline_.steps()) note(node);
+    for (size_t i = 0; i < traits_.size(); ++i)
+      traits_[i].written = timeline_.storages()[i].written;
+    for (const Node* node : timeline_.steps()) noteBranch(node);
     for (const Entry& entry : program.entries) {
       noteInputs(entry);
       noteAliases(entry);
@@ -59,16 +61,10 @@ class StorageUses {
   c10::Device device() const { return device_; }
 
  private:
-  void note(const Node* node) {
-    for (const Value* value : writtenInputs(node)) {
-      if (const int64_t id = timeline_.storageOf(value); id >= 0) traits_[id].written = true;
-    }
+  void noteBranch(const Node* node) {
     if (node->blocks().empty()) return;
     for (const Value* output : node->outputs()) {
       if (const int64_t id = timeline_.storageOf(output); id >= 0) traits_[id].controlFlow = true;
-    }
-    for (const Block* block : node->blocks()) {
-      for (const Node* inner : block->nodes()) note(inner);
     }
   }
 

@@ -43,6 +43,11 @@ int64_t storageOfOutput(const Call& call, const EntryCode& code, const RecordedT
   return output < call.outputs.size() ? code.storages[call.outputs[output]] : -1;
 }
 
+bool isComputed(const Value* value, const DeviceMap& devices) {
+  const auto device = deviceOf(value);
+  return !device || devices.computes(*device);
+}
+
 class LayoutBuilder {
  public:
   LayoutBuilder(const Timeline& timeline, std::vector<EntryCode>& codes,
@@ -101,9 +106,14 @@ class LayoutBuilder {
     }
   }
 
-  static bool holdsResult(const Call& call, int32_t ordinal) {
+  /// True for the memory of a result of known shape.
+  bool holdsResult(const Call& call, int32_t ordinal) const {
     for (const RecordedTensor& tensor : call.recorded.tensors) {
-      if (tensor.ordinal == ordinal) return true;
+      const auto outputs = call.node->outputs();
+      const auto output = static_cast<size_t>(tensor.output);
+      if (tensor.ordinal == ordinal && output < outputs.size()) {
+        return hasStaticShape(outputs[output]) && isComputed(outputs[output], devices_);
+      }
     }
     return false;
   }
@@ -169,24 +179,22 @@ class LayoutBuilder {
   std::vector<int64_t*> offsets_;  // stable: rows are reserved before their members are claimed
 };
 
-bool isComputed(const Value* value, const DeviceMap& devices) {
-  const auto device = deviceOf(value);
-  return !device || devices.computes(*device);
-}
-
 }  // namespace
 
 StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
+  bool any = false, all = true;
   for (const Value* output : node->outputs()) {
     if (!isTensorValue(output) || !output->hasUses())
       continue;  // an undefined gradient, among others
-    if (!hasStaticShape(output) || !isComputed(output, devices)) return StepPlanning::None;
+    const bool known = hasStaticShape(output) && isComputed(output, devices);
+    any |= known;
+    all &= known;
   }
   for (const Value* input : node->inputs()) {
-    const bool tensor = input->type()->kind() == c10::TypeKind::TensorType;
-    if (tensor && !hasStaticShape(input)) return StepPlanning::Results;
+    if (input->type()->kind() == c10::TypeKind::TensorType) all &= hasStaticShape(input);
   }
-  return StepPlanning::All;
+  if (all) return StepPlanning::All;
+  return any ? StepPlanning::Results : StepPlanning::None;
 }
 
 std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,

@@ -28,9 +28,9 @@ struct LayoutOptions {
 
 /// What of a step's allocations can be planned.
 enum class StepPlanning : uint8_t {
-  None,     // what it returns has no shape known in advance, or lives on another device
-  Results,  // what it returns, but not what it allocates besides: a size of an operand varies
-  All,      // every tensor that it takes and returns has a shape known in advance
+  None,     // nothing: what it returns has no shape known in advance, or lives on another device
+  Results,  // results of known shape, but not what it allocates besides: some size varies
+  All,      // everything: each tensor that it takes and returns has a shape known in advance
 };
 StepPlanning stepPlanning(const Node* node, const DeviceMap& devices);
 

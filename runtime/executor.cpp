@@ -196,8 +196,9 @@ void Executor::runStage(uint32_t index) {
 
 /// True if the next replay may write there: the arena, or memory that a capture allocated elsewhere.
 bool Executor::isOverwritten(Slot slot, const at::Tensor& tensor) const {
-  return tensor.defined() &&
-         (code_.sources[slot] == SlotSource::Launch || inSlab(tensor, session_->slab().get()));
+  if (!tensor.defined()) return false;
+  const bool ofGraph = code_.sources[slot] == SlotSource::Launch && !code_.ofInput[slot];
+  return ofGraph || inSlab(tensor, session_->slab().get());
 }
 
 void Executor::runOwn(Own& own) {

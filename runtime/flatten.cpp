@@ -32,6 +32,7 @@ class Flattener {
     for (auto [value, slot] : slots_) {
       if (isTensorValue(value)) code_.storages[slot] = timeline_.storageOf(value);
     }
+    findViewsOfInputs();
     findWrittenInputs();
     return std::move(code_);
   }
@@ -161,6 +162,15 @@ class Flattener {
       }
     }
     return branch;
+  }
+
+  void findViewsOfInputs() {
+    llvm::DenseSet<int64_t> storages;
+    for (Slot input : code_.inputs) storages.insert(code_.storages[input]);
+    for (Slot slot = 0; slot < next_; ++slot) {
+      const int64_t storage = code_.storages[slot];
+      code_.ofInput.push_back(storage >= 0 && storages.contains(storage));
+    }
   }
 
   static void forEachSlot(const Operand& operand, const std::function<void(Slot)>& visit) {

@@ -160,6 +160,7 @@ struct EntryCode {
   std::vector<size_t> written;      // entry inputs that the program writes
   std::vector<int64_t> storages;    // Timeline storage of each slot, -1 if it has none
   std::vector<SlotSource> sources;  // by slot
+  std::vector<bool> ofInput;        // by slot: an input, or a view of one
   std::vector<bool> readOnHost;     // by slot: read elsewhere than in launches
 
   /// Calls visit(Call&) for each call that is not in a branch of prim::If, in program order.

@@ -49,7 +49,8 @@ class ResultTaker {
     const at::Tensor& tensor = value.toTensor();
     const bool alias = info && info->role == OutputRole::Alias;
     // What a capture allocated outside the arena is its graph's: the next replay writes it.
-    const bool ofGraph = serving_ && !alias && code_.sources[slot] == SlotSource::Launch;
+    const bool ofGraph =
+        serving_ && code_.sources[slot] == SlotSource::Launch && !alias && !code_.ofInput[slot];
     if (inSlab(tensor, slab_)) {
       if (lender && info && lends_[output]) return lender->lend(tensor);
       return copyLater(output, tensor);

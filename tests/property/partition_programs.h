@@ -86,6 +86,18 @@ inline Program randomProgram(std::mt19937& rng, const RandomShape& shape) {
   };
   const auto chance = [&](double p) { return std::uniform_real_distribution<>(0, 1)(rng) < p; };
   const auto tensor = EntryBuilder::tensorType();
+  const auto number = c10::FloatType::get();
+  const auto scalar =
+      c10::TensorType::createContiguous(c10::kFloat, c10::Device(c10::kCUDA, 0), {});
+  /// A number read from `from`: of its sum, or of one of its elements.
+  const auto readNumber = [&](Value* from) {
+    Node* one = chance(0.3)
+                    ? b.add("aten::sum", "", {in(0)}, {from}, {scalar})
+                    : b.add("aten::select", "int",
+                            {in(0), int64_t{0}, static_cast<int64_t>(rng() % 4)}, {from}, {scalar});
+    numbers.push_back(
+        b.add("aten::_local_scalar_dense", "", {in(0)}, {one->output(0)}, {number})->output(0));
+  };
   const auto fresh = [&](Node* node) {
     tensors.push_back(node->output(0));
     writable.push_back(node->output(0));
@@ -100,9 +112,7 @@ inline Program randomProgram(std::mt19937& rng, const RandomShape& shape) {
                                 {pick(numbers), pick(numbers)}, {c10::FloatType::get()})
                               ->output(0));
       } else {
-        numbers.push_back(b.add("aten::_local_scalar_dense", "", {in(0)}, {pick(tensors)},
-                                {c10::FloatType::get()})
-                              ->output(0));
+        readNumber(pick(tensors));
       }
     } else if (shape.mutation && !writable.empty() && chance(0.2)) {
       tensors.push_back(
@@ -123,14 +133,10 @@ inline Program randomProgram(std::mt19937& rng, const RandomShape& shape) {
               ->output(0);
       const uint64_t kind = rng() % 8;
       if (kind == 0) {  // a member is a host node
-        numbers.push_back(
-            b.add("aten::_local_scalar_dense", "", {in(0)}, {started}, {c10::FloatType::get()})
-                ->output(0));
+        readNumber(started);
       } else if (kind == 1) {  // a host node stands between two members
         Value* early = b.add("aten::relu", "", {in(0)}, {started}, {tensor})->output(0);
-        numbers.push_back(
-            b.add("aten::_local_scalar_dense", "", {in(0)}, {early}, {c10::FloatType::get()})
-                ->output(0));
+        readNumber(early);
         Value* late =
             b.add("aten::mul", "Scalar", {in(0), in(1)}, {pick(tensors), numbers.back()}, {tensor})
                 ->output(0);
@@ -139,9 +145,7 @@ inline Program randomProgram(std::mt19937& rng, const RandomShape& shape) {
       // Something in between, so that the wait need not come next.
       if (chance(0.7)) fresh(b.add("aten::relu", "", {in(0)}, {pick(tensors)}, {tensor}));
       if (chance(0.3)) {
-        numbers.push_back(b.add("aten::_local_scalar_dense", "", {in(0)}, {pick(tensors)},
-                                {c10::FloatType::get()})
-                              ->output(0));
+        readNumber(pick(tensors));
       }
       tensors.push_back(
           b.add("_c10d_functional::wait_tensor", "", {in(0)}, {started}, {tensor})->output(0));
@@ -199,12 +203,20 @@ class SymbolicRun {
       for (const Node* inner : block->nodes()) run(inner);
       for (size_t o = 0; o < node->outputs().size(); ++o) {
         cell_[node->output(o)] = cell_.at(block->outputs()[o]);
+        element_[node->output(o)] = element_[block->outputs()[o]];
       }
       return;
     }
     uint64_t term =
         mix(std::hash<std::string>()(std::string(node->kind().toQualString()) + overloadOf(node)));
     for (const Value* input : node->inputs()) term = mix(term, dataOf(input));
+    if (node->kind() == c10::Symbol::fromQualString("aten::select")) {
+      element_[node->output(0)] = static_cast<size_t>(argsOf(node).args[2].as<int64_t>());
+    }
+    if (node->kind() == c10::Symbol::fromQualString("aten::_local_scalar_dense")) {
+      bind(node->output(0), elementTerm(node->input(0), element_[node->input(0)]));
+      return;
+    }
     const OpFacts& facts = factsOf(node);
     if (facts.random) term = extend("random", term);
     if (facts.collective) term = extend("collective", term);
@@ -219,12 +231,21 @@ class SymbolicRun {
       }
     }
   }
+  uint64_t elementTerm(const Value* tensor, size_t element) const {
+    return mix(dataOf(tensor), 77 + element);
+  }
+  void readElements(const Node* node) {
+    for (size_t o = 0; o < node->outputs().size(); ++o) {
+      bind(node->output(o), elementTerm(node->input(0), o));
+    }
+  }
   uint64_t extend(const char* chain, uint64_t term) {
     return chains_[chain] = mix(chains_[chain], term);
   }
 
   const Entry& entry_;
   std::unordered_map<const Value*, size_t> cell_;
+  std::unordered_map<const Value*, size_t> element_;  // of values that are one element of a tensor
   std::vector<uint64_t> data_;
   std::map<std::string, uint64_t> chains_;
 };

@@ -154,7 +154,7 @@ TEST_CASE("levels are the fewest runs that the dependences allow, by force on sm
 
 TEST_CASE("on large programs levels equal the longest chain and never exceed program order") {
   std::mt19937 rng(2);
-  int fewer = 0;
+  int fewer = 0, kept = 0;
   for (int trial = 0; trial < 60; ++trial) {
     RandomShape shape;
     shape.nodes = 300;
@@ -175,9 +175,13 @@ TEST_CASE("on large programs levels equal the longest chain and never exceed pro
     context.options.memoryGrowth = 1e9;
     const PartitionPlan plan = planPartitions(program.entries[0], context.options);
     CHECK(plan.levelPartitions <= plan.programOrderPartitions);
+    // The placement that is taken has no more runs; partitions of views alone were given up.
+    if (plan.keptOnHost.empty()) CHECK(plan.levelRuns == levels->runs());
+    kept += plan.keptOnHost.empty();
     fewer += plan.levelPartitions < plan.programOrderPartitions;
   }
   CHECK(fewer > 20);
+  CHECK(kept > 10);
 }
 
 TEST_CASE("plans are legal, the rewrite keeps what each node sees, and verifiers agree") {

@@ -183,6 +183,9 @@ TEST_CASE("partition: the verifier sees what a wrong rewrite leaves") {
   refuses("which is not among its parameters", [](Graph& graph, Node* partition) {
     (*partition->blocks()[0]->nodes().begin())->replaceInput(0, graph.inputs()[0]);
   });
+  refuses("which stands inside a partition", [](Graph&, Node* partition) {
+    partition->next()->replaceInput(0, partition->blocks()[0]->outputs()[1]);
+  });
   refuses("must have the index", [](Graph&, Node* partition) { partition->i_(attr::index, 3); });
   refuses("takes %x twice",
           [](Graph& graph, Node* partition) { partition->replaceInput(1, graph.inputs()[0]); });

@@ -32,13 +32,12 @@ class TimelineBuilder {
     int32_t lastUse = -1;
     bool external = false;
     bool allocated = false;
-    bool passedOn =
-        false;  // another name for a value: of a partition's edge, or of backward's input
+    bool passedOn = false;  // another name: of a partition's edge, or of backward's input
   };
 
   void walkEntry(const Entry& entry) {
     bases_.push_back(lives_.size());
-    const int64_t first = step();
+    const int64_t first = entryBegin_ = step();
     for (Value* input : entry.graph->inputs()) {
       if (ValueLife* life = define(input)) life->external = true;
     }
@@ -57,6 +56,7 @@ class TimelineBuilder {
         Value* parameter = block->inputs()[i];
         if (ValueLife* life = define(parameter)) life->passedOn = true;
         const bool staged = i < tags.size() && tags[i].kind == OperandKind::Staged;
+        if (staged) copyAt(node->input(i), isInput(node->input(i)) ? entryBegin_ : step());
         join(parameter, staged ? copies_.try_emplace(node->input(i), parameter).first->second
                                : node->input(i));
       }
@@ -124,6 +124,15 @@ class TimelineBuilder {
     const size_t at = number(value);
     if (at < lives_.size() && lives_[at].value) lives_[at].lastUse = static_cast<int32_t>(step());
   }
+
+  /// Inputs are copied at the top of their entry, anything else right before its partition.
+  void copyAt(const Value* value, int64_t step) {
+    const size_t at = number(value);
+    if (at >= lives_.size() || !lives_[at].value) return;
+    lives_[at].lastUse = std::max(lives_[at].lastUse, static_cast<int32_t>(step));
+  }
+
+  static bool isInput(const Value* value) { return value->node()->kind() == c10::prim::Param; }
 
   int32_t find(int32_t at) {
     while (lives_[at].parent != at) at = lives_[at].parent = lives_[lives_[at].parent].parent;
@@ -260,18 +269,18 @@ class TimelineBuilder {
     int32_t life;
     size_t entry, output;
   };
-
-  const Program& program_;
-  const bool copiesStaged_;
-  Timeline& out_;
-  std::vector<size_t> bases_;  // by entry
-  std::vector<ValueLife> lives_;
   struct Communication {
     const Node* node;
     int64_t step;
     const OpFacts* facts;
   };
 
+  const Program& program_;
+  const bool copiesStaged_;
+  Timeline& out_;
+  std::vector<size_t> bases_;  // by entry
+  int64_t entryBegin_ = 0;
+  std::vector<ValueLife> lives_;
   std::vector<int32_t> defined_;              // in the order of the program
   std::vector<int32_t> written_;              // values that a node writes to
   std::vector<Communication> communication_;  // collectives and waits, in order

@@ -1,8 +1,9 @@
 #include "runtime/arena_layout.h"
 
+#include "ir/args.h"
 #include "ir/op_facts.h"
 
-#include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/DenseSet.h>
 
 #include <numeric>
 
@@ -48,6 +49,10 @@ bool isComputed(const Value* value, const DeviceMap& devices) {
   return !device || devices.computes(*device);
 }
 
+struct Life {
+  int64_t begin = 0, end = -1;
+};
+
 class LayoutBuilder {
  public:
   LayoutBuilder(const Timeline& timeline, std::vector<EntryCode>& codes,
@@ -63,6 +68,9 @@ class LayoutBuilder {
   ArenaLayout build(const LayoutOptions& options) {
     for (EntryCode& code : codes_) {
       code.forEachCall([&](Call& call) { joinAliases(call, code); });
+    }
+    for (size_t s = 0; s < options.reserved.size(); ++s) {
+      if (options.reserved[s]) reserved_.insert(lives_.find(static_cast<int64_t>(s)));
     }
     for (size_t e = 0; e < codes_.size(); ++e) {
       planStages(codes_[e]);
@@ -100,9 +108,9 @@ class LayoutBuilder {
     for (size_t k = 0; k < allocations.size(); ++k) {
       const auto ordinal = static_cast<int32_t>(k);
       if (loose && !holdsResult(call, ordinal)) continue;
-      const int64_t end = endOf(call, code, allocations[k], ordinal);
+      const Life life = lifeOf(call, code, allocations[k], ordinal);
       row.push_back({allocations[k].bytes, -1, loose});
-      if (end >= 0) add(&row.back().offset, step, end, allocations[k].bytes, call.node, ordinal);
+      if (life.end >= 0) add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
     }
   }
 
@@ -118,19 +126,22 @@ class LayoutBuilder {
     return false;
   }
 
-  /// First step at which an allocation of `call` is free again; -1 if that cannot be told.
-  int64_t endOf(const Call& call, const EntryCode& code, const RecordedAllocation& allocation,
-                int32_t ordinal) {
-    int64_t end = -1;
+  /// Steps [begin, end) in which an allocation of `call` is in use; end -1 if that cannot be told.
+  Life lifeOf(const Call& call, const EntryCode& code, const RecordedAllocation& allocation,
+              int32_t ordinal) {
+    Life life{call.step, -1};
     for (const RecordedTensor& tensor : call.recorded.tensors) {
       if (tensor.ordinal != ordinal) continue;
       const int64_t storage = storageOfOutput(call, code, tensor);
-      if (storage < 0) return -1;
-      end = std::max({end, lives_.end(storage), call.step + 1});
+      if (storage < 0) return {call.step, -1};
+      if (reserved_.contains(lives_.find(storage))) return always();
+      life.end = std::max({life.end, lives_.end(storage), call.step + 1});
     }
-    if (end < 0 && allocation.freedAtStep == call.step) return call.step + 1;
-    return end;
+    if (life.end < 0 && allocation.freedAtStep == call.step) life.end = call.step + 1;
+    return life;
   }
+
+  Life always() const { return {0, static_cast<int64_t>(timeline_.steps().size())}; }
 
   void planStages(EntryCode& code) {
     std::vector<std::vector<int64_t>> offsets;
@@ -147,22 +158,23 @@ class LayoutBuilder {
         if (device && !devices_.computes(*device)) continue;
         // The copy is of this step even where facts take it for its operand's alias.
         const int64_t end = std::max(lives_.end(storage), stage.step + 1);
-        add(&layout_.staged.back()[s][i], stage.step, end, *bytes, stage.node,
+        add(&layout_.staged.back()[s][i], {stage.step, end}, *bytes, stage.node,
             static_cast<int64_t>(i));
       }
     }
   }
 
-  void add(int64_t* offset, int64_t begin, int64_t end, int64_t bytes, const Node* node,
-           int64_t number) {
+  void add(int64_t* offset, Life life, int64_t bytes, const Node* node, int64_t number) {
     offsets_.push_back(offset);
-    buffers_.push_back({begin, end, bytes, -1, describe(node) + " #" + std::to_string(number)});
+    std::string label = describe(node) + " #" + std::to_string(number);
+    buffers_.push_back({life.begin, life.end, bytes, -1, std::move(label)});
   }
 
   void noteDeaths() {
     const auto steps = static_cast<int64_t>(layout_.dying.size());
     for (const Buffer& buffer : layout_.plan.buffers) {
-      if (buffer.end <= steps)
+      const bool reserved = buffer.begin == 0 && buffer.end == steps && !reserved_.empty();
+      if (buffer.end <= steps && !reserved)
         layout_.dying[buffer.end - 1].push_back({buffer.offset, buffer.bytes});
     }
   }
@@ -174,6 +186,7 @@ class LayoutBuilder {
   const DeviceMap& devices_;
   Remarks& remarks_;
   Lives lives_;
+  llvm::DenseSet<int64_t> reserved_;  // roots of lives_
   ArenaLayout layout_;
   std::vector<Buffer> buffers_;
   std::vector<int64_t*> offsets_;  // stable: rows are reserved before their members are claimed
@@ -190,8 +203,10 @@ StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
     any |= known;
     all &= known;
   }
+  const Value* rng = rngStateOf(node);  // nothing is allocated by the size of a random state
   for (const Value* input : node->inputs()) {
-    if (input->type()->kind() == c10::TypeKind::TensorType) all &= hasStaticShape(input);
+    if (input == rng || input->type()->kind() != c10::TypeKind::TensorType) continue;
+    all &= hasStaticShape(input);
   }
   if (all) return StepPlanning::All;
   return any ? StepPlanning::Results : StepPlanning::None;

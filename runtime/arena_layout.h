@@ -22,6 +22,7 @@ struct ArenaLayout {
 
 struct LayoutOptions {
   int64_t alignment = 64;
+  std::vector<bool> reserved;  // by Timeline storage: its memory is nothing else's, at any step
   /// Sees every buffer before placement; tests plant lifetime faults with it.
   std::function<void(std::vector<Buffer>&)> edit;
 };

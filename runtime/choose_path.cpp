@@ -1,3 +1,4 @@
+#include "runtime/handing.h"
 #include "runtime/runtime_impl.h"
 
 #include <ATen/Parallel.h>
@@ -49,8 +50,49 @@ bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& 
             "may not be reused yet");
     return false;
   }
+  if (resultsHeld(entry)) return false;
   lentOverwritten_ = lent;
   return true;
+}
+
+/// True if a replay would write over a result that the entry lent and somebody holds. Such a result is
+/// copied from now on; if it is still held a step later, the arena is laid out anew, and the old one
+/// is left to the holder.
+bool Runtime::Impl::resultsHeld(EntryState& entry) {
+  bool held = false, still = false;
+  for (size_t o = 0; o < entry.lent.size(); ++o) {
+    if (entry.lent[o]->outstanding() == 0) continue;
+    if (entry.code->handing[o] != Handing::Lent) {
+      still = true;
+      continue;
+    }
+    held = true;
+    copyFromNowOn(*entry.code, o);
+    const OutputInfo& info = entry.code->entry->outputs[o];
+    remarks_.add(RemarkKind::Missed, "runtime", "result-held",
+                 std::string(roleName(info.role)) + " \"" + info.name + "\" of entry '" +
+                     entry.code->entry->name +
+                     "' was still held when its next step began: that step ran uncaptured, and "
+                     "from now on the result is a copy");
+  }
+  if (held || !still || loans_->outstanding() > 0) return held || still;
+  layOutAnew();
+  return !layout_;
+}
+
+void Runtime::Impl::layOutAnew() {
+  for (EntryState& entry : entries_) {
+    forgetCaptures(entry);
+    entry.served.staged.clear();
+    for (auto& book : entry.lent) book = std::make_shared<LoanBook>();
+    std::fill(entry.statics.begin(), entry.statics.end(), at::Tensor());
+  }
+  layout_.reset();
+  slab_.reset();
+  remarks_.add(RemarkKind::Analysis, "runtime", "arena-anew",
+               "results that were lent are held for long: the arena is laid out and captured anew, "
+               "and the old one stays until they are dropped");
+  plan();
 }
 
 bool Runtime::Impl::givenLentValues(const EntryState& entry,

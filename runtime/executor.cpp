@@ -194,11 +194,12 @@ void Executor::runStage(uint32_t index) {
   releaseSlots(stage.releases, frame_);
 }
 
-/// True if the next replay may write there: the arena, or memory that a capture allocated elsewhere.
-bool Executor::isOverwritten(Slot slot, const at::Tensor& tensor) const {
+/// True if the next replay may write there and nothing else keeps it from that: the arena, or memory
+/// that a capture allocated elsewhere.
+bool Executor::mustCopy(const Own& own, size_t i, const at::Tensor& tensor) const {
   if (!tensor.defined()) return false;
-  const bool ofGraph = code_.sources[slot] == SlotSource::Launch && !code_.ofInput[slot];
-  return ofGraph || inSlab(tensor, session_->slab().get());
+  if (inSlab(tensor, session_->slab().get())) return own.handing[i] == Handing::Copied;
+  return code_.sources[own.from[i]] == SlotSource::Launch && !code_.ofInput[own.from[i]];
 }
 
 void Executor::runOwn(Own& own) {
@@ -207,7 +208,7 @@ void Executor::runOwn(Own& own) {
   llvm::SmallVector<Slot, 16> targets;
   for (size_t i = 0; i < own.from.size(); ++i) {
     const c10::IValue& value = frame_[own.from[i]];
-    if (served_ && value.isTensor() && isOverwritten(own.from[i], value.toTensor())) {
+    if (served_ && value.isTensor() && mustCopy(own, i, value.toTensor())) {
       sources.push_back(value.toTensor());
       targets.push_back(own.to[i]);
     } else {

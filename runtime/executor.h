@@ -63,7 +63,7 @@ class Executor {
   void runCalls(Launch& launch);
   void runStage(uint32_t index);
   void runOwn(Own& own);
-  bool isOverwritten(Slot slot, const at::Tensor& tensor) const;
+  bool mustCopy(const Own& own, size_t i, const at::Tensor& tensor) const;
   void runBranch(Branch& branch);
   void detachOperands(const Launch& launch);
   void returnLoans(const Launch& launch);

@@ -118,11 +118,20 @@ struct Stage {
   std::vector<Slot> releases;
 };
 
+/// How a value of the arena is handed to the caller.
+enum class Handing : uint8_t {
+  Copied,  // as a copy
+  Saved,   // lent for one run of the entry that reads it
+  Lent,    // lent until the next run of its entry, from memory that nothing else uses
+  Static,  // itself, from memory that nothing else uses
+};
+
 /// Results that leave the arena: from[i] to to[i].
 struct Own {
   const Node* node = nullptr;
   int64_t step = -1;
   std::vector<Slot> from, to;
+  std::vector<Handing> handing;  // Copied: here; all else passes on to where results are taken
   std::vector<Slot> releases;
   std::vector<DeadBlock> dying;
 };
@@ -156,6 +165,7 @@ struct EntryCode {
   std::vector<Branch> branches;
   std::vector<Slot> inputs;         // one an entry input
   std::vector<Slot> outputs;        // one an entry output
+  std::vector<Handing> handing;     // one an entry output
   Slot slots = 0;                   // size of a frame
   std::vector<size_t> written;      // entry inputs that the program writes
   std::vector<int64_t> storages;    // Timeline storage of each slot, -1 if it has none

@@ -3,6 +3,8 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_like.h>
 
+#include <llvm/ADT/STLExtras.h>
+
 namespace gravure {
 namespace {
 
@@ -40,15 +42,15 @@ at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab) {
                    tensor);
 }
 
-at::Tensor Lender::lend(const at::Tensor& tensor) {
+at::Tensor Lender::lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook>& book) {
   const c10::Storage& arena = tensor.storage();
   c10::Storage storage;
   for (const auto& [address, known] : lent_) {
     if (address == arena.data()) storage = known;
   }
   if (!storage) {
-    book_->outstanding_.fetch_add(1, std::memory_order_acq_rel);
-    auto count = std::shared_ptr<std::atomic<int64_t>>(book_, &book_->outstanding_);
+    book->outstanding_.fetch_add(1, std::memory_order_acq_rel);
+    auto count = std::shared_ptr<std::atomic<int64_t>>(book, &book->outstanding_);
     auto* loan = new Loan{std::move(count), slab_};
     void* address = const_cast<void*>(arena.data());
     storage = c10::Storage(c10::Storage::use_byte_size_t(), arena.nbytes(),
@@ -74,7 +76,23 @@ std::vector<at::Tensor> ownedCopies(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   copies.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) copies.push_back(at::empty_like(tensor));
-  if (!copies.empty()) at::_foreach_copy_(copies, tensors);
+  // A list of several dtypes or devices is copied tensor by tensor.
+  using Kind = std::pair<c10::ScalarType, c10::Device>;
+  llvm::SmallVector<std::pair<Kind, std::vector<size_t>>, 4> batches;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Kind kind{tensors[i].scalar_type(), tensors[i].device()};
+    auto* batch = llvm::find_if(batches, [&](const auto& known) { return known.first == kind; });
+    if (batch == batches.end()) batch = &batches.emplace_back(kind, std::vector<size_t>());
+    batch->second.push_back(i);
+  }
+  for (const auto& [kind, members] : batches) {
+    std::vector<at::Tensor> to, from;
+    for (size_t i : members) {
+      to.push_back(copies[i]);
+      from.push_back(tensors[i]);
+    }
+    at::_foreach_copy_(to, from, /*non_blocking=*/true);
+  }
   return copies;
 }
 

@@ -23,16 +23,14 @@ class LoanBook {
   std::atomic<int64_t> outstanding_{0};
 };
 
-/// Makes the saved values of one step: each storage is lent once, whatever views of it are saved.
+/// Lends arena memory for one step: each storage once, whatever views of it are lent.
 class Lender {
  public:
-  Lender(std::shared_ptr<LoanBook> book, std::shared_ptr<Slab> slab)
-      : book_(std::move(book)), slab_(std::move(slab)) {}
-  /// A tensor of its own over the arena memory of `tensor`.
-  at::Tensor lend(const at::Tensor& tensor);
+  explicit Lender(std::shared_ptr<Slab> slab) : slab_(std::move(slab)) {}
+  /// A tensor of its own over the arena memory of `tensor`, noted in `book`.
+  at::Tensor lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook>& book);
 
  private:
-  std::shared_ptr<LoanBook> book_;
   std::shared_ptr<Slab> slab_;
   llvm::SmallVector<std::pair<const void*, c10::Storage>, 8> lent_;
 };
@@ -46,8 +44,8 @@ at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab);
 /// Another TensorImpl over the same memory, without autograd's marks.
 at::Tensor shallowCopy(const at::Tensor& tensor);
 
-/// Copies of `tensors` in memory that is theirs alone, in one batch; same sizes, and strides too where
-/// the tensor is dense. Call it where the allocator serves nothing from the arena.
+/// Copies of `tensors` in memory that is theirs alone, in one batch a dtype; same sizes, and strides
+/// too where the tensor is dense. Call it where the allocator serves nothing from the arena.
 std::vector<at::Tensor> ownedCopies(const std::vector<at::Tensor>& tensors);
 
 }  // namespace gravure

@@ -3,6 +3,7 @@
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
 #include "runtime/flatten.h"
+#include "runtime/handing.h"
 #include "runtime/runtime_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -41,16 +42,6 @@ class FrameCleaner {
   Executor& executor_;
 };
 
-bool isReadByAnEntry(const Program& program, const OutputInfo& output) {
-  if (output.role != OutputRole::Saved) return false;
-  for (const Entry& entry : program.entries) {
-    for (const InputInfo& input : entry.inputs) {
-      if (input.role == InputRole::Saved && input.name == output.name) return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 KeptInputs::KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& inputs)
@@ -82,6 +73,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
   timeline_ = Timeline::build(program_);
   device_->installAllocator();
   for (const Entry& entry : program_.entries) codes_.push_back(flatten(entry, timeline_, devices_));
+  chooseHanding(program_, timeline_, options_.results, codes_);
   for (const Node* node : timeline_.steps()) planning_.push_back(stepPlanning(node, devices_));
   for (size_t e = 0; e < codes_.size(); ++e) {
     const Entry& entry = program_.entries[e];
@@ -89,8 +81,9 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     state.code = &codes_[e];
     for (size_t i = 0; i < codes_[e].inputs.size(); ++i)
       state.checks.emplace_back(entry, i, devices_);
-    for (const OutputInfo& info : entry.outputs)
-      state.lends.push_back(isReadByAnEntry(program_, info));
+    for (size_t o = 0; o < codes_[e].outputs.size(); ++o)
+      state.lent.push_back(std::make_shared<LoanBook>());
+    state.statics.resize(codes_[e].outputs.size());
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_);
     state.served.partitions.resize(codes_[e].launches.size());
     entries_.push_back(std::move(state));
@@ -193,6 +186,7 @@ void Runtime::Impl::shutdown() {
   device_->synchronize();
   for (EntryState& entry : entries_) {
     entry.executor->clear();
+    entry.statics.clear();
     entry.served.partitions.clear();  // graphs first
     entry.served.staged.clear();
     entry.inputGuards.clear();

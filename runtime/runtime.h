@@ -16,11 +16,21 @@
 
 namespace gravure {
 
+/// What becomes of the results of captured steps (design law 5). Fixed when the memory is planned.
+enum class ResultPolicy : uint8_t {
+  Owned,   // the caller's: gradients are lent from the arena until somebody holds one when the next
+           // step comes, which then runs uncaptured, and that one is a copy from there on; all else
+           // is copied
+  Copied,  // the caller's: every result is copied
+  Static,  // the arena's own, at the same address each step: the next step writes over it
+};
+
 struct RuntimeOptions {
   /// Recorded runs before capture: until two agree, at most this many.
   int64_t maxWarmups = 4;
   /// Capture nothing: every step takes the uncaptured path (the reference).
   bool uncaptured = false;
+  ResultPolicy results = ResultPolicy::Owned;
   /// A missed capture is an error instead of a remark.
   bool requireCapture = false;
   /// Sees the buffers before they are placed. Tests shorten lives with it, to prove that poison

@@ -16,7 +16,8 @@ struct EntryState {
   EntryCode* code = nullptr;
   std::vector<InputCheck> checks;  // one an input
   std::unique_ptr<Executor> executor;
-  std::vector<bool> lends;  // by output: a saved value that an entry of the program reads
+  std::vector<std::shared_ptr<LoanBook>> lent;  // by output: who holds it, where it is Lent
+  std::vector<at::Tensor> statics;              // by output: what is handed out, where it is Static
 
   // Warm-up.
   AllocationRecord record;
@@ -61,6 +62,8 @@ class Runtime::Impl {
   Path choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  bool resultsHeld(EntryState& entry);
+  void layOutAnew();
   bool sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers);
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
   void forgetCaptures(EntryState& entry);

@@ -12,12 +12,14 @@ bool sameView(const at::Tensor& a, const at::Tensor& b) {
 /// Gives an entry's outputs away, so that nothing the arena may reuse is in the caller's hands.
 class ResultTaker {
  public:
-  ResultTaker(const EntryState& entry, const KeptInputs& kept, const Slab* slab, bool serving)
-      : code_(*entry.code), lends_(entry.lends), frame_(entry.executor->frame()), kept_(kept),
-        slab_(slab), serving_(serving) {}
+  /// `saved`: who holds saved values. `slab`: the arena, whether or not this step was served from it.
+  ResultTaker(EntryState& entry, const KeptInputs& kept, std::shared_ptr<LoanBook> saved,
+              std::shared_ptr<Slab> slab, bool serving)
+      : entry_(entry), code_(*entry.code), frame_(entry.executor->frame()), kept_(kept),
+        saved_(std::move(saved)), slab_(std::move(slab)), lender_(slab_), serving_(serving) {}
 
-  std::vector<c10::IValue> take(Lender* lender) {
-    for (size_t o = 0; o < code_.outputs.size(); ++o) results_.push_back(takeOne(o, lender));
+  std::vector<c10::IValue> take() {
+    for (size_t o = 0; o < code_.outputs.size(); ++o) results_.push_back(takeOne(o));
     std::vector<at::Tensor> copies = ownedCopies(sources_);
     for (size_t i = 0; i < copies.size(); ++i) {
       copiedBytes_ += static_cast<int64_t>(copies[i].nbytes());
@@ -37,7 +39,7 @@ class ResultTaker {
     int64_t member;  // of a list, -1: the output itself
   };
 
-  c10::IValue takeOne(size_t output, Lender* lender) {
+  c10::IValue takeOne(size_t output) {
     const Slot slot = code_.outputs[output];
     const c10::IValue& value = frame_[slot];
     const OutputInfo* info =
@@ -51,10 +53,9 @@ class ResultTaker {
     // What a capture allocated outside the arena is its graph's: the next replay writes it.
     const bool ofGraph =
         serving_ && code_.sources[slot] == SlotSource::Launch && !alias && !code_.ofInput[slot];
-    if (inSlab(tensor, slab_)) {
-      if (lender && info && lends_[output]) return lender->lend(tensor);
-      return copyLater(output, tensor);
-    }
+    if (code_.handing[output] == Handing::Static && slab_) return handStatic(output, tensor);
+    if (inSlab(tensor, slab_.get()))
+      return serving_ ? hand(output, tensor) : copyLater(output, tensor);
     if (ofGraph) return copyLater(output, tensor);
     if (alias && info->input >= 0) {
       const c10::IValue& input = kept_[info->input];
@@ -62,6 +63,27 @@ class ResultTaker {
     }
     // A partition hands on the same tensor each step.
     return serving_ && code_.sources[slot] == SlotSource::Launch ? shallowCopy(tensor) : value;
+  }
+
+  /// A served step's value that lies in the arena.
+  c10::IValue hand(size_t output, const at::Tensor& tensor) {
+    switch (code_.handing[output]) {
+      case Handing::Saved: return lender_.lend(tensor, saved_);
+      case Handing::Lent: return lender_.lend(tensor, entry_.lent[output]);
+      default: return copyLater(output, tensor);
+    }
+  }
+
+  /// The same tensor each step, from the first that was served on; what lies elsewhere is copied to it.
+  c10::IValue handStatic(size_t output, const at::Tensor& tensor) {
+    at::Tensor& handed = entry_.statics[output];
+    const bool here = inSlab(tensor, slab_.get());
+    if (!handed.defined()) {
+      if (!here) return serving_ ? copyLater(output, tensor) : c10::IValue(tensor);
+      handed = unlent(tensor, slab_);
+    }
+    if (!sameView(handed, tensor)) handed.copy_(tensor, /*non_blocking=*/true);
+    return handed;
   }
 
   c10::IValue copyLater(size_t output, const at::Tensor& tensor) {
@@ -73,7 +95,7 @@ class ResultTaker {
   c10::IValue takeList(size_t output, const c10::IValue& value) {
     c10::List<at::Tensor> taken;
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (inSlab(tensor, slab_)) {
+      if (inSlab(tensor, slab_.get())) {
         sources_.push_back(tensor);
         targets_.push_back({output, static_cast<int64_t>(taken.size())});
       }
@@ -82,11 +104,13 @@ class ResultTaker {
     return taken;
   }
 
+  EntryState& entry_;
   const EntryCode& code_;
-  const std::vector<bool>& lends_;
   const Frame& frame_;
   const KeptInputs& kept_;
-  const Slab* slab_;
+  const std::shared_ptr<LoanBook> saved_;
+  const std::shared_ptr<Slab> slab_;
+  Lender lender_;
   const bool serving_;
   std::vector<c10::IValue> results_;
   std::vector<at::Tensor> sources_;
@@ -99,10 +123,9 @@ class ResultTaker {
 std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const KeptInputs& kept,
                                                     ArenaSession* serving) {
   if (serving) serving->enterStep(-1);
-  Lender lender(loans_, slab_);
   // A lent input may come out of an uncaptured step, too.
-  ResultTaker taker(entry, kept, slab_.get(), serving != nullptr);
-  std::vector<c10::IValue> results = taker.take(serving ? &lender : nullptr);
+  ResultTaker taker(entry, kept, loans_, slab_, serving != nullptr);
+  std::vector<c10::IValue> results = taker.take();
   stats_.copiedResultBytes += taker.copiedBytes();
   return results;
 }

@@ -1,3 +1,4 @@
+#include "runtime/handing.h"
 #include "runtime/runtime_impl.h"
 
 #include <ATen/Parallel.h>
@@ -43,8 +44,9 @@ bool Runtime::Impl::allSettled() const {
 
 void Runtime::Impl::plan() {
   std::vector<AllocationRecord> records;
-  for (EntryState& entry : entries_) records.push_back(std::move(entry.record));
-  LayoutOptions options{device_->alignment(), options_.editBuffers};
+  for (EntryState& entry : entries_) records.push_back(entry.record);
+  LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_),
+                        options_.editBuffers};
   ArenaLayout layout =
       layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
   try {

@@ -43,6 +43,16 @@ PartitionOrder parseOrder(const std::string& value) {
   return *parsed;
 }
 
+ResultPolicy parseResults(const std::string& value) {
+  const auto parsed = llvm::StringSwitch<std::optional<ResultPolicy>>(value)
+                          .Case("owned", ResultPolicy::Owned)
+                          .Case("copied", ResultPolicy::Copied)
+                          .Case("static", ResultPolicy::Static)
+                          .Default(std::nullopt);
+  TORCH_CHECK(parsed, "option results: expected owned, copied or static, found '", value, "'");
+  return *parsed;
+}
+
 std::vector<std::string> parseList(const std::string& value) {
   llvm::SmallVector<llvm::StringRef, 8> parts;
   llvm::StringRef(value).split(parts, ',', -1, false);
@@ -70,11 +80,13 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
       parsed.runtime.uncaptured = parseBool(name, value);
     } else if (name == "require_capture") {
       parsed.runtime.requireCapture = parseBool(name, value);
+    } else if (name == "results") {
+      parsed.runtime.results = parseResults(value);
     } else if (name == "poison") {
       parsed.poison = parseBool(name, value);
     } else {
       TORCH_CHECK(false, "there is no option '", name, "'; there are host, order, ",
-                  "min_partition_size, memory_growth, uncaptured, require_capture, poison");
+                  "min_partition_size, memory_growth, uncaptured, require_capture, results, poison");
     }
   }
   return parsed;

@@ -217,6 +217,7 @@ def load(
     memory_growth: float | None = None,
     uncaptured: bool = False,
     require_capture: bool = False,
+    results: str = "owned",
     poison: bool | None = None,
 ) -> Program:
     """Reads an exported program, cuts it, and makes it ready to run on `device`.
@@ -225,10 +226,13 @@ def load(
     `"host"`, which emulates capture on the CPU, or `"cuda"`, `"cuda:1"`. `host` names operators
     (`"aten::mm"`) and module paths (`"blocks.3.moe"`) to keep out of graphs; `order` is
     `"levels"` or `"program"`. `uncaptured` runs node by node, for comparisons; `require_capture`
-    makes a failed capture an error. Raises RuntimeError, which names the place or the node.
+    makes a failed capture an error. `results` are the caller's (`"owned"`: gradients are lent
+    without a copy until somebody still holds one when the next step comes; `"copied"`: always a
+    copy), or the arena's own, at the same address each step (`"static"`). Raises RuntimeError, which names the place or the node.
     """
     options = {"order": order, "uncaptured": str(int(uncaptured))}
     options["require_capture"] = str(int(require_capture))
+    options["results"] = results
     if host:
         options["host"] = ",".join(host)
     if min_partition_size is not None:

@@ -109,6 +109,8 @@ std::shared_ptr<Graph> lower(const Entry& entry, std::unordered_map<const Node*,
         inputs.push_back(values.at(node->input(arg.as<InputArg>().index)));
       } else if (arg.is<double>()) {
         inputs.push_back(constant(arg.as<double>()));
+      } else if (arg.is<int64_t>()) {
+        inputs.push_back(constant(arg.as<int64_t>()));
       } else if (arg.is<std::string>()) {
         inputs.push_back(constant(arg.as<std::string>()));
       } else {

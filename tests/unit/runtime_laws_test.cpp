@@ -75,8 +75,9 @@ struct SideBySide {
       : runtime(makeRuntime(kTrainingStep, std::move(options))),
         reference(makeReference(kTrainingStep)) {}
 
-  /// True if results, buffer and random state agree in bits.
+  /// True if results, buffer and random state agree in bits. Drops the last results, as training does.
   bool step() {
+    last.clear();
     const at::Tensor x = at::randn({16, 4}), state = rngState();
     const auto expected = reference->run("step", {w, referenceB, x});
     const at::Tensor after = rngState();
@@ -190,6 +191,7 @@ TEST_CASE("an input laid out in another way is staged", "[law3]") {
   const auto expected = pair.reference->run("step", {pair.w, pair.referenceB, x});
   setRngState(state);
   const auto replays = pair.runtime->stats().replays;
+  pair.last.clear();
   CHECK(sameBits(pair.runtime->run("step", {pair.w, pair.b, x}), expected));
   CHECK(pair.runtime->stats().replays == replays + 2);
 }
@@ -246,20 +248,84 @@ TEST_CASE("memory that a capture points at is held until the capture is gone", "
 }
 
 TEST_CASE("results stay where they are with their bits, also after the runtime", "[law5]") {
+  const auto policy = GENERATE(ResultPolicy::Owned, ResultPolicy::Copied);
+  RuntimeOptions options;
+  options.results = policy;
   std::vector<std::vector<c10::IValue>> results;
   std::vector<at::Tensor> copies;
   {
-    SideBySide pair;
+    SideBySide pair(options);
     for (int step = 0; step < 8; ++step) {
       CHECK(pair.step());
       results.push_back(pair.last);
       copies.push_back(pair.last[1].toTensor().clone());
       CHECK(!inHostArena(pair.last[0].toTensor().const_data_ptr()));
-      CHECK(!inHostArena(pair.last[1].toTensor().const_data_ptr()));
+      if (policy == ResultPolicy::Copied)
+        CHECK(!inHostArena(pair.last[1].toTensor().const_data_ptr()));
     }
+    // The gradient of the first captured step was lent, and held: one step more ran uncaptured.
+    CHECK(pair.runtime->stats().uncapturedSteps == (policy == ResultPolicy::Owned ? 3 : 2));
+    CHECK((pair.runtime->remarks().count("result-held") > 0) == (policy == ResultPolicy::Owned));
   }
   for (size_t step = 0; step < results.size(); ++step)
     CHECK(sameBits(results[step][1].toTensor(), copies[step]));
+}
+
+TEST_CASE("a gradient that nobody holds is lent without a copy", "[law5]") {
+  SideBySide pair;
+  at::Tensor part;  // a view of a gradient holds it, too
+  for (int step = 0; step < 8; ++step) {
+    CAPTURE(step);
+    if (step == 6) part = at::Tensor();
+    CHECK(pair.step());
+    const at::Tensor gradient = pair.last[1].toTensor();
+    const bool lent = step >= 2 && step < 5;
+    CHECK(inHostArena(gradient.const_data_ptr()) == lent);
+    const auto loss = static_cast<int64_t>(pair.last[0].toTensor().nbytes());
+    const auto all = loss + static_cast<int64_t>(gradient.nbytes());
+    if (lent) CHECK(pair.runtime->stats().copiedResultBytes == loss);
+    if (step >= 6) CHECK(pair.runtime->stats().copiedResultBytes == all);
+    if (step == 4) part = gradient.select(0, 1);
+    pair.last.clear();
+  }
+  CHECK(pair.runtime->stats().uncapturedSteps == 3);
+  CHECK(pair.runtime->remarks().count("arena-anew") == 0);
+}
+
+TEST_CASE("a gradient that is held for long leaves the arena to its holder", "[law5]") {
+  const int64_t slabs = liveHostSlabs();
+  {
+    SideBySide pair;
+    for (int step = 0; step < 3; ++step) CHECK(pair.step());
+    const at::Tensor held = pair.last[1].toTensor(), bits = held.clone();
+    for (int step = 3; step < 8; ++step) CHECK(pair.step());
+    CHECK(sameBits(held, bits));
+    CHECK(pair.runtime->stats().uncapturedSteps == 3);
+    CHECK(pair.runtime->remarks().count("arena-anew") == 1);
+    CHECK(liveHostSlabs() == slabs + 2);
+  }
+  CHECK(liveHostSlabs() == slabs);
+}
+
+TEST_CASE("static results lie at one address, with each step's bits", "[law5]") {
+  RuntimeOptions options;
+  options.results = ResultPolicy::Static;
+  SideBySide pair(options);
+  std::vector<at::Tensor> kept;
+  for (int step = 0; step < 8; ++step) {
+    // A step off the captured path writes to the same place.
+    if (step == 5) pair.w = pair.w.detach().clone();
+    CHECK(pair.step());
+    if (step < 2) continue;
+    const bool same = kept.empty() || pair.last[1].toTensor().is_same(kept.back());
+    CHECK(same);
+    kept.push_back(pair.last[1].toTensor());
+    CHECK(pair.runtime->stats().copiedResultBytes == 0);
+  }
+  CHECK(pair.runtime->stats().uncapturedSteps == 3);
+  const at::Tensor bits = kept.back().clone();
+  pair.runtime.reset();
+  CHECK(sameBits(kept.back(), bits));
 }
 
 TEST_CASE("a forward before the last one's backward overwrites nothing", "[law5]") {
@@ -306,7 +372,7 @@ TEST_CASE("saved values are lent once, and outlive the runtime", "[law5]") {
   auto saved = runtime->run("forward", {w, x});
   REQUIRE(inHostArena(saved[1].toTensor().const_data_ptr()));
   const at::Tensor copy = saved[1].toTensor().clone();
-  auto gradient = runtime->run("backward", backwardInputs(saved));
+  runtime->run("backward", backwardInputs(saved));
   CHECK_THROWS_WITH(runtime->run("backward", backwardInputs(saved)),
                     Catch::Contains("lent for one run"));
   saved.clear();

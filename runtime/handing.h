@@ -1,0 +1,25 @@
+#pragma once
+// How each result of a program is handed to its caller (design law 5).
+
+#include "ir/timeline.h"
+#include "runtime/instruction.h"
+#include "runtime/runtime.h"
+
+#include <vector>
+
+namespace gravure {
+
+/// Sets `handing` of every entry's outputs and of its Own instructions. A result is Lent or Static
+/// only where the step allocates it with a shape known in advance; a value that is returned twice is
+/// Lent only if both are gradients: one copy of it serves all.
+void chooseHanding(const Program& program, const Timeline& timeline, ResultPolicy policy,
+                   std::vector<EntryCode>& codes);
+
+/// Storages, by Timeline number, that Lent and Static results lie in: no other buffer may overlap
+/// them, at any step.
+std::vector<bool> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes);
+
+/// From now on output `output` is copied. Its memory stays reserved.
+void copyFromNowOn(EntryCode& code, size_t output);
+
+}  // namespace gravure

@@ -79,6 +79,13 @@ class Device {
   virtual bool poisons() const { return false; }
   virtual void poison(void* /*address*/, int64_t /*bytes*/) {}
 
+  /// Around a recorded step, on its thread: what the thread allocates comes from a pool of its own,
+  /// so that warm-up leaves no holes where captures and eager code allocate.
+  virtual void beginWarmUp() {}
+  virtual void endWarmUp() {}
+  /// Gives the pool of the recorded steps back, but for what is still in use. Idempotent.
+  virtual void dropWarmUp() {}
+
   /// Called before the first instruction of a step and after its last: streams, events.
   virtual void beginStep() {}
   virtual void endStep() {}

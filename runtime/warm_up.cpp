@@ -8,9 +8,23 @@
 
 namespace gravure {
 
+namespace {
+
+class WarmUpPool {
+ public:
+  explicit WarmUpPool(Device& device) : device_(device) { device_.beginWarmUp(); }
+  ~WarmUpPool() { device_.endWarmUp(); }
+
+ private:
+  Device& device_;
+};
+
+}  // namespace
+
 void Runtime::Impl::runRecorded(EntryState& entry) {
   AllocationRecord record;
   {
+    const WarmUpPool pool(*device_);
     ArenaSession session(timeline_.steps().size(), device_->tensorDevice().type());
     Recorder recorder(session);
     entry.executor->runUncaptured(&recorder, &session);
@@ -49,6 +63,7 @@ void Runtime::Impl::plan() {
                         options_.editBuffers};
   ArenaLayout layout =
       layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
+  device_->dropWarmUp();
   try {
     slab_ = device_->makeSlab(std::max<int64_t>(layout.plan.bytes, device_->alignment()));
   } catch (const c10::Error& error) {

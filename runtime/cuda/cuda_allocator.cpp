@@ -88,12 +88,13 @@ void CudaAllocator::deleteOurs(void* address) {
 c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &deleteOurs; }
 
 void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream stream) {
-  if (ptr.get_deleter() != &deleteOurs) {
-    base_->recordStream(ptr, stream);
+  // What was lent has a deleter that PyTorch does not know.
+  if (const auto slab = CudaSlab::find(ptr.get())) {
+    slab->readOn(stream);
     return;
   }
-  if (const auto slab = CudaSlab::find(ptr.get())) {
-    slab->usedOn(stream);
+  if (ptr.get_deleter() != &deleteOurs) {
+    base_->recordStream(ptr, stream);
     return;
   }
   // PyTorch's allocator looks only at pointers with its own deleter.

@@ -72,6 +72,7 @@ CudaDevice::CudaDevice(c10::DeviceIndex index)
 
 CudaDevice::~CudaDevice() {
   try {
+    dropWarmUp();
     dropPool();
   } catch (const std::exception& error) {
     TORCH_WARN("giving back the graph pool of ", name(), " failed: ", error.what());
@@ -110,8 +111,43 @@ std::unique_ptr<Capture> CudaDevice::beginCapture(const std::vector<at::Generato
   return std::make_unique<CudaCapture>(*this, generators);
 }
 
+namespace {
+thread_local bool warmingUp = false;
+}
+
+void CudaDevice::beginWarmUp() {
+  if (!warmUpHeld_) {
+    warmUpPool_ = at::cuda::graph_pool_handle();
+    allocator_.createOrIncrefPool(index_, *warmUpPool_, nullptr);
+    warmUpHeld_ = true;
+  }
+  warmingUp = true;
+  // The filter runs on the thread that allocates.
+  allocator_.beginAllocateToPool(index_, *warmUpPool_, [](cudaStream_t) { return warmingUp; });
+}
+
+void CudaDevice::endWarmUp() {
+  warmingUp = false;
+  try {
+    allocator_.endAllocateToPool(index_, *warmUpPool_);
+    allocator_.releasePool(index_, *warmUpPool_);  // beginAllocateToPool took a use of it
+  } catch (const std::exception& error) {
+    TORCH_WARN("ending the routing of allocations failed: ", error.what());
+  }
+}
+
+void CudaDevice::dropWarmUp() {
+  if (!warmUpPool_) return;
+  if (warmUpHeld_) allocator_.releasePool(index_, *warmUpPool_);
+  warmUpHeld_ = false;
+  allocator_.emptyCache(*warmUpPool_);
+}
+
 void CudaDevice::beginStep() {
   const c10::cuda::CUDAStream stream = currentStream();
+  for (const auto& weak : slabs_) {
+    if (const auto slab = weak.lock()) slab->waitForReaders(stream);
+  }
   if (lastStream_ && *lastStream_ != stream) {
     lastUse_.block(stream);
     for (const auto& weak : slabs_) {

@@ -30,6 +30,10 @@ class CudaDevice final : public Device {
   std::shared_ptr<Slab> makeSlab(int64_t bytes) override;
   std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) override;
 
+  void beginWarmUp() override;
+  void endWarmUp() override;
+  void dropWarmUp() override;
+
   /// Planned reuse has no order between streams: if the caller's stream is another one than the last
   /// step's, it waits for that step.
   void beginStep() override;
@@ -50,6 +54,8 @@ class CudaDevice final : public Device {
   CudaAllocator& allocator_;
   const c10::cuda::CUDAStream captureStream_;
   const c10::MempoolId_t pool_;
+  std::optional<c10::MempoolId_t> warmUpPool_;
+  bool warmUpHeld_ = false;  // we hold a use of it
   std::optional<c10::cuda::CUDAStream> lastStream_;
   c10::cuda::CUDAEvent lastUse_;
   std::vector<std::weak_ptr<CudaSlab>> slabs_;

@@ -1,8 +1,10 @@
 #include "runtime/cuda/cuda_slab.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -65,6 +67,23 @@ CudaSlab::~CudaSlab() {
 
 void CudaSlab::usedOn(c10::cuda::CUDAStream stream) {
   if (bytes_ > 0) allocator_.recordStream(memory_, stream);
+}
+
+void CudaSlab::readOn(c10::cuda::CUDAStream stream) {
+  usedOn(stream);
+  std::lock_guard lock(readersMutex_);
+  if (std::find(readers_.begin(), readers_.end(), stream) == readers_.end())
+    readers_.push_back(stream);
+}
+
+void CudaSlab::waitForReaders(c10::cuda::CUDAStream stream) {
+  std::lock_guard lock(readersMutex_);
+  for (const c10::cuda::CUDAStream reader : readers_) {
+    if (reader == stream) continue;
+    c10::cuda::CUDAEvent event;
+    event.record(reader);
+    event.block(stream);
+  }
 }
 
 bool CudaSlab::retain(void* address) {

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 namespace c10::cuda::CUDACachingAllocator {
 class CUDAAllocator;
@@ -32,6 +34,11 @@ class CudaSlab final : public Slab, public std::enable_shared_from_this<CudaSlab
   /// The memory is given back only when the work that `stream` holds by then is done.
   void usedOn(c10::cuda::CUDAStream stream);
 
+  /// `stream` reads tensors of the slab that the caller holds. Any thread.
+  void readOn(c10::cuda::CUDAStream stream);
+  /// Orders what `stream` gets next behind what the readers' streams hold now.
+  void waitForReaders(c10::cuda::CUDAStream stream);
+
   /// One tensor more at `address`. False if that lies in no slab.
   static bool retain(void* address);
   /// One tensor less; may destroy the slab. False if `address` lies in no slab.
@@ -46,6 +53,8 @@ class CudaSlab final : public Slab, public std::enable_shared_from_this<CudaSlab
   c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator_;
   c10::DataPtr memory_;
   int64_t bytes_ = 0;
+  std::mutex readersMutex_;
+  std::vector<c10::cuda::CUDAStream> readers_;
 };
 
 }  // namespace gravure

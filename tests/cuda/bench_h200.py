@@ -5,7 +5,8 @@
 Every variant runs in a process of its own, first in deterministic mode, to compare the bits of loss
 and gradients over three steps, then for the figures. Prints a table; writes bench.json into $OUT.
 
-step: median of synchronised steps. host: until the call returns, the device idle before it.
+gravure hands out results as gravure.load does by default, gravure_static its own buffers each step, as
+full_step does. step: median of synchronised steps. host: until the call returns, the device idle before it.
 stream: steps back to back. alloc, reserved: peaks over the timed steps. ms and MiB.
 """
 
@@ -33,11 +34,14 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "docs" / "examples")]
 import moe_step  # noqa: E402
 
 CONFIGS = {
+    "tiny": (moe_step.Config(256, 4, 4, 704, 1024, 2, 128, dropout=0.0), False),
     "small": (moe_step.Config(ffn=1408, dropout=0.0), False),
     "small_dropout": (moe_step.Config(ffn=1408, dropout=0.1), False),
+    "mid": (moe_step.Config(1024, 24, 16, 2816, 32000, 4, 512, dropout=0.0), False),
+    "1b": (moe_step.Config(2048, 16, 32, 5632, 32000, 4, 2048, dropout=0.0), False),
     "moe": (moe_step.Config(dropout=0.0), True),
 }
-VARIANTS = ("eager", "full_step", "gravure")
+VARIANTS = ("eager", "full_step", "gravure", "gravure_static")
 STEPS = 40
 BATCHES = 100  # every timed step gets token counts of its own
 
@@ -86,7 +90,9 @@ def full_step(step: moe_step.Step, ids: Tensor, targets: Tensor) -> Step:
     return run
 
 
-def engraved(step: moe_step.Step, ids: Tensor, targets: Tensor, notes: dict[str, Any]) -> Step:
+def engraved(
+    step: moe_step.Step, ids: Tensor, targets: Tensor, results: str, notes: dict[str, Any]
+) -> Step:
     import gravure
 
     folder = tempfile.mkdtemp()
@@ -94,7 +100,7 @@ def engraved(step: moe_step.Step, ids: Tensor, targets: Tensor, notes: dict[str,
     gravure.export_step(step, (ids, targets), folder)
     notes["export_s"] = round(time.perf_counter() - begun, 1)
     begun = time.perf_counter()
-    program = gravure.load(folder, "cuda")
+    program = gravure.load(folder, "cuda", results=results)
     notes["load_s"] = round(time.perf_counter() - begun, 2)
     program.bind_saved()
     held = dict(step.named_parameters(remove_duplicate=False)) | dict(step.named_buffers())
@@ -117,7 +123,8 @@ def build(variant: str, step: moe_step.Step, data: Any, notes: dict[str, Any]) -
         return eager(step)
     if variant == "full_step":
         return full_step(step, *data[0])
-    return engraved(step, *data[0], notes)
+    results = "static" if variant == "gravure_static" else "owned"
+    return engraved(step, *data[0], results, notes)
 
 
 def digest(loss: Tensor, gradients: dict[str, Tensor]) -> str:

@@ -4,6 +4,7 @@
 
 #include "ir/program_text.h"
 #include "passes/pass.h"
+#include "runtime/cuda/cuda_slab.h"
 #include "runtime/runtime.h"
 
 #include <c10/cuda/CUDAGuard.h>
@@ -66,7 +67,23 @@ graph step(%w : Float(64, 64, strides=[64, 1], device=cuda:0) {parameter "w"},
   return (%loss {loss}, %q {output "q"})
 )";
 
-std::unique_ptr<Runtime> load(const char* text, bool uncaptured) {
+/// Six intermediates of 64 MiB, and a gradient of 64 MiB.
+const char* const kLarge = R"(gravure 1
+graph step(%w : Float(4096, 4096, strides=[4096, 1], device=cuda:0) {parameter "w"},
+           %x : Float(4096, 4096, strides=[4096, 1], device=cuda:0) {user_input "x"}):
+  %a : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%x, %w)
+  %b : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::relu(%a)
+  %c : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%b, %a)
+  %d : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%c, %b)
+  %e : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%d, %c)
+  %f : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%e, %d)
+  %g : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::add.Tensor(%f, %a)
+  %loss : Float(device=cuda:0) = aten::sum(%g)
+  return (%loss {loss}, %g {gradient "w"})
+)";
+
+std::unique_ptr<Runtime> load(const char* text, bool uncaptured,
+                              ResultPolicy results = ResultPolicy::Owned) {
   auto device = std::make_unique<CudaDevice>(0);
   Program program = readProgram(text);
   PassContext context;
@@ -74,17 +91,22 @@ std::unique_ptr<Runtime> load(const char* text, bool uncaptured) {
   runPasses(program, context);
   RuntimeOptions options;
   options.uncaptured = uncaptured;
+  options.results = results;
   return std::make_unique<Runtime>(std::move(program), std::move(device), options);
 }
 
 struct Pair {
-  explicit Pair(const char* text) : captured(load(text, false)), reference(load(text, true)) {}
+  explicit Pair(const char* text, std::vector<int64_t> sizes = {32, 64},
+                ResultPolicy policy = ResultPolicy::Owned)
+      : xSizes(std::move(sizes)), weight(values({xSizes[1], xSizes[1]}, 99)),
+        captured(load(text, false, policy)), reference(load(text, true)) {}
 
   /// One step on both, on new data and with the same random state. What differs first, or "".
   std::string step(uint64_t number) {
-    const at::Tensor x = values({32, 64}, number);
+    const at::Tensor x = values(xSizes, number);
     const at::Tensor kept = x.clone();
     seed(1000 + number);
+    results.clear();
     results = run(*captured, x);
     const at::Tensor after = eagerDraw();
     seed(1000 + number);
@@ -105,7 +127,8 @@ struct Pair {
     return runtime.run("step", std::move(inputs));
   }
 
-  at::Tensor weight = values({64, 64}, 99);
+  std::vector<int64_t> xSizes;
+  at::Tensor weight;
   std::unique_ptr<Runtime> captured;
   std::unique_ptr<Runtime> reference;
   std::vector<c10::IValue> results;
@@ -187,6 +210,74 @@ TEST_CASE("law 5: results outlive later steps and the runtime") {
   c10::cuda::CUDACachingAllocator::emptyCache();
   (void)at::full({1 << 22}, 5.0, at::TensorOptions(kGpu));
   for (size_t i = 0; i < held.size(); ++i) CHECK(sameBits(held[i], copies[i]));
+}
+
+TEST_CASE("law 5: a gradient that nobody holds is lent, and a held one keeps its bits") {
+  NEEDS_GPU();
+  Pair pair(kLinear);
+  for (uint64_t step = 0; step < 6; ++step) CHECK(pair.step(step) == "");
+  CHECK(CudaSlab::find(pair.results[1].toTensor().const_data_ptr()) != nullptr);
+  CHECK(CudaSlab::find(pair.results[2].toTensor().const_data_ptr()) == nullptr);
+  CHECK(pair.captured->stats().uncapturedSteps == 2);
+  const at::Tensor held = pair.results[1].toTensor(), bits = held.clone();
+  for (uint64_t step = 6; step < 12; ++step) CHECK(pair.step(step) == "");
+  CHECK(sameBits(held, bits));
+  CHECK(CudaSlab::find(pair.results[1].toTensor().const_data_ptr()) == nullptr);
+  CHECK(pair.captured->stats().uncapturedSteps == 3);
+  pair.captured.reset();
+  CHECK(sameBits(held, bits));
+}
+
+TEST_CASE("law 5: a lent gradient is read on another stream while the next step runs") {
+  NEEDS_GPU();
+  Pair pair(kLarge, {4096, 4096});
+  for (uint64_t step = 0; step < 4; ++step) CHECK(pair.step(step) == "");
+  const at::Tensor bits = pair.results[1].toTensor().clone();
+  const auto reader = c10::cuda::getStreamFromPool(false, 0);
+  const at::Tensor busy = values({4096, 4096}, 1);
+  at::Tensor read;
+  c10::cuda::device_synchronize();
+  {
+    c10::cuda::CUDAStreamGuard guard(reader);
+    at::Tensor slow = busy;
+    for (int i = 0; i < 30; ++i) slow = at::mm(slow, busy).mul_(1e-2);
+    read = pair.results[1].toTensor().clone();
+    pair.results[1].toTensor().record_stream(reader);
+  }
+  pair.results.clear();
+  (void)pair.run(*pair.captured, values({4096, 4096}, 77));
+  CHECK(pair.captured->stats().uncapturedSteps == 2);
+  c10::cuda::device_synchronize();
+  CHECK(sameBits(read, bits));
+}
+
+TEST_CASE("law 5: static results lie at one address, with each step's bits") {
+  NEEDS_GPU();
+  Pair pair(kLinear, {32, 64}, ResultPolicy::Static);
+  std::vector<at::Tensor> kept;
+  for (uint64_t step = 0; step < 8; ++step) {
+    if (step == 5) pair.weight = values({64, 64}, 5);
+    CHECK(pair.step(step) == "");
+    if (step < 2) continue;
+    for (const c10::IValue& result : pair.results) kept.push_back(result.toTensor());
+    if (step > 2) CHECK(pair.results[1].toTensor().is_same(kept[1]));
+  }
+  CHECK(pair.captured->stats().copiedResultBytes == 0);
+}
+
+TEST_CASE("what warm-up allocated is given back before the arena is made") {
+  NEEDS_GPU();
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  const auto reserved = [] {
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(0).reserved_bytes[0].current;
+  };
+  auto runtime = load(kLarge, false);
+  const at::Tensor w = values({4096, 4096}, 1), x = values({4096, 4096}, 2);
+  const int64_t before = reserved();
+  for (int step = 0; step < 6; ++step) (void)runtime->run("step", {w, x});
+  REQUIRE(runtime->stats().replays > 0);
+  const int64_t workspaces = int64_t{80} << 20;
+  CHECK(reserved() - before <= runtime->stats().arenaBytes + workspaces);
 }
 
 TEST_CASE("steps move from stream to stream") {

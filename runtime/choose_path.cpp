@@ -29,6 +29,11 @@ Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
 }
 
 bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  const bool lent = givenLentValues(entry, inputs);
+  if (!giversAgree(entry, lent)) {
+    for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
+    return false;
+  }
   if (!inputsHold(entry, inputs)) return false;
   if (at::get_num_threads() != threads_) {
     once_.missedAs(
@@ -37,7 +42,6 @@ bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& 
         "it; this step ran uncaptured");
     return false;
   }
-  const bool lent = givenLentValues(entry, inputs);
   TORCH_CHECK(
       !lent || !lentOverwritten_, "entry '", entry.code->entry->name,
       "' is given saved values that its last run has overwritten: they are lent for one run; ",
@@ -83,6 +87,7 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
 void Runtime::Impl::layOutAnew() {
   for (EntryState& entry : entries_) {
     forgetCaptures(entry);
+    entry.wasServed = false;
     entry.served.staged.clear();
     for (auto& book : entry.lent) book = std::make_shared<LoanBook>();
     std::fill(entry.statics.begin(), entry.statics.end(), at::Tensor());
@@ -93,6 +98,14 @@ void Runtime::Impl::layOutAnew() {
                "results that were lent are held for long: the arena is laid out and captured anew, "
                "and the old one stays until they are dropped");
   plan();
+}
+
+/// False if the saved values come from a step that ran uncaptured: they lie where none of its successors
+/// will have them.
+bool Runtime::Impl::giversAgree(const EntryState& entry, bool lent) const {
+  return std::all_of(entry.givers.begin(), entry.givers.end(), [lent](const EntryState* giver) {
+    return giver->wasServed && (lent || !giver->lentSaved);
+  });
 }
 
 bool Runtime::Impl::givenLentValues(const EntryState& entry,

@@ -11,6 +11,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 namespace gravure {
 namespace {
@@ -88,6 +90,24 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     state.served.partitions.resize(codes_[e].launches.size());
     entries_.push_back(std::move(state));
   }
+  findGivers();
+}
+
+void Runtime::Impl::findGivers() {
+  std::map<std::string, EntryState*> savedBy;
+  for (EntryState& entry : entries_) {
+    for (const OutputInfo& output : entry.code->entry->outputs) {
+      if (output.role == OutputRole::Saved) savedBy.try_emplace(output.name, &entry);
+    }
+  }
+  for (EntryState& entry : entries_) {
+    std::set<EntryState*> givers;
+    for (const InputInfo& input : entry.code->entry->inputs) {
+      const auto from = savedBy.find(input.name);
+      if (input.role == InputRole::Saved && from != savedBy.end()) givers.insert(from->second);
+    }
+    entry.givers.assign(givers.begin(), givers.end());
+  }
 }
 
 EntryState& Runtime::Impl::find(const std::string& name) {
@@ -136,6 +156,7 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
     if (!session.mismatches().empty()) remarkMismatches(session);
     kept.bumpVersions();
     auto results = takeResults(entry, kept, &session);
+    entry.wasServed = true;
     for (const DeadBlock& block : entry.dyingLast)
       device_->poison(slab_->base() + block.offset, block.bytes);
     return results;

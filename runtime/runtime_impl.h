@@ -24,7 +24,10 @@ struct EntryState {
   int64_t warmUps = 0;
   bool settled = false;
 
+  std::vector<EntryState*> givers;  // whose saved values this entry reads
   // After planning.
+  bool wasServed = false;
+  bool lentSaved = false;  // in a served step
   ServedEntry served;
   std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
   std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
@@ -55,6 +58,7 @@ class Runtime::Impl {
 
   enum class Path : uint8_t { Plain, Recorded, Served };
 
+  void findGivers();
   EntryState& find(const std::string& entry);
   const EntryState& find(const std::string& entry) const;
 
@@ -65,6 +69,7 @@ class Runtime::Impl {
   bool resultsHeld(EntryState& entry);
   void layOutAnew();
   bool sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers);
+  bool giversAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
   void forgetCaptures(EntryState& entry);
 

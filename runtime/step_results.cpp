@@ -68,7 +68,7 @@ class ResultTaker {
   /// A served step's value that lies in the arena.
   c10::IValue hand(size_t output, const at::Tensor& tensor) {
     switch (code_.handing[output]) {
-      case Handing::Saved: return lender_.lend(tensor, saved_);
+      case Handing::Saved: entry_.lentSaved = true; return lender_.lend(tensor, saved_);
       case Handing::Lent: return lender_.lend(tensor, entry_.lent[output]);
       default: return copyLater(output, tensor);
     }

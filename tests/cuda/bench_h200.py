@@ -2,12 +2,13 @@
 
     python3 tests/cuda/bench_h200.py [--configs small,moe] [--variants eager,full_step,gravure]
 
-Every variant runs in a process of its own, first in deterministic mode, to compare the bits of loss
-and gradients over three steps, then for the figures. Prints a table; writes bench.json into $OUT.
+Every variant runs in a process of its own, first for the figures, then in deterministic mode, to
+compare the bits of loss and gradients over three steps. Prints a table, a row as it is measured;
+writes bench.json into $OUT.
 
-gravure hands out results as gravure.load does by default, gravure_static its own buffers each step, as
-full_step does. step: median of synchronised steps. host: until the call returns, the device idle before it.
-stream: steps back to back. alloc, reserved: peaks over the timed steps. ms and MiB.
+gravure hands out results as gravure.load does by default; gravure_static its own buffers each step,
+as full_step does. step: median of synchronised steps. host: until the call returns, the device idle
+before it. stream: steps back to back. alloc, reserved: peaks over the timed steps. ms and MiB.
 """
 
 from __future__ import annotations
@@ -95,10 +96,11 @@ def engraved(
 ) -> Step:
     import gravure
 
-    folder = tempfile.mkdtemp()
-    begun = time.perf_counter()
-    gravure.export_step(step, (ids, targets), folder)
-    notes["export_s"] = round(time.perf_counter() - begun, 1)
+    folder = Path(os.environ["GRAVURE_BENCH_PROGRAM"])
+    if not (folder / "program.gv").exists():
+        begun = time.perf_counter()
+        gravure.export_step(step, (ids, targets), folder)
+        notes["export_s"] = round(time.perf_counter() - begun, 1)
     begun = time.perf_counter()
     program = gravure.load(folder, "cuda", results=results)
     notes["load_s"] = round(time.perf_counter() - begun, 2)
@@ -175,82 +177,82 @@ def measure(run: Step, data: Any) -> dict[str, Any]:
     }
 
 
-def one(variant: str, config: str, deterministic: bool) -> dict[str, Any]:
-    if deterministic:
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+def one(variant: str, config: str) -> dict[str, Any]:
+    """Figures first; then the bits, from a run that was built in deterministic mode."""
     step, data = make(config)
     before = [int(t.sum()) for pair in data for t in pair]
     notes: dict[str, Any] = {}
     run = build(variant, step, data, notes)
-    found = check_bits(run, data) if deterministic else measure(run, data)
+    found = measure(run, data)
     program = notes.pop("program", None)
     if program is not None:
         notes["stats"] = program.stats()
         notes["states"] = program.partition_states()
         notes["runtime_remarks"] = [r for r in program.remarks() if r["pass"] == "runtime"][:20]
+    del run, program
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    found |= check_bits(build(variant, step, data, {}), data)
     found["inputs_intact"] = before == [int(t.sum()) for pair in data for t in pair]
     return found | notes
 
 
-def spawn(variant: str, config: str, deterministic: bool) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", variant, config, str(int(deterministic))]
+def spawn(variant: str, config: str, folder: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", variant, config]
     environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    environment["GRAVURE_BENCH_PROGRAM"] = folder
+    begun = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    took = {"took_s": round(time.perf_counter() - begun, 1)}
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode == 0 and lines:
-        return json.loads(lines[-1].removeprefix("RESULT "))
+        return json.loads(lines[-1].removeprefix("RESULT ")) | took
     said = (done.stderr or done.stdout).strip().splitlines()
-    return {
+    return took | {
         "error": said[-1][:300] if said else f"exit status {done.returncode}",
         "said": said[-30:],
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    print("| config | variant | step | host | stream | alloc | reserved | bits of eager | note |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        figures = [row.get(k, "–") for k in ("step_ms", "host_ms", "stream_ms")]
-        figures += [row.get(k, "–") for k in ("alloc_mib", "reserved_mib")]
-        note = row.get("error", "")
-        if "states" in row:
-            captured = row["states"].count("captured")
-            note = f"{captured} of {len(row['states'])} partitions captured {note}"
-        cells = [row["config"], row["variant"], *map(str, figures), row["same_bits"], note.strip()]
-        print("| " + " | ".join(cells) + " |", flush=True)
+def show(row: dict[str, Any]) -> None:
+    figures = [row.get(k, "–") for k in ("step_ms", "host_ms", "stream_ms")]
+    figures += [row.get(k, "–") for k in ("alloc_mib", "reserved_mib")]
+    note = row.get("error", "")
+    if "states" in row:
+        captured = row["states"].count("captured")
+        note = f"{captured} of {len(row['states'])} partitions captured {note}"
+    cells = [row["config"], row["variant"], *map(str, figures), row["same_bits"], note.strip()]
+    print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--configs", default="small,small_dropout,moe")
     parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--one", nargs=3, metavar=("VARIANT", "CONFIG", "DETERMINISTIC"))
+    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "CONFIG"))
     options = parser.parse_args()
     if options.one:
-        variant, config, deterministic = options.one
-        print("RESULT " + json.dumps(one(variant, config, deterministic == "1")), flush=True)
+        print("RESULT " + json.dumps(one(*options.one)), flush=True)
         return 0
-    rows = []
+    print("| config | variant | step | host | stream | alloc | reserved | bits of eager | note |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": []}
     for config in options.configs.split(","):
         digests: dict[str, Any] = {}
+        folder = tempfile.mkdtemp()
         for variant in options.variants.split(","):
             if variant == "full_step" and CONFIGS[config][1]:
                 continue  # it reads on the host: no capture of the whole step
-            checked = spawn(variant, config, True)
-            row = {"config": config, "variant": variant} | spawn(variant, config, False)
-            if "error" in checked and "error" not in row:
-                row["error"] = "deterministic: " + checked["error"]
-            digests[variant] = checked.get("digests")
+            row = {"config": config, "variant": variant} | spawn(variant, config, folder)
+            digests[variant] = row.get("digests")
             same = digests[variant] is not None and digests[variant] == digests.get("eager")
             row["same_bits"] = "reference" if variant == "eager" else "yes" if same else "NO"
-            row["check"] = checked
-            rows.append(row)
-    show(rows)
-    out = Path(os.environ.get("OUT", "."))
-    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-    (out / "bench.json").write_text(json.dumps(about, indent=1))
-    return 0 if all(r["same_bits"] != "NO" and "error" not in r for r in rows) else 1
+            about["rows"].append(row)
+            show(row)
+            # After each: a run that is cut short keeps what it has measured.
+            out = Path(os.environ.get("OUT", ".")) / "bench.json"
+            out.write_text(json.dumps(about, indent=1))
+    return 0 if all(r["same_bits"] != "NO" and "error" not in r for r in about["rows"]) else 1
 
 
 if __name__ == "__main__":

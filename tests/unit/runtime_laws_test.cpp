@@ -386,6 +386,21 @@ TEST_CASE("saved values are lent once, and outlive the runtime", "[law5]") {
   CHECK(liveHostSlabs() == slabs);
 }
 
+TEST_CASE("backward is captured on saved values of a captured forward alone", "[law3]") {
+  auto runtime = makeRuntime(kForwardBackward);
+  const at::Tensor w = at::randn({4, 4}), x = at::randn({8, 4});
+  auto saved = runtime->run("forward", {w, x});
+  for (int run = 0; run < 2; ++run) runtime->run("backward", backwardInputs(saved));
+  for (int step = 0; step < 5; ++step) {  // in the first of these, forward is still recorded
+    saved.clear();
+    saved = runtime->run("forward", {w, x});
+    runtime->run("backward", backwardInputs(saved));
+  }
+  CHECK(runtime->stats().captures == 2);
+  CHECK(runtime->stats().replays == 8);
+  CHECK(remarksOf(*runtime) == "");
+}
+
 TEST_CASE("a fault at any point leaves the step right", "[law6]") {
   const int64_t slabs = liveHostSlabs();
   for (FaultPoint point : {FaultPoint::CaptureBegin, FaultPoint::CaptureCall,

@@ -24,6 +24,7 @@ from .operators import (
     Parameter,
     operator_of,
 )
+from .prims import is_prim, lowered
 from .program_text import NameTable, TypeWriter, constant_text, quoted
 
 # What a node stands for in the text: a value or constant, or the members of a tuple or list.
@@ -270,6 +271,15 @@ class EntryWriter:
         """One call of `overload`, with `example` as what it returns."""
         if overload is BERNOULLI_LIKE:
             return self._bernoulli(node, args, example, rng)
+        if is_prim(overload):
+            aten = lowered(overload, args, kwargs)
+            if aten is None:
+                raise self.refusal(
+                    node,
+                    "only Python knows this operator, and it has no aten form",
+                    "compute this with torch's own functions, not with torch._prims or torch._refs",
+                )
+            overload, args, kwargs = aten
         op = operator_of(overload)
         if op.refused and kwargs.get(op.refused) is not None:
             raise self.refusal(node, "it draws from a generator of its own", "use the default one")
@@ -286,7 +296,8 @@ class EntryWriter:
         if op.returns == 0:
             self.emit([], call, suffix)
             return "None"
-        wanted = node.name if node.target is overload else overload._opname
+        plain = isinstance(node.target, torch._ops.OpOverload)
+        wanted = node.name if plain else overload._opname
         if op.returns == 1 and not op.returns_lists[0]:
             return self.define(wanted, self.types.of(example), call, suffix)
         return self._several(wanted, op, call, suffix, example)

@@ -7,12 +7,14 @@
 namespace gravure {
 
 Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
-                                              const std::vector<c10::IValue>& inputs) {
+                                              const std::vector<c10::IValue>& inputs,
+                                              bool uncaptured) {
   const auto checkAll = [&] {
     for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
   };
-  if (options_.uncaptured || arenaFailed_) {
+  if (uncaptured || options_.uncaptured || arenaFailed_) {
     checkAll();
+    checkLentValues(entry, givenLentValues(entry, inputs));
     return Path::Plain;
   }
   if (!entry.settled) {
@@ -37,10 +39,7 @@ bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& 
     return false;
   }
   const bool lent = givenLentValues(entry, inputs);
-  TORCH_CHECK(
-      !lent || !lentOverwritten_, "entry '", entry.code->entry->name,
-      "' is given saved values that its last run has overwritten: they are lent for one run; ",
-      "run the entry that saves them again");
+  checkLentValues(entry, lent);
   if (loans_->outstanding() > 0 && !lent) {
     once_.missedAs(
         entry.code->entry->name, "saved-values-held", nullptr,
@@ -51,6 +50,13 @@ bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& 
   }
   lentOverwritten_ = lent;
   return true;
+}
+
+void Runtime::Impl::checkLentValues(const EntryState& entry, bool lent) const {
+  TORCH_CHECK(
+      !lent || !lentOverwritten_, "entry '", entry.code->entry->name,
+      "' is given saved values that its last run has overwritten: they are lent for one run; ",
+      "run the entry that saves them again");
 }
 
 bool Runtime::Impl::givenLentValues(const EntryState& entry,

@@ -123,6 +123,7 @@ struct Own {
   const Node* node = nullptr;
   int64_t step = -1;
   std::vector<Slot> from, to;
+  std::vector<bool> asEager;  // by operand: CopySource::asEager
   std::vector<Slot> releases;
   std::vector<DeadBlock> dying;
 };

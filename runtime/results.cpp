@@ -1,7 +1,10 @@
 #include "runtime/results.h"
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+
+#include <llvm/ADT/DenseMap.h>
 
 namespace gravure {
 namespace {
@@ -70,11 +73,66 @@ at::Tensor shallowCopy(const at::Tensor& tensor) {
       /*version_counter=*/c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }
 
-std::vector<at::Tensor> ownedCopies(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> copies;
-  copies.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) copies.push_back(at::empty_like(tensor));
-  if (!copies.empty()) at::_foreach_copy_(copies, tensors);
+namespace {
+
+/// All bytes of a storage, as a tensor with the keys of `like`.
+at::Tensor bytesOf(const c10::Storage& storage, const at::Tensor& like) {
+  auto bytes = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), like.key_set(), c10::scalarTypeToTypeMeta(c10::ScalarType::Byte));
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous(static_cast<int64_t>(storage.nbytes()));
+  return bytes;
+}
+
+/// Copies of whole storages, one for all views of each.
+class StorageCopies {
+ public:
+  explicit StorageCopies(const std::vector<CopySource>& sources) {
+    for (const CopySource& source : sources) {
+      if (source.asEager) ++views_[source.tensor.storage().data()];
+    }
+  }
+
+  /// A copy of the tensor alone would lose memory that it shares, or its strides.
+  bool needed(const CopySource& source) const {
+    return source.asEager && (views_.lookup(source.tensor.storage().data()) > 1 ||
+                              !source.tensor.is_non_overlapping_and_dense());
+  }
+
+  /// The same view of the copy. The first one adds what is to be copied to the batch.
+  at::Tensor view(const at::Tensor& tensor, std::vector<at::Tensor>& targets,
+                  std::vector<at::Tensor>& sources) {
+    const c10::Storage& storage = tensor.storage();
+    at::Tensor& copy = copies_[storage.data()];
+    if (!copy.defined()) {
+      copy = at::empty({static_cast<int64_t>(storage.nbytes())},
+                       at::TensorOptions(tensor.device()).dtype(c10::ScalarType::Byte));
+      targets.push_back(copy);
+      sources.push_back(bytesOf(storage, copy));
+    }
+    return onStorage(copy.storage(), tensor);
+  }
+
+ private:
+  llvm::SmallDenseMap<const void*, int64_t, 8> views_;
+  llvm::SmallDenseMap<const void*, at::Tensor, 4> copies_;
+};
+
+}  // namespace
+
+std::vector<at::Tensor> ownedCopies(const std::vector<CopySource>& results) {
+  StorageCopies storages(results);
+  std::vector<at::Tensor> copies, targets, sources;
+  copies.reserve(results.size());
+  for (const CopySource& result : results) {
+    if (storages.needed(result)) {
+      copies.push_back(storages.view(result.tensor, targets, sources));
+    } else {
+      copies.push_back(at::empty_like(result.tensor));
+      targets.push_back(copies.back());
+      sources.push_back(result.tensor);
+    }
+  }
+  if (!targets.empty()) at::_foreach_copy_(targets, sources);
   return copies;
 }
 

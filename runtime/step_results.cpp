@@ -53,9 +53,9 @@ class ResultTaker {
         serving_ && code_.sources[slot] == SlotSource::Launch && !alias && !code_.ofInput[slot];
     if (inSlab(tensor, slab_)) {
       if (lender && info && lends_[output]) return lender->lend(tensor);
-      return copyLater(output, tensor);
+      return copyLater(output, tensor, isUserOutput(info));
     }
-    if (ofGraph) return copyLater(output, tensor);
+    if (ofGraph) return copyLater(output, tensor, isUserOutput(info));
     if (alias && info->input >= 0) {
       const c10::IValue& input = kept_[info->input];
       if (input.isTensor() && sameView(tensor, input.toTensor())) return input;
@@ -64,8 +64,14 @@ class ResultTaker {
     return serving_ && code_.sources[slot] == SlotSource::Launch ? shallowCopy(tensor) : value;
   }
 
-  c10::IValue copyLater(size_t output, const at::Tensor& tensor) {
-    sources_.push_back(tensor);
+  /// Gradients are kept apart: autograd adds to them in place.
+  static bool isUserOutput(const OutputInfo* info) {
+    return info && (info->role == OutputRole::Output || info->role == OutputRole::Loss ||
+                    info->role == OutputRole::Alias);
+  }
+
+  c10::IValue copyLater(size_t output, const at::Tensor& tensor, bool asEager) {
+    sources_.push_back({tensor, asEager});
     targets_.push_back({output, -1});
     return {};
   }
@@ -74,7 +80,7 @@ class ResultTaker {
     c10::List<at::Tensor> taken;
     for (const at::Tensor& tensor : value.toTensorVector()) {
       if (inSlab(tensor, slab_)) {
-        sources_.push_back(tensor);
+        sources_.push_back({tensor});
         targets_.push_back({output, static_cast<int64_t>(taken.size())});
       }
       taken.push_back(tensor);
@@ -89,7 +95,7 @@ class ResultTaker {
   const Slab* slab_;
   const bool serving_;
   std::vector<c10::IValue> results_;
-  std::vector<at::Tensor> sources_;
+  std::vector<CopySource> sources_;
   std::vector<Target> targets_;
   int64_t copiedBytes_ = 0;
 };

@@ -16,11 +16,10 @@ from .errors import ExportError
 from .functional import reinplace_custom_operators
 from .fx_import import EntryWriter, Ref
 from .names import InputSpec, tied_names
-from .program_text import quoted
+from .program_text import HEADER, quoted
 from .saved_inputs import save_inputs
 from .trace import Traced, trace
 
-VERSION = 1
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
 
@@ -55,7 +54,7 @@ def export_step(
     bound = _bind_saved(traced.backward, forward.saved, forward.symbols) + tangents + rng
     gradients = writer.add_graph(traced.backward, bound)
     outputs = forward.outputs[:1] + _gradient_outputs(writer, traced, gradients)
-    entry = _entry_text("step", writer, outputs + forward.outputs[1:])
+    entry = writer.text("step", outputs + forward.outputs[1:])
     return _save(fn, traced, path, {"step": (entry, writer)})
 
 
@@ -93,9 +92,9 @@ def export_joint(
     gradients = back.add_graph(traced.backward, bound)
     kept = [f"{ref} {{saved {quoted(ref[1:])}}}" for ref in saved]
     texts = {
-        "forward": (_entry_text("forward", writer, forward.outputs + kept), writer),
+        "forward": (writer.text("forward", forward.outputs + kept), writer),
         "backward": (
-            _entry_text("backward", back, _gradient_outputs(back, traced, gradients)),
+            back.text("backward", _gradient_outputs(back, traced, gradients)),
             back,
         ),
     }
@@ -264,14 +263,6 @@ def _gradient_outputs(writer: EntryWriter, traced: Traced, gradients: list[Any])
     return outputs
 
 
-def _entry_text(name: str, writer: EntryWriter, outputs: list[str]) -> str:
-    head = f"graph {name}("
-    inputs = [f"{v} : {kind} {{{s.role} {quoted(s.name)}}}" for s, v, kind in writer.inputs]
-    lines = [head + (",\n" + " " * len(head)).join(inputs) + "):", *writer.lines]
-    lines.append("  return (" + (",\n" + " " * 10).join(outputs) + ")")
-    return "\n".join(lines) + "\n"
-
-
 def _save(
     fn: Callable[..., Any],
     traced: Traced,
@@ -279,7 +270,7 @@ def _save(
     entries: dict[str, tuple[str, EntryWriter]],
 ) -> Path:
     """Writes both files, or neither."""
-    lines = [f"gravure {VERSION}", f"# {traced.name}, exported with torch {torch.__version__}"]
+    lines = [HEADER, f"# {traced.name}, exported with torch {torch.__version__}"]
     for name, others in tied_names(fn, traced.inputs).items():
         lines.append(f"# {name} is also {', '.join(others)}")
     text = "\n".join(lines) + "\n" + "\n".join(text for text, _ in entries.values())

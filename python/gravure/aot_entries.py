@@ -46,7 +46,8 @@ class Call:
     def caller(self, run: Callable[[str, list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
         """`run` with the graph's own arguments and results."""
         entry, taken, results = self.entry, self.taken, self.results
-        if taken == list(range(self.arguments)) and results == [(i, None) for i in range(len(results))]:
+        as_is = [(i, None) for i in range(len(results))]
+        if taken == list(range(self.arguments)) and results == as_is:
             return lambda args: run(entry, args)
 
         def call(args: list[Any]) -> list[Any]:

@@ -31,6 +31,10 @@ class FrameNamer(Namer):
         return ".".join(names) or super()._name("")
 
 
+# What AOTAutograd calls: all arguments as one list.
+Run = Callable[[list[Any]], Any]
+
+
 @dataclass
 class Call:
     """How a call of a graph becomes one of its entry."""
@@ -40,10 +44,10 @@ class Call:
     taken: list[int] = field(default_factory=list)  # those that the entry takes, in order
     # For each of the graph's results, its position among the entry's, or -1 and the fixed value.
     results: list[tuple[int, Any]] = field(default_factory=list)
-    values: list[str] = field(default_factory=list)  # what each of the graph's results is in the text
+    values: list[str] = field(default_factory=list)  # each of the graph's results in the text
     bound: dict[int, Any] = field(default_factory=dict)  # what inputs of the entry are, always
 
-    def caller(self, run: Callable[[str, list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    def caller(self, run: Callable[[str, list[Any]], list[Any]]) -> Run:
         """`run` with the graph's own arguments and results."""
         entry, taken, results = self.entry, self.taken, self.results
         as_is = [(i, None) for i in range(len(results))]

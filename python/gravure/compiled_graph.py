@@ -13,7 +13,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._functorch.partitioners import is_sym_node
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .aot_entries import Call, FrameNamer, device_of, write_entry
+from .aot_entries import Call, FrameNamer, Run, device_of, write_entry
 from .errors import ExportError
 from .known_numbers import KnownNumbers
 from .names import InputSpec
@@ -23,7 +23,6 @@ from .runtime import program_class
 
 logger = logging.getLogger("gravure")
 
-Run = Callable[[list[Any]], Any]
 # Where a symbol's value is found: which argument, and which of its sizes (-1: itself).
 Place = tuple[int, int]
 
@@ -62,8 +61,8 @@ class CompiledGraph:
         self._symbols: list[Any] = []
         self._any: Instance | None = None  # for any sizes
         self._by_backward: dict[tuple[int, ...], Instance] = {}
-        self._run_forward: Run = self._dispatch_forward
-        self._run_backward: Run = self._dispatch_backward
+        self._run_forward: Run | None = None
+        self._run_backward: Run | None = None
 
     # ---- what AOTAutograd compiles
 
@@ -80,11 +79,10 @@ class CompiledGraph:
         self._places = [_places(half.module) for half in self._halves()]
         self._symbols = list(self._places[0])
         if self._symbols:
+            self._run_forward, self._run_backward = self._dispatch_forward, self._dispatch_backward
             return
         instance = self._any = self._make(())
-        self._run_forward = instance.forward
-        if instance.backward is not None:
-            self._run_backward = instance.backward
+        self._run_forward, self._run_backward = instance.forward, instance.backward
 
     def _halves(self) -> list[Half]:
         assert self._forward is not None
@@ -178,6 +176,7 @@ class CompiledGraph:
     def _text(self, known: KnownNumbers) -> tuple[str, list[Call]]:
         forward, backward = self._forward, self._backward
         assert forward is not None
+
         def role(i: int, value: str) -> str:
             return f'output "{i}"' if i < self._outputs else f'saved "{value[1:]}"'
 

@@ -47,6 +47,16 @@ def export_step(
     Raises ExportError, which names the node, the reason and a remedy, and writes nothing.
     """
     traced = trace(fn, args, step=True, paired_rng=not eager_rng)
+    text, writer, _ = step_entry(traced)
+    return _save(fn, traced, path, {"step": (text, writer)})
+
+
+def step_entry(traced: Traced) -> tuple[str, EntryWriter, list[int]]:
+    """Forward and backward as the entry `step`.
+
+    Also returns, for each of `traced.outputs`, its position among the entry's outputs that are no
+    gradients; -1 for one that is None.
+    """
     writer = EntryWriter(traced.namer)
     forward = _write_forward(writer, traced)
     tangents = [_tangent(writer, forward, node) for node in _tangent_nodes(traced.backward)]
@@ -54,8 +64,7 @@ def export_step(
     bound = _bind_saved(traced.backward, forward.saved, forward.symbols) + tangents + rng
     gradients = writer.add_graph(traced.backward, bound)
     outputs = forward.outputs[:1] + _gradient_outputs(writer, traced, gradients)
-    entry = writer.text("step", outputs + forward.outputs[1:])
-    return _save(fn, traced, path, {"step": (entry, writer)})
+    return writer.text("step", outputs + forward.outputs[1:]), writer, forward.places
 
 
 def export_joint(
@@ -107,6 +116,7 @@ class _Forward:
 
     outputs: list[str] = field(default_factory=list)  # as written behind `return`, the loss first
     values: list[Ref] = field(default_factory=list)  # of AOTAutograd's own outputs, in order
+    places: list[int] = field(default_factory=list)  # in `outputs`, of each thing returned
     saved: list[Ref] = field(default_factory=list)
     symbols: int = 0  # how many of `saved`, at its end, are numbers
 
@@ -143,6 +153,7 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
     state = _Forward(values=refs[first:end], saved=refs[end:])
     state.symbols = metadata.num_symints_saved_for_bw or 0
     for i, spec in enumerate(traced.outputs):
+        state.places.append(len(state.outputs))
         if spec.input >= 0:
             value = bound[tokens + spec.input]
             state.outputs.append(f"{value} {{alias {value}}}")
@@ -150,6 +161,7 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
         value = refs[first + spec.index]
         info = metadata.output_info[spec.index]
         if value == "None":
+            state.places[-1] = -1
             continue
         if i == 0:
             state.outputs.append(f"{value} {{loss}}")

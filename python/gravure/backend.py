@@ -22,6 +22,7 @@ from .partition import KEEP_DRAWS, partition
 from .places import Places
 from .report import follow
 from .runtime import program_class
+from .trace import unique_names
 
 
 @register_backend(name="gravure")
@@ -59,9 +60,10 @@ class _Frame:
 
     def __init__(self, graph: fx.GraphModule, options: CompileOptions) -> None:
         self._namer = FrameNamer()
-        self._sources = [_source(n) for n in graph.graph.find_nodes(op="placeholder")]
+        nodes = graph.graph.find_nodes(op="placeholder")
+        self._inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         self._outputs = 0
-        self._compiled = CompiledGraph(_label(graph), self._namer, options)
+        self._compiled = CompiledGraph(label_of(graph), self._namer, options)
         follow(self._compiled)
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
@@ -101,8 +103,7 @@ class _Frame:
         index = getattr(desc, "idx", None)
         if type(desc).__name__ != "PlainAOTInput" or index is None:
             return InputSpec("user_input", node.name, None)
-        source, role = self._sources[index]
-        return InputSpec(role, self._namer.name(source) if source else node.name, None)
+        return self._inputs[index]
 
 
 def _backward_spec(node: fx.Node) -> InputSpec | None:
@@ -115,18 +116,22 @@ def _backward_spec(node: fx.Node) -> InputSpec | None:
     return None
 
 
-def _source(node: fx.Node) -> tuple[str, str]:
-    """Dynamo's source of an input, and its role: what Dynamo calls static keeps its address."""
+def input_spec(node: fx.Node, namer: FrameNamer) -> InputSpec:
+    """Role and name of an input of Dynamo's graph: what Dynamo calls static keeps its address."""
     source = getattr(node, "_dynamo_source", None)
     name = "" if source is None else source.name if isinstance(source.name, str) else source.name()
     kept = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-    if kept is None:
-        return name, "user_input"
     example = node.meta.get("example_value")
-    return name, "parameter" if getattr(example, "requires_grad", False) else "buffer"
+    if not isinstance(example, torch.Tensor):
+        role = "symint"
+    elif kept is None:
+        role = "user_input"
+    else:
+        role = "parameter" if example.requires_grad else "buffer"
+    return InputSpec(role, namer.name(name) if name else node.name, None)
 
 
-def _label(graph: fx.GraphModule) -> str:
+def label_of(graph: fx.GraphModule) -> str:
     """Which graph this is: "graph 0/1 at model.py:12", with Dynamo's number of it."""
     number = CompileContext.current_compile_id()
     places = Places(FrameNamer())

@@ -19,6 +19,7 @@ from .known_numbers import KnownNumbers
 from .names import InputSpec
 from .options import CompileOptions
 from .program_text import HEADER
+from .report import ending
 from .runtime import program_class
 
 logger = logging.getLogger("gravure")
@@ -63,6 +64,16 @@ class CompiledGraph:
         self._by_backward: dict[tuple[int, ...], Instance] = {}
         self._run_forward: Run | None = None
         self._run_backward: Run | None = None
+
+    def __del__(self) -> None:
+        ending(self)
+
+    @classmethod
+    def around(cls, label: str, options: CompileOptions, instance: Instance) -> CompiledGraph:
+        """What is loaded already."""
+        graph = cls(label, FrameNamer(), options)
+        graph._any = instance
+        return graph
 
     # ---- what AOTAutograd compiles
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from .program_text import HEADER
 from .report import ending
 from .runtime import program_class
 
+_NUMBERS = itertools.count(1)
 logger = logging.getLogger("gravure")
 
 # Where a symbol's value is found: which argument, and which of its sizes (-1: itself).
@@ -50,6 +52,7 @@ class CompiledGraph:
     """Runs one graph. `failure` is why it runs as it is, without a program; "" if it does not."""
 
     def __init__(self, label: str, namer: FrameNamer, options: CompileOptions) -> None:
+        self.number = next(_NUMBERS)
         self.label = label
         self.options = options
         self.failure = ""

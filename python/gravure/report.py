@@ -34,6 +34,7 @@ class ProgramReport:
 class GraphReport:
     """One graph. `failure` says why it runs as it is; "" where it has programs."""
 
+    number: int  # graphs are numbered as they are compiled
     label: str
     failure: str
     programs: list[ProgramReport]
@@ -56,7 +57,7 @@ class Report:
 
 def report() -> Report:
     """Plan and counts of every compiled graph that is alive."""
-    return Report(sorted(map(_of_graph, _LIVE), key=lambda graph: graph.label))
+    return Report(sorted(map(_of_graph, _LIVE), key=lambda graph: graph.number))
 
 
 def follow(graph: CompiledGraph) -> None:
@@ -72,7 +73,8 @@ def ending(graph: CompiledGraph) -> None:
 
 def _of_graph(graph: CompiledGraph) -> GraphReport:
     made = [i for i in graph.all_instances() if i.program is not None]
-    return GraphReport(graph.label, graph.failure, [_of_program(instance) for instance in made])
+    programs = [_of_program(instance) for instance in made]
+    return GraphReport(graph.number, graph.label, graph.failure, programs)
 
 
 def _of_program(instance: Instance) -> ProgramReport:

@@ -8,12 +8,14 @@
 namespace gravure {
 
 Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
-                                              const std::vector<c10::IValue>& inputs) {
+                                              const std::vector<c10::IValue>& inputs,
+                                              bool uncaptured) {
   const auto checkAll = [&] {
     for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
   };
-  if (options_.uncaptured || arenaFailed_) {
+  if (uncaptured || options_.uncaptured || arenaFailed_) {
     checkAll();
+    checkLentValues(entry, givenLentValues(entry, inputs));
     return Path::Plain;
   }
   if (!entry.settled) {
@@ -42,10 +44,7 @@ bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& 
         "it; this step ran uncaptured");
     return false;
   }
-  TORCH_CHECK(
-      !lent || !lentOverwritten_, "entry '", entry.code->entry->name,
-      "' is given saved values that its last run has overwritten: they are lent for one run; ",
-      "run the entry that saves them again");
+  checkLentValues(entry, lent);
   if (loans_->outstanding() > 0 && !lent) {
     once_.missedAs(
         entry.code->entry->name, "saved-values-held", nullptr,
@@ -106,6 +105,13 @@ bool Runtime::Impl::giversAgree(const EntryState& entry, bool lent) const {
   return std::all_of(entry.givers.begin(), entry.givers.end(), [lent](const EntryState* giver) {
     return giver->wasServed && (lent || !giver->lentSaved);
   });
+}
+
+void Runtime::Impl::checkLentValues(const EntryState& entry, bool lent) const {
+  TORCH_CHECK(
+      !lent || !lentOverwritten_, "entry '", entry.code->entry->name,
+      "' is given saved values that its last run has overwritten: they are lent for one run; ",
+      "run the entry that saves them again");
 }
 
 bool Runtime::Impl::givenLentValues(const EntryState& entry,

@@ -204,12 +204,12 @@ bool Executor::mustCopy(const Own& own, size_t i, const at::Tensor& tensor) cons
 
 void Executor::runOwn(Own& own) {
   if (session_) session_->enterStep(-1);
-  std::vector<at::Tensor> sources;
+  std::vector<CopySource> sources;
   llvm::SmallVector<Slot, 16> targets;
   for (size_t i = 0; i < own.from.size(); ++i) {
     const c10::IValue& value = frame_[own.from[i]];
     if (served_ && value.isTensor() && mustCopy(own, i, value.toTensor())) {
-      sources.push_back(value.toTensor());
+      sources.push_back({value.toTensor(), own.asEager[i]});
       targets.push_back(own.to[i]);
     } else {
       frame_[own.to[i]] = value;

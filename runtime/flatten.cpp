@@ -137,8 +137,21 @@ class Flattener {
     own.node = node;
     own.step = timeline_.stepOf(node);
     own.from = slotsOf(node->inputs());
-    for (const Value* output : node->outputs()) own.to.push_back(define(output, SlotSource::Own));
+    for (const Value* output : node->outputs()) {
+      own.to.push_back(define(output, SlotSource::Own));
+      own.asEager.push_back(isUserOutput(output));
+    }
     return own;
+  }
+
+  /// Gradients are kept apart: autograd adds to them in place.
+  bool isUserOutput(const Value* value) const {
+    const auto& infos = code_.entry->outputs;
+    return std::any_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
+      if (use.user->kind() != c10::prim::Return || use.offset >= infos.size()) return false;
+      const OutputRole role = infos[use.offset].role;
+      return role == OutputRole::Output || role == OutputRole::Loss || role == OutputRole::Alias;
+    });
   }
 
   Branch flattenIf(const Node* node) {

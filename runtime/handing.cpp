@@ -67,12 +67,17 @@ void chooseHanding(const Program& program, const Timeline& timeline, ResultPolic
     for (Own& own : code.owns) own.handing.assign(own.from.size(), Handing::Copied);
     const OwnedFrom owned(code);
     llvm::DenseSet<Slot> copied;
+    llvm::DenseMap<int64_t, int> sharers;  // autograd adds to gradients in place
+    for (Slot slot : code.outputs) ++sharers[code.storages[owned.arenaSlot(slot)]];
     for (size_t o = 0; o < code.outputs.size() && o < code.entry->outputs.size(); ++o) {
       const OutputInfo& info = code.entry->outputs[o];
       if (info.role == OutputRole::Saved && read.contains(info.name)) {
         code.handing[o] = Handing::Saved;
       } else if (isPlanned(timeline, code, owned, o)) {
         code.handing[o] = wished(info.role, policy);
+        const int64_t storage = code.storages[owned.arenaSlot(code.outputs[o])];
+        if (code.handing[o] == Handing::Lent && sharers[storage] > 1)
+          code.handing[o] = Handing::Copied;
       }
       if (code.handing[o] == Handing::Copied) copied.insert(code.outputs[o]);
     }

@@ -10,8 +10,8 @@
 namespace gravure {
 
 /// Sets `handing` of every entry's outputs and of its Own instructions. A result is Lent or Static
-/// only where the step allocates it with a shape known in advance; a value that is returned twice is
-/// Lent only if both are gradients: one copy of it serves all.
+/// only where the step allocates it with a shape known in advance, and Lent only if no other result
+/// shares its memory.
 void chooseHanding(const Program& program, const Timeline& timeline, ResultPolicy policy,
                    std::vector<EntryCode>& codes);
 

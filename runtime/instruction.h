@@ -132,6 +132,7 @@ struct Own {
   int64_t step = -1;
   std::vector<Slot> from, to;
   std::vector<Handing> handing;  // Copied: here; all else passes on to where results are taken
+  std::vector<bool> asEager;     // by operand: CopySource::asEager
   std::vector<Slot> releases;
   std::vector<DeadBlock> dying;
 };

@@ -1,8 +1,10 @@
 #include "runtime/results.h"
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
 
 namespace gravure {
@@ -72,27 +74,89 @@ at::Tensor shallowCopy(const at::Tensor& tensor) {
       /*version_counter=*/c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }
 
-std::vector<at::Tensor> ownedCopies(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> copies;
-  copies.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) copies.push_back(at::empty_like(tensor));
-  // A list of several dtypes or devices is copied tensor by tensor.
-  using Kind = std::pair<c10::ScalarType, c10::Device>;
-  llvm::SmallVector<std::pair<Kind, std::vector<size_t>>, 4> batches;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Kind kind{tensors[i].scalar_type(), tensors[i].device()};
-    auto* batch = llvm::find_if(batches, [&](const auto& known) { return known.first == kind; });
-    if (batch == batches.end()) batch = &batches.emplace_back(kind, std::vector<size_t>());
-    batch->second.push_back(i);
-  }
-  for (const auto& [kind, members] : batches) {
-    std::vector<at::Tensor> to, from;
-    for (size_t i : members) {
-      to.push_back(copies[i]);
-      from.push_back(tensors[i]);
+namespace {
+
+/// All bytes of a storage, as a tensor with the keys of `like`.
+at::Tensor bytesOf(const c10::Storage& storage, const at::Tensor& like) {
+  auto bytes = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), like.key_set(), c10::scalarTypeToTypeMeta(c10::ScalarType::Byte));
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous(static_cast<int64_t>(storage.nbytes()));
+  return bytes;
+}
+
+/// Copies of whole storages, one for all views of each.
+class StorageCopies {
+ public:
+  explicit StorageCopies(const std::vector<CopySource>& sources) {
+    for (const CopySource& source : sources) {
+      if (source.asEager) ++views_[source.tensor.storage().data()];
     }
-    at::_foreach_copy_(to, from, /*non_blocking=*/true);
   }
+
+  /// A copy of the tensor alone would lose memory that it shares, or its strides.
+  bool needed(const CopySource& source) const {
+    return source.asEager && (views_.lookup(source.tensor.storage().data()) > 1 ||
+                              !source.tensor.is_non_overlapping_and_dense());
+  }
+
+  /// The same view of the copy. The first one adds what is to be copied to the batch.
+  at::Tensor view(const at::Tensor& tensor, std::vector<at::Tensor>& targets,
+                  std::vector<at::Tensor>& sources) {
+    const c10::Storage& storage = tensor.storage();
+    at::Tensor& copy = copies_[storage.data()];
+    if (!copy.defined()) {
+      copy = at::empty({static_cast<int64_t>(storage.nbytes())},
+                       at::TensorOptions(tensor.device()).dtype(c10::ScalarType::Byte));
+      targets.push_back(copy);
+      sources.push_back(bytesOf(storage, copy));
+    }
+    return onStorage(copy.storage(), tensor);
+  }
+
+ private:
+  llvm::SmallDenseMap<const void*, int64_t, 8> views_;
+  llvm::SmallDenseMap<const void*, at::Tensor, 4> copies_;
+};
+
+/// One batch a dtype and device: a list of several is copied tensor by tensor.
+void copyBatches(const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) {
+  struct Batch {
+    c10::ScalarType dtype;
+    c10::Device device;
+    std::vector<at::Tensor> targets, sources;
+  };
+  llvm::SmallVector<Batch, 4> batches;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const auto dtype = targets[i].scalar_type();
+    const auto device = targets[i].device();
+    auto* batch = llvm::find_if(batches, [&](const Batch& known) {
+      return known.dtype == dtype && known.device == device;
+    });
+    if (batch == batches.end()) batch = &batches.emplace_back(Batch{dtype, device, {}, {}});
+    batch->targets.push_back(targets[i]);
+    batch->sources.push_back(sources[i]);
+  }
+  for (const Batch& batch : batches) {
+    at::_foreach_copy_(batch.targets, batch.sources, /*non_blocking=*/true);
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> ownedCopies(const std::vector<CopySource>& results) {
+  StorageCopies storages(results);
+  std::vector<at::Tensor> copies, targets, sources;
+  copies.reserve(results.size());
+  for (const CopySource& result : results) {
+    if (storages.needed(result)) {
+      copies.push_back(storages.view(result.tensor, targets, sources));
+    } else {
+      copies.push_back(at::empty_like(result.tensor));
+      targets.push_back(copies.back());
+      sources.push_back(result.tensor);
+    }
+  }
+  copyBatches(targets, sources);
   return copies;
 }
 

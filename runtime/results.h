@@ -44,8 +44,16 @@ at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab);
 /// Another TensorImpl over the same memory, without autograd's marks.
 at::Tensor shallowCopy(const at::Tensor& tensor);
 
-/// Copies of `tensors` in memory that is theirs alone, in one batch a dtype; same sizes, and strides
-/// too where the tensor is dense. Call it where the allocator serves nothing from the arena.
-std::vector<at::Tensor> ownedCopies(const std::vector<at::Tensor>& tensors);
+/// What is to be copied for the caller. As eager returns it (`asEager`): with its strides, and sharing
+/// memory with the others of which that is said. Else in memory of its own, and strides are kept where
+/// the tensor is dense: a gradient must not share memory with another one.
+struct CopySource {
+  at::Tensor tensor;
+  bool asEager = false;
+};
+
+/// Copies in memory that is the caller's, in one batch a dtype. Call it where the allocator serves nothing from
+/// the arena.
+std::vector<at::Tensor> ownedCopies(const std::vector<CopySource>& sources);
 
 }  // namespace gravure

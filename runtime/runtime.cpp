@@ -124,13 +124,13 @@ const EntryState& Runtime::Impl::find(const std::string& name) const {
 }
 
 std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
-                                            std::vector<c10::IValue> inputs) {
+                                            std::vector<c10::IValue> inputs, bool uncaptured) {
   TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
   EntryState& entry = find(name);
   TORCH_CHECK(inputs.size() == entry.checks.size(), "entry '", name, "' takes ",
               entry.checks.size(), " inputs, got ", inputs.size());
   const BelowAutograd guards;
-  const Path path = choosePath(entry, inputs);
+  const Path path = choosePath(entry, inputs, uncaptured);
   return step(entry, std::move(inputs), path);
 }
 
@@ -220,7 +220,11 @@ Runtime::Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions
 Runtime::~Runtime() = default;
 
 std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10::IValue> inputs) {
-  return impl_->run(entry, std::move(inputs));
+  return impl_->run(entry, std::move(inputs), /*uncaptured=*/false);
+}
+std::vector<c10::IValue> Runtime::runUncaptured(const std::string& entry,
+                                                std::vector<c10::IValue> inputs) {
+  return impl_->run(entry, std::move(inputs), /*uncaptured=*/true);
 }
 const Program& Runtime::program() const { return impl_->program_; }
 Device& Runtime::device() { return *impl_->device_; }

@@ -68,6 +68,10 @@ class Runtime {
   /// nothing has run then.
   std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs);
 
+  /// The same on the uncaptured path, whatever is captured: lent inputs keep their bits, so they can be
+  /// given to another run.
+  std::vector<c10::IValue> runUncaptured(const std::string& entry, std::vector<c10::IValue> inputs);
+
   const Program& program() const;
   Device& device();
   const RuntimeStats& stats() const;

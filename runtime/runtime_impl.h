@@ -53,7 +53,8 @@ class Runtime::Impl {
   Impl(Program program, std::unique_ptr<Device> device, RuntimeOptions options);
   ~Impl() { shutdown(); }
 
-  std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs);
+  std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs,
+                               bool uncaptured);
   void shutdown();
 
   enum class Path : uint8_t { Plain, Recorded, Served };
@@ -63,7 +64,7 @@ class Runtime::Impl {
   const EntryState& find(const std::string& entry) const;
 
   // Which path a step takes (choose_path.cpp).
-  Path choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  Path choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
   bool mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool resultsHeld(EntryState& entry);
@@ -71,6 +72,7 @@ class Runtime::Impl {
   bool sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers);
   bool giversAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
+  void checkLentValues(const EntryState& entry, bool lent) const;
   void forgetCaptures(EntryState& entry);
 
   // The step (runtime.cpp).

@@ -53,10 +53,14 @@ class ResultTaker {
     // What a capture allocated outside the arena is its graph's: the next replay writes it.
     const bool ofGraph =
         serving_ && code_.sources[slot] == SlotSource::Launch && !alias && !code_.ofInput[slot];
-    if (code_.handing[output] == Handing::Static && slab_) return handStatic(output, tensor);
-    if (inSlab(tensor, slab_.get()))
-      return serving_ ? hand(output, tensor) : copyLater(output, tensor);
-    if (ofGraph) return copyLater(output, tensor);
+    const bool asEager = isUserOutput(info);
+    if (code_.handing[output] == Handing::Static && slab_) {
+      return handStatic(output, tensor, asEager);
+    }
+    if (inSlab(tensor, slab_.get())) {
+      return serving_ ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
+    }
+    if (ofGraph) return copyLater(output, tensor, asEager);
     if (alias && info->input >= 0) {
       const c10::IValue& input = kept_[info->input];
       if (input.isTensor() && sameView(tensor, input.toTensor())) return input;
@@ -66,28 +70,37 @@ class ResultTaker {
   }
 
   /// A served step's value that lies in the arena.
-  c10::IValue hand(size_t output, const at::Tensor& tensor) {
+  c10::IValue hand(size_t output, const at::Tensor& tensor, bool asEager) {
     switch (code_.handing[output]) {
       case Handing::Saved: entry_.lentSaved = true; return lender_.lend(tensor, saved_);
-      case Handing::Lent: return lender_.lend(tensor, entry_.lent[output]);
-      default: return copyLater(output, tensor);
+      case Handing::Lent:
+        // One with gaps, or with several elements in one place, is laid out anew for its holder.
+        if (!tensor.is_non_overlapping_and_dense()) return copyLater(output, tensor, asEager);
+        return lender_.lend(tensor, entry_.lent[output]);
+      default: return copyLater(output, tensor, asEager);
     }
   }
 
   /// The same tensor each step, from the first that was served on; what lies elsewhere is copied to it.
-  c10::IValue handStatic(size_t output, const at::Tensor& tensor) {
+  c10::IValue handStatic(size_t output, const at::Tensor& tensor, bool asEager) {
     at::Tensor& handed = entry_.statics[output];
     const bool here = inSlab(tensor, slab_.get());
     if (!handed.defined()) {
-      if (!here) return serving_ ? copyLater(output, tensor) : c10::IValue(tensor);
+      if (!here) return serving_ ? copyLater(output, tensor, asEager) : c10::IValue(tensor);
       handed = unlent(tensor, slab_);
     }
     if (!sameView(handed, tensor)) handed.copy_(tensor, /*non_blocking=*/true);
     return handed;
   }
 
-  c10::IValue copyLater(size_t output, const at::Tensor& tensor) {
-    sources_.push_back(tensor);
+  /// Gradients are kept apart: autograd adds to them in place.
+  static bool isUserOutput(const OutputInfo* info) {
+    return info && (info->role == OutputRole::Output || info->role == OutputRole::Loss ||
+                    info->role == OutputRole::Alias);
+  }
+
+  c10::IValue copyLater(size_t output, const at::Tensor& tensor, bool asEager) {
+    sources_.push_back({tensor, asEager});
     targets_.push_back({output, -1});
     return {};
   }
@@ -96,7 +109,7 @@ class ResultTaker {
     c10::List<at::Tensor> taken;
     for (const at::Tensor& tensor : value.toTensorVector()) {
       if (inSlab(tensor, slab_.get())) {
-        sources_.push_back(tensor);
+        sources_.push_back({tensor});
         targets_.push_back({output, static_cast<int64_t>(taken.size())});
       }
       taken.push_back(tensor);
@@ -113,7 +126,7 @@ class ResultTaker {
   Lender lender_;
   const bool serving_;
   std::vector<c10::IValue> results_;
-  std::vector<at::Tensor> sources_;
+  std::vector<CopySource> sources_;
   std::vector<Target> targets_;
   int64_t copiedBytes_ = 0;
 };

@@ -32,6 +32,13 @@ const char* stateName(PartitionState state) {
   return "";
 }
 
+LoadedProgram::Values asList(std::vector<c10::IValue> values) {
+  LoadedProgram::Values list(c10::AnyType::get());
+  list.reserve(values.size());
+  for (c10::IValue& value : values) list.push_back(std::move(value));
+  return list;
+}
+
 /// The plan of every entry, made again from what partition-graph is about to read.
 std::string planText(const Program& program, const PassOptions& options) {
   std::string text;
@@ -46,12 +53,19 @@ std::string planText(const Program& program, const PassOptions& options) {
 }  // namespace
 
 LoadedProgram::LoadedProgram(const std::string& path, const std::string& device,
-                             const Options& options) {
-  LoadOptions parsed = parseLoadOptions(options);
-  std::unique_ptr<Device> made = makeDevice(device, parsed.poison);
-  Program program = readProgramFile(path);
+                             const Options& options)
+    : LoadedProgram(readProgramFile(path), device, parseLoadOptions(options)) {}
+
+c10::intrusive_ptr<LoadedProgram>
+LoadedProgram::ofText(const std::string& text, const std::string& device, const Options& options) {
+  return c10::make_intrusive<LoadedProgram>(readProgram(text), device, parseLoadOptions(options));
+}
+
+LoadedProgram::LoadedProgram(Program program, const std::string& device,
+                             const LoadOptions& options) {
+  std::unique_ptr<Device> made = makeDevice(device, options.poison);
   verifyProgram(program);
-  passes_.options = parsed.passes;
+  passes_.options = options.passes;
   passes_.options.alignment = made->alignment();
   PipelineOptions pipeline;
   pipeline.afterPass = [this](const Pass& pass, const Program& current) {
@@ -60,7 +74,7 @@ LoadedProgram::LoadedProgram(const std::string& path, const std::string& device,
     }
   };
   runPasses(program, passes_, {}, pipeline);
-  runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), parsed.runtime);
+  runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), options.runtime);
 }
 
 const Entry& LoadedProgram::entry(const std::string& name) const {
@@ -109,17 +123,35 @@ void LoadedProgram::bind(const std::string& name, const std::vector<int64_t>& po
   }
 }
 
-LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
+std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name, const Values& values) {
   const Bound& state = bound(name);
   TORCH_CHECK(values.size() == state.open.size(), "entry ", name, " takes ", state.open.size(),
               " inputs that are not bound, and was given ", values.size());
   std::vector<c10::IValue> inputs = state.values;
   for (size_t i = 0; i < values.size(); ++i) inputs[state.open[i]] = values.get(i);
-  Values results(c10::AnyType::get());
-  for (c10::IValue& result : runtime_->run(name, std::move(inputs))) {
-    results.push_back(std::move(result));
-  }
-  return results;
+  return inputs;
+}
+
+LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
+  return asList(runtime_->run(name, allInputs(name, values)));
+}
+
+LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
+  return asList(runtime_->runUncaptured(name, allInputs(name, values)));
+}
+
+const GradientTargets& LoadedProgram::gradientTargets(const std::string& name) {
+  auto found = gradients_.find(name);
+  if (found == gradients_.end())
+    found = gradients_.emplace(name, GradientTargets(entry(name))).first;
+  return found->second;
+}
+
+LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values) {
+  const GradientTargets& targets = gradientTargets(name);
+  std::vector<c10::IValue> inputs = allInputs(name, values);
+  targets.check(inputs);
+  return asList(targets.accumulate(inputs, runtime_->run(name, inputs)));
 }
 
 Remarks LoadedProgram::allRemarks() const {

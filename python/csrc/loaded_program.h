@@ -2,6 +2,7 @@
 // A program that Python has loaded: read, cut by the passes, and ready to run on one device.
 
 #include "passes/pass.h"
+#include "python/csrc/gradients.h"
 #include "runtime/runtime.h"
 
 #include <ATen/core/ivalue.h>
@@ -14,6 +15,8 @@
 #include <vector>
 
 namespace gravure {
+
+struct LoadOptions;
 
 /// `torch.classes.gravure.Program`. Not thread-safe, like the Runtime in it.
 class LoadedProgram final : public torch::CustomClassHolder {
@@ -29,6 +32,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///   require_capture     "1": a partition that fails to capture is an error
   ///   poison              "0": the host device does not overwrite dead memory
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
+  LoadedProgram(Program program, const std::string& device, const LoadOptions& options);
+  /// The same from a program text in memory.
+  static c10::intrusive_ptr<LoadedProgram>
+  ofText(const std::string& text, const std::string& device, const Options& options);
 
   std::vector<std::string> entries() const;
   /// Role and name of each input (output) of an entry, in order.
@@ -40,6 +47,12 @@ class LoadedProgram final : public torch::CustomClassHolder {
   void bind(const std::string& entry, const std::vector<int64_t>& positions, const Values& values);
   /// `values`: the inputs that are not bound, in order. Returns one value an output.
   Values run(const std::string& entry, const Values& values);
+  /// The same on the uncaptured path: lent values among the inputs stay good for another run.
+  Values runUncaptured(const std::string& entry, const Values& values);
+  /// One step that ends as loss.backward() does: the gradients are added to the `.grad` of the inputs
+  /// that they belong to, and the other outputs returned, in order. TORCH_CHECK, before anything
+  /// runs, for an input that requires a gradient and is no leaf, or has a hook.
+  Values runStep(const std::string& entry, const Values& values);
 
   std::string remarksText() const;
   std::string remarksJson() const;
@@ -64,12 +77,15 @@ class LoadedProgram final : public torch::CustomClassHolder {
   };
   const Entry& entry(const std::string& name) const;
   Bound& bound(const std::string& name);
+  std::vector<c10::IValue> allInputs(const std::string& name, const Values& values);
+  const GradientTargets& gradientTargets(const std::string& name);
   Remarks allRemarks() const;
 
   PassContext passes_;
   std::string partitionPlan_;
   std::unique_ptr<Runtime> runtime_;
   std::map<std::string, Bound> bound_;
+  std::map<std::string, GradientTargets> gradients_;
 };
 
 }  // namespace gravure

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from .backend import compile_graph
+from .compile_step import compile_step
 from .errors import ExportError
 from .export import export_joint, export_step
+from .report import Report, report
 from .runtime import Program, load
 
-__all__ = ["ExportError", "Program", "export_joint", "export_step", "load"]
+__all__ = [
+    "ExportError",
+    "Program",
+    "Report",
+    "compile_graph",
+    "compile_step",
+    "export_joint",
+    "export_step",
+    "load",
+    "report",
+]

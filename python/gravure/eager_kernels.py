@@ -44,18 +44,18 @@ _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAu
 
 # `empty_like(like).bernoulli_(p)` as one node of a graph. The functional form that PyTorch has,
 # `bernoulli.p`, draws in another order where `like` is not contiguous.
-_LIBRARY = torch.library.Library("gravure", "FRAGMENT")
-_LIBRARY.define(
+LIBRARY = torch.library.Library("gravure", "FRAGMENT")
+LIBRARY.define(
     "bernoulli_like(Tensor like, float p) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
 )
 
 
-@torch.library.impl(_LIBRARY, "bernoulli_like", "CompositeExplicitAutograd")
+@torch.library.impl(LIBRARY, "bernoulli_like", "CompositeExplicitAutograd")
 def _bernoulli_like(like: Tensor, p: float) -> Tensor:
     return torch.empty_like(like).bernoulli_(p)
 
 
-@torch.library.register_fake("gravure::bernoulli_like", lib=_LIBRARY)
+@torch.library.register_fake("gravure::bernoulli_like", lib=LIBRARY)
 def _(like: Tensor, p: float) -> Tensor:
     return torch.empty_like(like)
 

@@ -16,11 +16,10 @@ from .errors import ExportError
 from .functional import reinplace_custom_operators
 from .fx_import import EntryWriter, Ref
 from .names import InputSpec, tied_names
-from .program_text import quoted
+from .program_text import HEADER, quoted
 from .saved_inputs import save_inputs
 from .trace import Traced, trace
 
-VERSION = 1
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
 
@@ -48,6 +47,16 @@ def export_step(
     Raises ExportError, which names the node, the reason and a remedy, and writes nothing.
     """
     traced = trace(fn, args, step=True, paired_rng=not eager_rng)
+    text, writer, _ = step_entry(traced)
+    return _save(fn, traced, path, {"step": (text, writer)})
+
+
+def step_entry(traced: Traced) -> tuple[str, EntryWriter, list[int]]:
+    """Forward and backward as the entry `step`.
+
+    Also returns, for each of `traced.outputs`, its position among the entry's outputs that are no
+    gradients; -1 for one that is None.
+    """
     writer = EntryWriter(traced.namer)
     forward = _write_forward(writer, traced)
     tangents = [_tangent(writer, forward, node) for node in _tangent_nodes(traced.backward)]
@@ -55,8 +64,7 @@ def export_step(
     bound = _bind_saved(traced.backward, forward.saved, forward.symbols) + tangents + rng
     gradients = writer.add_graph(traced.backward, bound)
     outputs = forward.outputs[:1] + _gradient_outputs(writer, traced, gradients)
-    entry = _entry_text("step", writer, outputs + forward.outputs[1:])
-    return _save(fn, traced, path, {"step": (entry, writer)})
+    return writer.text("step", outputs + forward.outputs[1:]), writer, forward.places
 
 
 def export_joint(
@@ -93,9 +101,9 @@ def export_joint(
     gradients = back.add_graph(traced.backward, bound)
     kept = [f"{ref} {{saved {quoted(ref[1:])}}}" for ref in saved]
     texts = {
-        "forward": (_entry_text("forward", writer, forward.outputs + kept), writer),
+        "forward": (writer.text("forward", forward.outputs + kept), writer),
         "backward": (
-            _entry_text("backward", back, _gradient_outputs(back, traced, gradients)),
+            back.text("backward", _gradient_outputs(back, traced, gradients)),
             back,
         ),
     }
@@ -108,6 +116,7 @@ class _Forward:
 
     outputs: list[str] = field(default_factory=list)  # as written behind `return`, the loss first
     values: list[Ref] = field(default_factory=list)  # of AOTAutograd's own outputs, in order
+    places: list[int] = field(default_factory=list)  # in `outputs`, of each thing returned
     saved: list[Ref] = field(default_factory=list)
     symbols: int = 0  # how many of `saved`, at its end, are numbers
 
@@ -144,6 +153,7 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
     state = _Forward(values=refs[first:end], saved=refs[end:])
     state.symbols = metadata.num_symints_saved_for_bw or 0
     for i, spec in enumerate(traced.outputs):
+        state.places.append(len(state.outputs))
         if spec.input >= 0:
             value = bound[tokens + spec.input]
             state.outputs.append(f"{value} {{alias {value}}}")
@@ -151,6 +161,7 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
         value = refs[first + spec.index]
         info = metadata.output_info[spec.index]
         if value == "None":
+            state.places[-1] = -1
             continue
         if i == 0:
             state.outputs.append(f"{value} {{loss}}")
@@ -264,14 +275,6 @@ def _gradient_outputs(writer: EntryWriter, traced: Traced, gradients: list[Any])
     return outputs
 
 
-def _entry_text(name: str, writer: EntryWriter, outputs: list[str]) -> str:
-    head = f"graph {name}("
-    inputs = [f"{v} : {kind} {{{s.role} {quoted(s.name)}}}" for s, v, kind in writer.inputs]
-    lines = [head + (",\n" + " " * len(head)).join(inputs) + "):", *writer.lines]
-    lines.append("  return (" + (",\n" + " " * 10).join(outputs) + ")")
-    return "\n".join(lines) + "\n"
-
-
 def _save(
     fn: Callable[..., Any],
     traced: Traced,
@@ -279,7 +282,7 @@ def _save(
     entries: dict[str, tuple[str, EntryWriter]],
 ) -> Path:
     """Writes both files, or neither."""
-    lines = [f"gravure {VERSION}", f"# {traced.name}, exported with torch {torch.__version__}"]
+    lines = [HEADER, f"# {traced.name}, exported with torch {torch.__version__}"]
     for name, others in tied_names(fn, traced.inputs).items():
         lines.append(f"# {name} is also {', '.join(others)}")
     text = "\n".join(lines) + "\n" + "\n".join(text for text, _ in entries.values())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
-import re
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +12,7 @@ from torch import fx
 from . import higher_order
 from .eager_kernels import BERNOULLI_LIKE
 from .errors import ExportError
+from .known_numbers import KnownNumbers
 from .names import InputSpec, Namer
 from .operators import (
     NOT_OPERATORS,
@@ -24,15 +22,15 @@ from .operators import (
     Parameter,
     operator_of,
 )
+from .places import Places
+from .prims import is_prim, lowered
 from .program_text import NameTable, TypeWriter, constant_text, quoted
 
 # What a node stands for in the text: a value or constant, or the members of a tuple or list.
 Ref = Any
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _DETACH = torch.ops.aten.detach.default  # does nothing below autograd
+_ASSERT = torch.ops.aten._assert_scalar.default
 _NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
 
 
@@ -40,64 +38,12 @@ class ListValue(str):
     """A value that holds a list whose members are known only at run time."""
 
 
-class Places:
-    """Source line and module path of a node, as the end of its statement."""
-
-    def __init__(self, namer: Namer) -> None:
-        self._namer = namer
-        self._sources: dict[str, str] = {}
-        self._suffixes: dict[tuple[str, str], str] = {}
-        self._roots = sorted((os.path.abspath(p) + os.sep for p in sys.path), key=len)[::-1]
-
-    def source(self, node: fx.Node) -> str:
-        """`model.py:12`: the innermost line of the user's; "" where nothing is known."""
-        trace = node.meta.get("stack_trace")
-        if not trace:
-            return ""
-        found = self._sources.get(trace)
-        if found is None:
-            found = self._sources[trace] = self._innermost(trace)
-        return found
-
-    def suffix(self, node: fx.Node) -> str:
-        """` @"model.py:12" in "blocks.3.moe"`, as far as it is known."""
-        meta = node.meta
-        stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
-        path = next(reversed(stack.values()))[0] if stack else ""
-        key = (meta.get("stack_trace") or "", path)
-        found = self._suffixes.get(key)
-        if found is None:
-            source, module = self.source(node), self._namer.name(path) if path else ""
-            found = f" @{quoted(source)}" if source else ""
-            found += f" in {quoted(module)}" if module else ""
-            self._suffixes[key] = found
-        return found
-
-    def _innermost(self, trace: str) -> str:
-        """Looks at the frames from the last one on: traces are long, the user's line is late."""
-        last = ""
-        end = len(trace)
-        while (start := trace.rfind('File "', 0, end)) >= 0:
-            match = _FRAME.match(trace, start)
-            end = start
-            if match is None:
-                continue
-            last = last or self._short(match[1], match[2])
-            if not match[1].startswith((_HERE, _TORCH)):
-                return self._short(match[1], match[2])
-        return last
-
-    def _short(self, path: str, line: str) -> str:
-        full = os.path.abspath(path)
-        root = next((r for r in self._roots if full.startswith(r)), os.path.dirname(full) + os.sep)
-        return f"{full[len(root) :]}:{line}"
-
-
 class EntryWriter:
     """Statements and inputs of one entry. `env` maps the nodes at hand to what they stand for."""
 
-    def __init__(self, namer: Namer) -> None:
-        self.types = TypeWriter()
+    def __init__(self, namer: Namer, known: KnownNumbers | None = None) -> None:
+        self.known = known or KnownNumbers()
+        self.types = TypeWriter(self.known)
         self.names = NameTable()
         self.places = Places(namer)
         self.kinds: dict[str, str] = {}  # the type of each value
@@ -139,6 +85,14 @@ class EntryWriter:
         self._module = outer
         return result
 
+    def text(self, name: str, outputs: list[str]) -> str:
+        """The whole entry, which returns `outputs`, each a value with its role."""
+        head = f"graph {name}("
+        inputs = [f"{v} : {kind} {{{s.role} {quoted(s.name)}}}" for s, v, kind in self.inputs]
+        lines = [head + (",\n" + " " * len(head)).join(inputs) + "):", *self.lines]
+        lines.append("  return (" + (",\n" + " " * 10).join(outputs) + ")")
+        return "\n".join(lines) + "\n"
+
     def emit(self, outputs: list[str], call: str, suffix: str = "") -> None:
         left = f"{', '.join(outputs)} = " if outputs else ""
         self.lines.append(f"{self.indent}{left}{call}{suffix}")
@@ -166,6 +120,8 @@ class EntryWriter:
 
     def value(self, arg: Any, node: fx.Node, parameter: Parameter | None = None) -> str:
         """`arg` as an expression, for `parameter` of the operator of `node`."""
+        if isinstance(arg, fx.Node) and (number := self._known_number(arg)) is not None:
+            arg = number
         if isinstance(arg, fx.Node):
             ref = self.env[arg]
             if type(ref) is str:
@@ -234,8 +190,19 @@ class EntryWriter:
 
     # ---- nodes
 
+    def _known_number(self, node: fx.Node) -> int | float | bool | None:
+        """The value of a symbolic number that is a constant in this program."""
+        return self.known.number(node.meta.get("val")) if self.known else None
+
     def _call(self, node: fx.Node) -> None:
         target = node.target
+        if self.known:
+            number = self._known_number(node)
+            if number is not None:
+                self.env[node] = constant_text(number)
+                return
+            if target is _ASSERT and self._known_number(node.args[0]) is not None:
+                return  # PyTorch guards on it
         if type(target) is torch._ops.OpOverload:
             if target is _DETACH:
                 self.env[node] = self.env[node.args[0]]
@@ -270,6 +237,15 @@ class EntryWriter:
         """One call of `overload`, with `example` as what it returns."""
         if overload is BERNOULLI_LIKE:
             return self._bernoulli(node, args, example, rng)
+        if is_prim(overload):
+            aten = lowered(overload, args, kwargs)
+            if aten is None:
+                raise self.refusal(
+                    node,
+                    "only Python knows this operator, and it has no aten form",
+                    "compute this with torch's own functions, not with torch._prims or torch._refs",
+                )
+            overload, args, kwargs = aten
         op = operator_of(overload)
         if op.refused and kwargs.get(op.refused) is not None:
             raise self.refusal(node, "it draws from a generator of its own", "use the default one")
@@ -286,7 +262,8 @@ class EntryWriter:
         if op.returns == 0:
             self.emit([], call, suffix)
             return "None"
-        wanted = node.name if node.target is overload else overload._opname
+        plain = isinstance(node.target, torch._ops.OpOverload)
+        wanted = node.name if plain else overload._opname
         if op.returns == 1 and not op.returns_lists[0]:
             return self.define(wanted, self.types.of(example), call, suffix)
         return self._several(wanted, op, call, suffix, example)

@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from .known_numbers import KnownNumbers
+
+HEADER = "gravure 1"  # the first line: the version of the format
+
 _SCALAR_TYPES: dict[torch.dtype, str] = {
     torch.uint8: "Byte",
     torch.int8: "Char",
@@ -73,21 +77,11 @@ def device_text(device: torch.device) -> str:
     return f'device("{device}")'
 
 
-def _dims(dims: Any) -> str:
-    return ", ".join([str(d) if type(d) is int else _dim(d) for d in dims])
-
-
-def _dim(dim: Any) -> str:
-    """A size or stride; `*` where it is known only at run time."""
-    fixed = getattr(getattr(dim, "node", None), "maybe_as_int", None)
-    value = fixed() if fixed is not None else None
-    return "*" if value is None else str(value)
-
-
 class TypeWriter:
     """Types of values, each distinct one written once."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownNumbers | None = None) -> None:
+        self._known = known or KnownNumbers()
         self._tensors: dict[Any, str] = {}
 
     def of(self, value: Any) -> str:
@@ -113,18 +107,26 @@ class TypeWriter:
             return "Tensor"
         shape, stride = value.shape, value.stride()
         if value._has_symbolic_sizes_strides:
-            return self._tensor_text(value.dtype, _dims(shape), _dims(stride), value.device)
+            return self._tensor_text(value, self._dims(shape), self._dims(stride))
         key = (value.dtype, shape, stride, value.device)  # equal keys, equal text
         text = self._tensors.get(key)
         if text is None:
-            text = self._tensor_text(value.dtype, _dims(shape), _dims(stride), value.device)
+            text = self._tensor_text(value, self._dims(shape), self._dims(stride))
             self._tensors[key] = text
         return text
 
+    def _dims(self, dims: Any) -> str:
+        return ", ".join([str(d) if type(d) is int else self._dim(d) for d in dims])
+
+    def _dim(self, dim: Any) -> str:
+        """A size or stride; `*` where it is known only at run time."""
+        value = self._known.number(dim)
+        return "*" if value is None else str(value)
+
     @staticmethod
-    def _tensor_text(dtype: torch.dtype, shape: str, stride: str, device: torch.device) -> str:
+    def _tensor_text(value: torch.Tensor, shape: str, stride: str) -> str:
         dims = f"{shape}, strides=[{stride}], " if shape else ""
-        return f"{_SCALAR_TYPES[dtype]}({dims}device={device})"
+        return f"{_SCALAR_TYPES[value.dtype]}({dims}device={value.device})"
 
 
 class NameTable:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .options import library_options
+
 LIBRARY = "libgravure.so"
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
@@ -44,7 +46,8 @@ def library_path() -> Path:
 
 
 @cache
-def _program_class() -> Any:
+def program_class() -> Any:
+    """`torch.classes.gravure.Program`. Raises FileNotFoundError where the library is not built."""
     torch.ops.load_library(str(library_path()))
     return torch.classes.gravure.Program
 
@@ -55,7 +58,7 @@ class Program:
     def __init__(self, path: str | os.PathLike[str], device: str, options: dict[str, str]) -> None:
         place = Path(path)
         file = place / PROGRAM_FILE if place.is_dir() else place
-        self._program = _program_class()(str(file), device, options)
+        self._program = program_class()(str(file), device, options)
         self._folder = file.parent
         self._device = torch.device("cpu" if device == "host" else device)
         self._slots: dict[str, list[Slot]] = {}
@@ -228,17 +231,17 @@ def load(
     `"levels"` or `"program"`. `uncaptured` runs node by node, for comparisons; `require_capture`
     makes a failed capture an error. `results` are the caller's (`"owned"`: gradients are lent
     without a copy until somebody still holds one when the next step comes; `"copied"`: always a
-    copy), or the arena's own, at the same address each step (`"static"`). Raises RuntimeError, which names the place or the node.
+    copy), or the arena's own, at the same address each step (`"static"`). Raises RuntimeError, which
+    names the place or the node.
     """
-    options = {"order": order, "uncaptured": str(int(uncaptured))}
-    options["require_capture"] = str(int(require_capture))
-    options["results"] = results
-    if host:
-        options["host"] = ",".join(host)
-    if min_partition_size is not None:
-        options["min_partition_size"] = str(min_partition_size)
-    if memory_growth is not None:
-        options["memory_growth"] = repr(float(memory_growth))
-    if poison is not None:
-        options["poison"] = str(int(poison))
+    options = library_options(
+        host=host,
+        order=order,
+        min_partition_size=min_partition_size,
+        memory_growth=memory_growth,
+        uncaptured=uncaptured,
+        require_capture=require_capture,
+        results=results,
+        poison=poison,
+    )
     return Program(path, device, options)

@@ -37,7 +37,7 @@ from .names import InputSpec, Namer
 from .partition import KEEP_DRAWS, partition
 
 
-def _silent_functions() -> set[Any]:
+def silent_functions() -> set[Any]:
     """What a program leaves out: it has nobody to talk to."""
     return {print, warnings.warn, *filter(callable, vars(logging.Logger).values())}
 
@@ -65,7 +65,9 @@ class Traced:
 
 
 @dataclass
-class _Capture:
+class Capture:
+    """Dynamo's graph of a function, and what its inputs are."""
+
     graph: fx.GraphModule | None = None
     inputs: list[Any] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
@@ -89,13 +91,9 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], *, step: bool, paired_r
         leaves = _leaves(result, name)
         outputs = _outputs(capture, leaves, name, step=step)
         _check_inputs(capture, namer)
-        forward, backward, metadata = _aot(capture, name, paired_rng)
-        if metadata.output_info[0].output_type is not OutputType.non_alias:
-            # The tangent of a view belongs to its base: give the loss memory of its own.
-            _clone_loss(capture.graph)
-            forward, backward, metadata = _aot(capture, name, paired_rng)
+        forward, backward, metadata = differentiate(capture, name, paired_rng)
     specs = [namer.spec(s, v) for s, v in zip(capture.sources, capture.inputs, strict=True)]
-    return Traced(name, forward, backward, _unique(specs), outputs, metadata, namer)
+    return Traced(name, forward, backward, unique_names(specs), outputs, metadata, namer)
 
 
 @contextlib.contextmanager
@@ -106,9 +104,9 @@ def _untouched() -> Iterator[None]:
         yield
 
 
-def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[_Capture, Any]:
+def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[Capture, Any]:
     """Dynamo's graph of `fn(*args)`, and its result with a stand-in for each of its outputs."""
-    capture = _Capture()
+    capture = Capture()
 
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         capture.graph, capture.inputs = graph, list(inputs)
@@ -116,7 +114,7 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[_
         for node in graph.graph.find_nodes(op="placeholder"):
             source = node._dynamo_source
             capture.sources.append(source.name if isinstance(source.name, str) else source.name())
-        values = _output_node(graph).args[0]
+        values = output_node(graph).args[0]
         capture.examples = [_example(v) for v in values]
         capture.placeholders = [torch.zeros(()) for _ in values]
         return lambda *_: capture.placeholders
@@ -131,7 +129,7 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[_
         "allow_rnn": True,
         "replay_side_effects": False,
         "suppress_errors": False,
-        "ignore_logging_functions": _silent_functions(),
+        "ignore_logging_functions": silent_functions(),
     }
     try:
         # PyTorch would log its settings as JSON, which functions are not.
@@ -142,13 +140,13 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[_
     except ExportError:
         raise
     except Exception as error:
-        raise _refusal(error, name) from error
+        raise refusal(error, name) from error
     if capture.graph is None:
         raise ExportError(name, "it computes nothing with tensors", "return a loss")
     return capture, result
 
 
-def _refusal(error: Exception, name: str) -> ExportError:
+def refusal(error: Exception, name: str) -> ExportError:
     """Dynamo's or AOTAutograd's error as ours: first its reason, then its first hint."""
     cause: BaseException = error
     while cause.__cause__ is not None and not isinstance(cause, ExportError):
@@ -167,7 +165,7 @@ def _refusal(error: Exception, name: str) -> ExportError:
     return ExportError(name, what, remedy or "move this out of the step", place)
 
 
-def _output_node(graph: fx.GraphModule) -> fx.Node:
+def output_node(graph: fx.GraphModule) -> fx.Node:
     return next(iter(graph.graph.find_nodes(op="output")))
 
 
@@ -200,7 +198,7 @@ def _leaves(result: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _outputs(
-    capture: _Capture, leaves: list[tuple[str, Any]], name: str, *, step: bool
+    capture: Capture, leaves: list[tuple[str, Any]], name: str, *, step: bool
 ) -> list[OutputSpec]:
     """Orders the graph's outputs by `leaves`, the loss first, and says what each leaf is."""
     assert capture.graph is not None
@@ -220,9 +218,9 @@ def _outputs(
             raise ExportError(name, "the loss does not depend on any input", "compute it from them")
     if outputs[0].input >= 0:
         raise ExportError(name, "the loss is one of its inputs", "compute the loss in the function")
-    _check_loss(capture.examples[order[0]], name, step=step)
+    check_loss(capture.examples[order[0]], name, step=step)
     graph = capture.graph.graph
-    end = _output_node(capture.graph)
+    end = output_node(capture.graph)
     values = [end.args[0][i] for i in order]
     if step:
         with graph.inserting_before(end):
@@ -235,14 +233,14 @@ def _outputs(
 
 
 def _clone_loss(graph: fx.GraphModule) -> None:
-    end = _output_node(graph)
+    end = output_node(graph)
     with graph.graph.inserting_before(end):
         loss = graph.graph.call_method("clone", (end.args[0][0],))
     end.args = ((loss, *end.args[0][1:]),)
     graph.recompile()
 
 
-def _check_loss(loss: Any, name: str, *, step: bool) -> None:
+def check_loss(loss: Any, name: str, *, step: bool) -> None:
     if not isinstance(loss, torch.Tensor):
         raise ExportError(name, "the loss is a number, not a tensor", "leave out .item()")
     if not loss.requires_grad:
@@ -256,7 +254,7 @@ def _check_loss(loss: Any, name: str, *, step: bool) -> None:
         raise ExportError(name, f"the loss has shape {shape}", "reduce it, with .mean() or .sum()")
 
 
-def _check_inputs(capture: _Capture, namer: Namer) -> None:
+def _check_inputs(capture: Capture, namer: Namer) -> None:
     for place, value in zip(capture.sources, capture.inputs, strict=True):
         if not isinstance(value, torch.Tensor):
             continue
@@ -282,8 +280,21 @@ def _check_inputs(capture: _Capture, namer: Namer) -> None:
             raise ExportError(source, f"its layout is {value.layout}", "pass a dense tensor")
 
 
+def differentiate(
+    capture: Capture, name: str, paired_rng: bool
+) -> tuple[fx.GraphModule, fx.GraphModule, Any]:
+    """AOTAutograd's forward and backward, and what it found out; the first output is the loss."""
+    forward, backward, metadata = _aot(capture, name, paired_rng)
+    if metadata.output_info[0].output_type is not OutputType.non_alias:
+        # The tangent of a view belongs to its base: give the loss memory of its own.
+        assert capture.graph is not None
+        _clone_loss(capture.graph)
+        forward, backward, metadata = _aot(capture, name, paired_rng)
+    return forward, backward, metadata
+
+
 def _aot(
-    capture: _Capture, name: str, paired_rng: bool
+    capture: Capture, name: str, paired_rng: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule, Any]:
     graphs: dict[str, Any] = {}
 
@@ -317,13 +328,13 @@ def _aot(
                 keep_inference_input_mutations=False,
             )
     except Exception as error:
-        raise _refusal(error, name) from error
+        raise refusal(error, name) from error
     if "backward" not in graphs:
         raise ExportError(name, "it has no backward graph", "let the loss depend on a parameter")
     return graphs["forward"], graphs["backward"], graphs["metadata"]
 
 
-def _unique(specs: list[InputSpec]) -> list[InputSpec]:
+def unique_names(specs: list[InputSpec]) -> list[InputSpec]:
     """Gives a second input of the same name a number."""
     taken: set[str] = set()
     for spec in specs:

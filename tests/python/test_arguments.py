@@ -233,3 +233,17 @@ def test_nested_compile_region_is_inlined(tmp_path: Path) -> None:
         return (x * w).sin()
 
     same_as_eager(lambda x: region(region(x)).sum(), (torch.randn(3),), tmp_path)
+
+
+def test_prims_are_written_as_aten(tmp_path: Path) -> None:
+    prims, w = torch.ops.prims, weight(3, 4)
+
+    def loss(x: Tensor, mask: Tensor) -> Tensor:
+        wide = prims.convert_element_type(mask, torch.float64)
+        y = (x * w).double() * prims.where(mask, prims.rev(wide, [0]), wide + 2)
+        return (y.t() @ prims.clone(wide)).sum()
+
+    step = step_of(loss, (torch.randn(3, 4), torch.rand(3, 4) > 0.5), tmp_path / "text")
+    assert statements(step, "aten::_to_copy")
+    assert "prims::" not in (tmp_path / "text" / "program.gv").read_text()
+    same_as_eager(loss, (torch.randn(3, 4), torch.rand(3, 4) > 0.5), tmp_path)

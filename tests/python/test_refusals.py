@@ -121,3 +121,9 @@ def test_change_of_shape_in_place(tmp_path: Path) -> None:
         return (x * w).sum()
 
     assert "inplace view" in refused(loss, (x,), tmp_path).reason
+
+
+def test_prims_without_an_aten_form(tmp_path: Path) -> None:
+    w, cbrt = weight(3), torch.ops.prims.cbrt
+    error = refused(lambda x: (cbrt(x) * w).sum(), (torch.randn(3),), tmp_path)
+    assert "prims::cbrt" in error.node and "test_refusals.py" in error.source

@@ -1,0 +1,85 @@
+#include "python/csrc/gradients.h"
+
+#include <ATen/ops/_foreach_add.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+namespace gravure {
+
+namespace {
+
+/// As AccumulateGrad does: a gradient becomes `.grad` itself if nobody else holds it and it has the
+/// tensor's own strides, else a copy of it does.
+at::Tensor asFirstGradient(at::Tensor gradient, const at::Tensor& leaf) {
+  namespace utils = torch::autograd::utils;
+  const bool ours = gradient.use_count() == 1 && gradient.storage().use_count() == 1;
+  if (ours && utils::obeys_layout_contract(gradient, leaf)) return gradient;
+  return utils::clone_obey_contract(gradient, leaf);
+}
+
+}  // namespace
+
+GradientTargets::GradientTargets(const Entry& entry) {
+  for (size_t o = 0; o < entry.outputs.size(); ++o) {
+    if (entry.outputs[o].role != OutputRole::Gradient) continue;
+    const std::string& name = entry.outputs[o].name;
+    size_t input = 0;
+    while (input < entry.inputs.size() && entry.inputs[input].name != name) ++input;
+    TORCH_CHECK(input < entry.inputs.size(), "entry ", entry.name, " returns a gradient of \"",
+                name, "\", which it does not take");
+    targets_.push_back({o, input, name});
+  }
+}
+
+void GradientTargets::check(const std::vector<c10::IValue>& inputs) const {
+  for (const Target& target : targets_) {
+    const at::Tensor& tensor = inputs[target.input].toTensor();
+    TORCH_CHECK(tensor.requires_grad(), "\"", target.name,
+                "\" does not require a gradient; it did when the step was compiled");
+    TORCH_CHECK(
+        tensor.is_leaf(), "\"", target.name,
+        "\" requires a gradient and was computed outside of the step; compute it inside, or "
+        "detach it");
+    TORCH_CHECK(
+        torch::autograd::impl::hooks(tensor).empty() &&
+            !torch::autograd::impl::post_acc_grad_hooks(tensor),
+        "\"", target.name,
+        "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
+        "use torch.compile(backend=\"gravure\"), which runs it");
+  }
+}
+
+std::vector<c10::IValue> GradientTargets::accumulate(const std::vector<c10::IValue>& inputs,
+                                                     std::vector<c10::IValue> results) const {
+  const c10::AutoGradMode noGraph(false);
+  std::vector<at::Tensor> sums, terms;
+  for (const Target& target : targets_) {
+    const at::Tensor& leaf = inputs[target.input].toTensor();
+    at::Tensor gradient = std::move(results[target.output]).toTensor();
+    at::Tensor& grad = leaf.mutable_grad();
+    if (grad.defined()) {
+      sums.push_back(grad);
+      terms.push_back(std::move(gradient));
+    } else {
+      grad = asFirstGradient(std::move(gradient), leaf);
+    }
+  }
+  if (!sums.empty()) at::_foreach_add_(sums, terms);
+  std::vector<c10::IValue> rest;
+  size_t next = 0;
+  for (size_t o = 0; o < results.size(); ++o) {
+    const bool given = next < targets_.size() && targets_[next].output == o;
+    if (given) {
+      ++next;
+    } else {
+      rest.push_back(std::move(results[o]));
+    }
+  }
+  return rest;
+}
+
+}  // namespace gravure

@@ -1,0 +1,140 @@
+"""`torch.compile(model, backend="gravure")`: AOTAutograd's forward and backward as one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.registry import register_backend
+from torch._guards import CompileContext, TracingContext
+
+from .aot_entries import FrameNamer
+from .compiled_graph import CompiledGraph, Half
+from .eager_kernels import eager_kernels
+from .names import InputSpec
+from .options import CompileOptions
+from .partition import KEEP_DRAWS, partition
+from .places import Places
+from .report import follow
+from .runtime import program_class
+from .trace import unique_names
+
+
+@register_backend(name="gravure")
+def compile_graph(
+    graph: fx.GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Dynamo's graph as a program that is warmed up, captured and replayed.
+
+    Raises ValueError for an option that there is not; ExportError, with `on_missed="raise"`, for a
+    graph that cannot become a program. Without it such a graph runs as it is, with a warning.
+    """
+    chosen = CompileOptions.parse(options)
+    program_class()
+    frame = _Frame(graph, chosen)
+    settings = {
+        "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
+        "enable_autograd_cache": False,
+        "donated_buffer": False,
+        "graphsafe_rng_functionalization": not chosen.eager_rng,
+    }
+    compiler = aot_autograd(
+        fw_compiler=frame.compile_forward,
+        bw_compiler=frame.compile_backward,
+        inference_compiler=frame.compile_inference,
+        partition_fn=frame.cut,
+        decompositions={},
+        keep_inference_input_mutations=True,
+    )
+    with eager_kernels(), functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS):
+        return compiler(graph, inputs)
+
+
+class _Frame:
+    """Takes AOTAutograd's graphs of one graph of Dynamo's as they come."""
+
+    def __init__(self, graph: fx.GraphModule, options: CompileOptions) -> None:
+        self._namer = FrameNamer()
+        nodes = graph.graph.find_nodes(op="placeholder")
+        self._inputs = unique_names([input_spec(node, self._namer) for node in nodes])
+        self._outputs = 0
+        self._compiled = CompiledGraph(label_of(graph), self._namer, options)
+        follow(self._compiled)
+
+    def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
+        self._outputs = num_fwd_outputs
+        return partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+
+    def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        return self._compiled.take_forward(Half(module, self._specs(module)), self._outputs)
+
+    def compile_backward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        specs = [_backward_spec(n) for n in module.graph.find_nodes(op="placeholder")]
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []  # with any, or None, retain_graph is refused
+        call = self._compiled.take_backward(Half(module, [s for s in specs if s]))
+        self._compiled.finish()
+        return call
+
+    def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        outputs = next(iter(module.graph.find_nodes(op="output"))).args[0]
+        call = self._compiled.take_forward(Half(module, self._specs(module)), len(outputs))
+        self._compiled.finish()
+        return call
+
+    def _specs(self, module: fx.GraphModule) -> list[InputSpec | None]:
+        context = TracingContext.try_get()
+        tokens = len(context.fw_metadata.tokens) if context and context.fw_metadata else 0
+        nodes = module.graph.find_nodes(op="placeholder")
+        return [None] * tokens + [self._spec(node) for node in nodes[tokens:]]
+
+    def _spec(self, node: fx.Node) -> InputSpec:
+        value, desc = node.meta.get("val"), node.meta.get("desc")
+        if isinstance(value, torch.Generator):
+            return InputSpec("rng_state", f"{value.device}#{node.name.rsplit('_', 1)[-1]}", None)
+        if not isinstance(value, torch.Tensor):
+            return InputSpec("symint", node.name, None)
+        index = getattr(desc, "idx", None)
+        if type(desc).__name__ != "PlainAOTInput" or index is None:
+            return InputSpec("user_input", node.name, None)
+        return self._inputs[index]
+
+
+def _backward_spec(node: fx.Node) -> InputSpec | None:
+    """None for what the forward saves."""
+    if node.name.startswith("tangents_"):
+        return InputSpec("tangent", node.name, None)
+    if node.name.startswith("bwd_rng_state"):
+        device = node.meta["val"].device
+        return InputSpec("rng_state", f"{device}#{node.name.rsplit('_', 1)[-1]}/backward", None)
+    return None
+
+
+def input_spec(node: fx.Node, namer: FrameNamer) -> InputSpec:
+    """Role and name of an input of Dynamo's graph: what Dynamo calls static keeps its address."""
+    source = getattr(node, "_dynamo_source", None)
+    name = "" if source is None else source.name if isinstance(source.name, str) else source.name()
+    kept = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    example = node.meta.get("example_value")
+    if not isinstance(example, torch.Tensor):
+        role = "symint"
+    elif kept is None:
+        role = "user_input"
+    else:
+        role = "parameter" if example.requires_grad else "buffer"
+    return InputSpec(role, namer.name(name) if name else node.name, None)
+
+
+def label_of(graph: fx.GraphModule) -> str:
+    """Which graph this is: "graph 0/1 at model.py:12", with Dynamo's number of it."""
+    number = CompileContext.current_compile_id()
+    places = Places(FrameNamer())
+    sources = (places.source(n) for n in graph.graph.nodes if n.op != "placeholder")
+    source = next((s for s in sources if s), "")
+    return f"graph {number}" + (f" at {source}" if source else "")

@@ -1,0 +1,205 @@
+"""`gravure.compile_step(fn)`: forward, loss and backward of a step as one program, at call time."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch._dynamo.utils as dynamo_utils
+from torch import fx
+from torch._dynamo.exc import TorchDynamoException
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .aot_entries import FrameNamer, device_of
+from .backend import input_spec, label_of
+from .compiled_graph import CompiledGraph, Instance
+from .eager_kernels import LIBRARY, eager_kernels
+from .errors import ExportError
+from .export import step_entry
+from .fx_import import EntryWriter
+from .options import CompileOptions
+from .program_text import HEADER
+from .report import follow
+from .runtime import program_class
+from .trace import (
+    Capture,
+    OutputSpec,
+    Traced,
+    check_loss,
+    differentiate,
+    output_node,
+    refusal,
+    silent_functions,
+    unique_names,
+)
+
+# Marks the loss in Dynamo's graph, whose outputs come in an order of Dynamo's own.
+LIBRARY.define("loss(Tensor loss) -> Tensor")
+LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
+_LOSS = torch.ops.gravure.loss
+
+_NOT_FOR_STEPS = ("on_missed", "max_shapes")
+
+
+def compile_step(
+    fn: Callable[..., Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """`fn` as a step: a call runs forward, loss and backward as one program, without autograd.
+
+    `fn` returns the loss, or a tuple or list that begins with it. The compiled step returns the
+    same, detached, and leaves the gradients in `.grad` of every leaf that the loss reaches, added
+    to what is there, as `loss.backward()` does: do not call backward yourself. Parameters stay the
+    caller's tensors; a replaced one is used from the next call on. A call with arguments of another
+    shape compiles another program.
+
+    Raises ValueError for an option that there is not; ExportError, at the first call, for a
+    function that cannot become a program, and RuntimeError, before anything has run, for a
+    parameter with a hook on its gradient.
+    """
+    if not callable(fn):
+        raise TypeError(f"compile_step takes a function or a module, not a {type(fn).__name__}")
+    for name in _NOT_FOR_STEPS:
+        if name in (options or {}):
+            raise ValueError(
+                f"compile_step takes no option {name!r}: it makes a program for each shape, and "
+                "raises ExportError where it cannot"
+            )
+    chosen = CompileOptions.parse(options)
+    name = getattr(fn, "__name__", type(fn).__name__)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return _LOSS(result)
+        if isinstance(result, tuple) and isinstance(result[0], torch.Tensor):
+            return (_LOSS(result[0]), *result[1:])
+        if isinstance(result, list) and isinstance(result[0], torch.Tensor):
+            return [_LOSS(result[0]), *result[1:]]
+        return result
+
+    compiler = _Compiler(name, chosen)
+    # A code object of its own: Dynamo keeps what it compiled by code object.
+    code = call.__code__.replace()
+    fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
+    compiled = torch.compile(fresh, backend=compiler, fullgraph=True, dynamic=False)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = compiled(*args, **kwargs)
+        except TorchDynamoException:
+            result = _again(compiled, args, kwargs, name)
+        if not compiler.programs:
+            raise ExportError(name, "it computes nothing with tensors", "return a loss")
+        return result
+
+    return functools.update_wrapper(step, fn) if isinstance(fn, types.FunctionType) else step
+
+
+def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
+    """Compiles with the settings that export traces with: only where it must, they cost time."""
+    settings = {"allow_rnn": True, "ignore_logging_functions": silent_functions()}
+    unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
+    try:
+        with torch._dynamo.config.patch(settings), unlogged:
+            return compiled(*args, **kwargs)
+    except TorchDynamoException as error:
+        raise refusal(error, name) from error
+
+
+class _Compiler:
+    """Dynamo's backend: from its graph of a step to what runs it."""
+
+    def __init__(self, name: str, options: CompileOptions) -> None:
+        self.name = name
+        self.options = options
+        self.programs = 0
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        library = program_class()
+        for value in inputs:
+            if is_traceable_wrapper_subclass(value):
+                kind = type(value).__name__
+                raise ExportError(self.name, f"it reads a {kind}", "use plain tensors")
+        namer = FrameNamer()
+        label = f"{self.name}, {label_of(graph)}"
+        specs = [input_spec(n, namer) for n in graph.graph.find_nodes(op="placeholder")]
+        order = _loss_first(graph, self.name)
+        capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
+        with eager_kernels():
+            halves = differentiate(capture, self.name, not self.options.eager_rng)
+        count = len(output_node(graph).args[0])
+        outputs = [OutputSpec("loss" if i == 0 else f"output{i}", index=i) for i in range(count)]
+        traced = Traced(self.name, *halves[:2], unique_names(specs), outputs, halves[2], namer)
+        text, writer, places = step_entry(traced)
+        with unset_fake_temporarily():
+            device = device_of(halves[:2], label)
+            program = library.of_text(f"{HEADER}\n{text}", device, self.options.for_library())
+            _bind(program, writer)
+        self.programs += 1
+        run = _caller(program, [places[i] for i in order])
+        engraved = CompiledGraph.around(label, self.options, Instance(run, None, program))
+        run.compiled_graph = engraved  # type: ignore[attr-defined]  lives as long as it can run
+        follow(engraved)
+        return run
+
+
+def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
+    """Makes the loss the graph's first output, and each output one of its own, without a gradient.
+
+    Returns where each of the graph's former outputs is among them.
+    """
+    marks = graph.graph.find_nodes(op="call_function", target=_LOSS)
+    if len(marks) != 1:
+        raise ExportError(
+            name,
+            "its first result is not a tensor that it computes",
+            "return the loss, or a tuple that begins with it",
+        )
+    loss = marks[0].args[0]
+    check_loss(loss.meta.get("example_value"), name, step=True)
+    marks[0].replace_all_uses_with(loss)
+    graph.graph.erase_node(marks[0])
+    end = output_node(graph)
+    former = list(end.args[0])
+    values = list(dict.fromkeys([loss, *former]))
+    order = [values.index(value) for value in former]
+    with graph.graph.inserting_before(end):
+        for i, value in enumerate(values):
+            example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
+            if i and getattr(example, "requires_grad", False):
+                values[i] = graph.graph.call_method("detach", (value,))
+    end.args = (tuple(values),)
+    graph.recompile()
+    return order
+
+
+def _bind(program: Any, writer: EntryWriter) -> None:
+    """Constants and random states, which are the same in each call."""
+    values: dict[int, Any] = {}
+    for i, (spec, _, _) in enumerate(writer.inputs):
+        if spec.role == "constant":
+            values[i] = spec.value
+        elif spec.role == "rng_state":
+            values[i] = torch.Generator(spec.name.partition("#")[0])
+            values[i].set_state(spec.value)
+    added = range(len(writer.inputs), len(program.inputs("step")))
+    values |= dict.fromkeys(added)
+    program.bind("step", list(values), list(values.values()))
+
+
+def _caller(program: Any, places: list[int]) -> Callable[..., Any]:
+    """What Dynamo's code calls: the graph's inputs in, its former outputs out."""
+    run = program.run_step
+
+    def call(*args: Any) -> list[Any]:
+        results = run("step", args)
+        return [results[i] if i >= 0 else None for i in places]
+
+    return call

@@ -1,0 +1,104 @@
+"""Options of `torch.compile(backend="gravure")` and `compile_step`: docs/torch-compile.md."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+ORDERS = ("levels", "program")
+ON_MISSED = ("warn", "raise")
+RESULTS = ("owned", "copied", "static")
+
+
+def library_options(
+    *,
+    host: Sequence[str] = (),
+    order: str = "levels",
+    min_partition_size: int | None = None,
+    memory_growth: float | None = None,
+    uncaptured: bool = False,
+    require_capture: bool = False,
+    results: str = "owned",
+    poison: bool | None = None,
+) -> dict[str, str]:
+    """Options as the C++ library reads them."""
+    options = {"order": order, "uncaptured": str(int(uncaptured))}
+    options["require_capture"] = str(int(require_capture))
+    options["results"] = results
+    if host:
+        options["host"] = ",".join(host)
+    if min_partition_size is not None:
+        options["min_partition_size"] = str(min_partition_size)
+    if memory_growth is not None:
+        options["memory_growth"] = repr(float(memory_growth))
+    if poison is not None:
+        options["poison"] = str(int(poison))
+    return options
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+
+
+_CHECKS: dict[str, tuple[Any, str]] = {
+    "host": (_is_names, "a list of operators and module paths"),
+    "order": (ORDERS.__contains__, " or ".join(map(repr, ORDERS))),
+    "min_partition_size": (_is_count, "a whole number of at least 1"),
+    "memory_growth": (_is_share, "a share of at least 0"),
+    "max_shapes": (_is_count, "a whole number of at least 1"),
+    "results": (RESULTS.__contains__, " or ".join(map(repr, RESULTS))),
+    "on_missed": (ON_MISSED.__contains__, " or ".join(map(repr, ON_MISSED))),
+}
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Checked options. `parse` names the nearest one for a name that there is not."""
+
+    host: Sequence[str] = ()
+    order: str = "levels"
+    min_partition_size: int | None = None
+    memory_growth: float | None = None
+    uncaptured: bool = False
+    require_capture: bool = False
+    results: str = "owned"
+    poison: bool = False
+    eager_rng: bool = False
+    max_shapes: int = 8
+    on_missed: str = "warn"
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any] | None) -> CompileOptions:
+        """Raises ValueError for a name or a value that is none."""
+        known = [field.name for field in fields(cls)]
+        for name, value in (given or {}).items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise ValueError(f"there is no option {name!r}; {hint}there are {', '.join(known)}")
+            check, expected = _CHECKS.get(name, (lambda v: isinstance(v, bool), "True or False"))
+            if not check(value):
+                raise ValueError(f"option {name!r}: expected {expected}, found {value!r}")
+        return cls(**(given or {}))
+
+    def for_library(self) -> dict[str, str]:
+        return library_options(
+            host=self.host,
+            order=self.order,
+            min_partition_size=self.min_partition_size,
+            memory_growth=self.memory_growth,
+            uncaptured=self.uncaptured,
+            require_capture=self.require_capture or self.on_missed == "raise",
+            results=self.results,
+            poison=self.poison,
+        )

@@ -1,0 +1,139 @@
+"""What became of each compiled graph: `gravure.report()`, and GRAVURE_REPORT=path at exit."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import weakref
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compiled_graph import CompiledGraph, Instance
+
+_LIVE: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+_PATH = os.environ.get("GRAVURE_REPORT", "")
+_ended: list[GraphReport] = []  # graphs that are gone, for the report at exit
+
+
+@dataclass
+class ProgramReport:
+    """One program of a graph: the one for `sizes`, or the only one."""
+
+    sizes: list[int]
+    partitions: dict[str, list[str]]  # by entry, the state of each
+    host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
+    remarks: dict[str, int]  # what the runtime could not do as planned
+    stats: dict[str, int]  # RuntimeStats of runtime/runtime.h
+    plan: str = field(repr=False)
+
+
+@dataclass
+class GraphReport:
+    """One graph. `failure` says why it runs as it is; "" where it has programs."""
+
+    number: int  # graphs are numbered as they are compiled
+    label: str
+    failure: str
+    programs: list[ProgramReport]
+
+
+@dataclass
+class Report:
+    """Every compiled graph that lives; `str` of it is for reading."""
+
+    graphs: list[GraphReport]
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "no compiled graph"
+        return "\n".join(line for graph in self.graphs for line in _lines(graph))
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+def report() -> Report:
+    """Plan and counts of every compiled graph that is alive."""
+    return Report(sorted(map(_of_graph, _LIVE), key=lambda graph: graph.number))
+
+
+def follow(graph: CompiledGraph) -> None:
+    """Makes `graph` part of every report, for as long as it lives."""
+    _LIVE.add(graph)
+
+
+def ending(graph: CompiledGraph) -> None:
+    """`graph` is about to go: what became of it is kept, if a report is written at exit."""
+    if _PATH:
+        _ended.append(_of_graph(graph))
+
+
+def _of_graph(graph: CompiledGraph) -> GraphReport:
+    made = [i for i in graph.all_instances() if i.program is not None]
+    programs = [_of_program(instance) for instance in made]
+    return GraphReport(graph.number, graph.label, graph.failure, programs)
+
+
+def _of_program(instance: Instance) -> ProgramReport:
+    program = instance.program
+    host: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    for remark in json.loads(program.remarks_json()):
+        if remark["kind"] == "missed" and remark["pass"] == "runtime":
+            missed[f"{remark['name']}: {remark['message']}"] += 1
+        elif remark["kind"] == "missed":
+            host[f"{remark['name']}: {_place(remark)}"] += 1
+    return ProgramReport(
+        sizes=list(instance.sizes),
+        partitions={entry: program.partition_states(entry) for entry in program.entries()},
+        host_nodes=dict(host.most_common()),
+        remarks=dict(missed.most_common()),
+        stats=dict(program.stats()),
+        plan=program.plan(),
+    )
+
+
+def _place(remark: dict[str, Any]) -> str:
+    operator = remark.get("node", "").rpartition(" = ")[2]
+    source, module = remark.get("source", ""), remark.get("module", "")
+    text = operator or remark.get("message", "")
+    return text + (f" at {source}" if source else "") + (f" in {module}" if module else "")
+
+
+def _lines(graph: GraphReport) -> list[str]:
+    if graph.failure:
+        return [f"{graph.label}: runs as it is: {graph.failure}"]
+    lines = []
+    for program in graph.programs:
+        sizes = f" for sizes {program.sizes}" if program.sizes else ""
+        lines.append(f"{graph.label}{sizes}:")
+        for entry, states in program.partitions.items():
+            counted = ", ".join(f"{n} {state}" for state, n in Counter(states).items())
+            lines.append(f"  {entry}: {len(states)} partitions: {counted or 'none'}")
+        lines += [f"  {n} on the host, {node}" for node, n in program.host_nodes.items()]
+        s = program.stats
+        lines.append(
+            f"  {s['steps']} runs, {s['uncaptured_steps']} of them uncaptured; {s['captures']} "
+            f"captures, {s['replays']} replays; arena of {s['arena_bytes']} bytes"
+        )
+        lines += [f"  {remark}" for remark in program.remarks]
+    return lines
+
+
+def _at_exit() -> None:
+    """Writes the report, then ends programs while the device still lives."""
+    graphs = [*_ended, *report().graphs]
+    if _PATH:
+        text = Report(graphs).as_json() if _PATH.endswith(".json") else f"{Report(graphs)}\n"
+        with open(_PATH, "w") as file:
+            file.write(text)
+    for graph in list(_LIVE):
+        for instance in graph.all_instances():
+            if instance.program is not None:
+                instance.program.shutdown()
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,92 @@
+"""Trains two equal models side by side, one as it is and one compiled: every bit must agree."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import gravure
+import torch
+import torch.nn as nn
+from running import bits
+from torch import Tensor
+
+Batch = tuple[Any, ...]
+Step = Callable[[Any, torch.optim.Optimizer, Batch], Any]
+
+
+def train_step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> Any:
+    """The plain step: what it returns is compared."""
+    optimizer.zero_grad()
+    result = model(*batch)
+    first = result if isinstance(result, Tensor) else result[0]
+    loss = first.float().square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), result
+
+
+def leaves(value: Any) -> list[Any]:
+    found = torch.utils._pytree.tree_leaves(value)
+    return [bits(leaf) for leaf in found]
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Parameters, gradients and buffers."""
+    found = {name: bits(buffer) for name, buffer in model.named_buffers()}
+    for name, parameter in model.named_parameters():
+        found[name] = bits(parameter)
+        found[f"gradient of {name}"] = bits(parameter.grad)
+    return found
+
+
+class Side:
+    """A model, how it is called, and its optimizer."""
+
+    def __init__(self, model: nn.Module, call: Any) -> None:
+        self.model = model
+        self.call = call
+        self.optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+    def run(self, step: Step, batch: Batch, seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        values = [v.clone() if isinstance(v, Tensor) else v for v in batch]
+        found = leaves(step(self.call, self.optimizer, tuple(values)))
+        return [*found, bits(torch.get_rng_state()), leaves(values)]
+
+
+def same_as_eager(
+    model: nn.Module,
+    batches: Callable[[int], Batch],
+    step: Step = train_step,
+    steps: int = 7,
+    *,
+    options: dict[str, Any] | None = None,
+    **compile_arguments: Any,
+) -> gravure.Report:
+    """Results, arguments, parameters, gradients, buffers, random state of every step are eager's.
+
+    Dead memory is poisoned on the compiled side. Returns the report of what was compiled.
+    """
+    torch._dynamo.reset()
+    older = [graph.number for graph in gravure.report().graphs]
+    ours = copy.deepcopy(model)
+    options = {"poison": True} | (options or {})
+    compiled = torch.compile(ours, backend="gravure", options=options, **compile_arguments)
+    sides = Side(ours, compiled), Side(model, model)
+    for i in range(steps):
+        torch.manual_seed(1000 + i)
+        batch = batches(i)
+        found, expected = (side.run(step, batch, i) for side in sides)
+        assert found == expected, f"results of step {i}"
+        assert state_of(ours) == state_of(model), f"state after step {i}"
+    return gravure.Report([g for g in gravure.report().graphs if g.number not in older])
+
+
+def replays(report: gravure.Report) -> int:
+    return sum(p.stats["replays"] for graph in report.graphs for p in graph.programs)
+
+
+def uncaptured(report: gravure.Report) -> int:
+    return sum(p.stats["uncaptured_steps"] for graph in report.graphs for p in graph.programs)

@@ -231,8 +231,8 @@ def load(
     `"levels"` or `"program"`. `uncaptured` runs node by node, for comparisons; `require_capture`
     makes a failed capture an error. `results` are the caller's (`"owned"`: gradients are lent
     without a copy until somebody still holds one when the next step comes; `"copied"`: always a
-    copy), or the arena's own, at the same address each step (`"static"`). Raises RuntimeError, which
-    names the place or the node.
+    copy), or the arena's own, at the same address each step (`"static"`). Raises RuntimeError,
+    which names the place or the node.
     """
     options = library_options(
         host=host,

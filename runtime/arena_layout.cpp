@@ -51,6 +51,7 @@ bool isComputed(const Value* value, const DeviceMap& devices) {
 
 struct Life {
   int64_t begin = 0, end = -1;
+  bool reserved = false;  // a result that the caller holds when the step is over
 };
 
 class LayoutBuilder {
@@ -129,19 +130,24 @@ class LayoutBuilder {
   /// Steps [begin, end) in which an allocation of `call` is in use; end -1 if that cannot be told.
   Life lifeOf(const Call& call, const EntryCode& code, const RecordedAllocation& allocation,
               int32_t ordinal) {
-    Life life{call.step, -1};
+    Life life{call.step, -1, false};
     for (const RecordedTensor& tensor : call.recorded.tensors) {
       if (tensor.ordinal != ordinal) continue;
       const int64_t storage = storageOfOutput(call, code, tensor);
-      if (storage < 0) return {call.step, -1};
-      if (reserved_.contains(lives_.find(storage))) return always();
+      if (storage < 0) return {call.step, -1, false};
+      if (reserved_.contains(lives_.find(storage))) return reservedFrom(call.step);
       life.end = std::max({life.end, lives_.end(storage), call.step + 1});
     }
     if (life.end < 0 && allocation.freedAtStep == call.step) life.end = call.step + 1;
     return life;
   }
 
-  Life always() const { return {0, static_cast<int64_t>(timeline_.steps().size())}; }
+  /// In the caller's hands until the next run of its entry: other entries may run meanwhile, but
+  /// when its own runs again nobody holds it, so what comes before it there may use its place.
+  Life reservedFrom(int64_t step) const {
+    const int64_t begin = step < timeline_.entryRange(0).second ? step : 0;
+    return {begin, static_cast<int64_t>(timeline_.steps().size()), /*reserved=*/true};
+  }
 
   void planStages(EntryCode& code) {
     std::vector<std::vector<int64_t>> offsets;
@@ -158,7 +164,7 @@ class LayoutBuilder {
         if (device && !devices_.computes(*device)) continue;
         // The copy is of this step even where facts take it for its operand's alias.
         const int64_t end = std::max(lives_.end(storage), stage.step + 1);
-        add(&layout_.staged.back()[s][i], {stage.step, end}, *bytes, stage.node,
+        add(&layout_.staged.back()[s][i], {stage.step, end, false}, *bytes, stage.node,
             static_cast<int64_t>(i));
       }
     }
@@ -168,13 +174,14 @@ class LayoutBuilder {
     offsets_.push_back(offset);
     std::string label = describe(node) + " #" + std::to_string(number);
     buffers_.push_back({life.begin, life.end, bytes, -1, std::move(label)});
+    staysOn_.push_back(life.reserved);
   }
 
   void noteDeaths() {
     const auto steps = static_cast<int64_t>(layout_.dying.size());
-    for (const Buffer& buffer : layout_.plan.buffers) {
-      const bool reserved = buffer.begin == 0 && buffer.end == steps && !reserved_.empty();
-      if (buffer.end <= steps && !reserved)
+    for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
+      const Buffer& buffer = layout_.plan.buffers[i];
+      if (buffer.end <= steps && !staysOn_[i])
         layout_.dying[buffer.end - 1].push_back({buffer.offset, buffer.bytes});
     }
   }
@@ -189,6 +196,7 @@ class LayoutBuilder {
   llvm::DenseSet<int64_t> reserved_;  // roots of lives_
   ArenaLayout layout_;
   std::vector<Buffer> buffers_;
+  std::vector<bool> staysOn_;      // by buffer: Life::reserved
   std::vector<int64_t*> offsets_;  // stable: rows are reserved before their members are claimed
 };
 

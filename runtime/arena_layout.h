@@ -22,7 +22,7 @@ struct ArenaLayout {
 
 struct LayoutOptions {
   int64_t alignment = 64;
-  std::vector<bool> reserved;  // by Timeline storage: its memory is nothing else's, at any step
+  std::vector<bool> reserved;  // by Timeline storage: handed to the caller as it is, to be kept
   /// Sees every buffer before placement; tests plant lifetime faults with it.
   std::function<void(std::vector<Buffer>&)> edit;
 };

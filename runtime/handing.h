@@ -15,8 +15,8 @@ namespace gravure {
 void chooseHanding(const Program& program, const Timeline& timeline, ResultPolicy policy,
                    std::vector<EntryCode>& codes);
 
-/// Storages, by Timeline number, that Lent and Static results lie in: no other buffer may overlap
-/// them, at any step.
+/// Storages, by Timeline number, that Lent and Static results lie in: from their birth until their entry
+/// runs again, no other buffer may overlap them.
 std::vector<bool> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes);
 
 /// From now on output `output` is copied. Its memory stays reserved.

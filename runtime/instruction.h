@@ -122,8 +122,8 @@ struct Stage {
 enum class Handing : uint8_t {
   Copied,  // as a copy
   Saved,   // lent for one run of the entry that reads it
-  Lent,    // lent until the next run of its entry, from memory that nothing else uses
-  Static,  // itself, from memory that nothing else uses
+  Lent,    // lent until the next run of its entry
+  Static,  // itself: the next run of its entry writes over it
 };
 
 /// Results that leave the arena: from[i] to to[i].

@@ -79,17 +79,22 @@ class Program:
         """What the entry returns, in order."""
         return [Slot(*pair) for pair in self._program.outputs(entry)]
 
-    def saved_inputs(self, entry: str = "step") -> dict[str, Any]:
+    def saved_inputs(
+        self, entry: str = "step", roles: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """The values at export, by name, each on the program's device; random states as generators.
 
-        Tensors that shared memory at export share it here.
+        `roles` takes those of some roles alone. Tensors that shared memory at export share it here.
         """
         saved = torch.load(self._folder / INPUTS_FILE, weights_only=True)[entry]
         slots = {slot.name: slot for slot in self.inputs(entry)}
         moved: dict[int, torch.UntypedStorage] = {}
         values: dict[str, Any] = {}
         for name, value in saved.items():
-            if name in slots and slots[name].role == "rng_state":
+            role = slots[name].role if name in slots else None
+            if roles is not None and role not in roles:
+                continue
+            if role == "rng_state":
                 value = self._generator(value)
             elif isinstance(value, torch.Tensor):
                 value = self._on_device(value, moved)
@@ -107,11 +112,13 @@ class Program:
         self._program.bind(entry, positions, [values[slots[i].name] for i in positions])
         self._open[entry] = [i for i in self._open_positions(entry) if i not in set(positions)]
 
-    def bind_saved(self, entry: str = "step") -> None:
-        """Binds parameters, buffers, constants and random states as they were at export."""
-        kept = {slot.name for slot in self.inputs(entry) if slot.role in _KEPT}
-        saved = self.saved_inputs(entry)
-        self.bind({name: value for name, value in saved.items() if name in kept}, entry)
+    def bind_saved(self, entry: str = "step", roles: Sequence[str] = _KEPT) -> None:
+        """Binds inputs as they were at export: parameters, buffers, constants and random states.
+
+        `roles` takes some of these: `("constant", "rng_state")` where the caller's own parameters
+        are bound, which would be in memory twice otherwise.
+        """
+        self.bind(self.saved_inputs(entry, roles), entry)
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], entry: str = "step") -> list[Any]:
         """One step. `inputs`: what is not bound, in order, or by name.

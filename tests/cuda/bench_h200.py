@@ -96,7 +96,9 @@ def engraved(
 ) -> Step:
     import gravure
 
-    folder = Path(os.environ["GRAVURE_BENCH_PROGRAM"])
+    # Deterministic mode chooses other kernels, at export too.
+    mode = str(int(torch.are_deterministic_algorithms_enabled()))
+    folder = Path(os.environ["GRAVURE_BENCH_PROGRAM"]) / mode
     if not (folder / "program.gv").exists():
         begun = time.perf_counter()
         gravure.export_step(step, (ids, targets), folder)
@@ -104,7 +106,7 @@ def engraved(
     begun = time.perf_counter()
     program = gravure.load(folder, "cuda", results=results)
     notes["load_s"] = round(time.perf_counter() - begun, 2)
-    program.bind_saved()
+    program.bind_saved(roles=("constant", "rng_state"))
     held = dict(step.named_parameters(remove_duplicate=False)) | dict(step.named_buffers())
     names = [slot.name for slot in program.inputs() if slot.name in held]
     program.bind({name: held[name].detach() for name in names})

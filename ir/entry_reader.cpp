@@ -123,8 +123,9 @@ void EntryReader::readStatement(Block* block, int depth) {
     return;
   }
   Node* node = entry_.graph->create(target.kind, 0);
-  if (!target.overload.empty()) node->s_(attr::overload, target.overload);
+  // Attributes are looked up one by one: the one that every pass asks for comes first.
   node->i_(attr::facts, reinterpret_cast<intptr_t>(target.facts));
+  if (!target.overload.empty()) node->s_(attr::overload, target.overload);
   if (lexer_.accept('[')) readAttributes(node);
   setArguments(node, arguments_.read(target, name));
   readPlace(node);

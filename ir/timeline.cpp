@@ -37,6 +37,7 @@ class TimelineBuilder {
 
   void walkEntry(const Entry& entry) {
     bases_.push_back(lives_.size());
+    out_.storageOf_.push_back({entry.graph.get(), {}, {}, {}});
     const int64_t first = entryBegin_ = step();
     for (Value* input : entry.graph->inputs()) {
       if (ValueLife* life = define(input)) life->external = true;
@@ -64,9 +65,20 @@ class TimelineBuilder {
       defineOutputs(node);
       return;
     }
-    out_.stepOf_[node] = step();
+    noteStep(node);
     useAndDefine(node);
     out_.steps_.push_back(node);
+  }
+
+  void noteStep(const Node* node) {
+    if (node->outputs().empty()) {
+      out_.stepOf_[node] = step();
+      return;
+    }
+    std::vector<int32_t>& steps = out_.storageOf_.back().step;
+    const size_t result = node->output(0)->unique();
+    if (result >= steps.size()) steps.resize(result + 1, -1);
+    steps[result] = static_cast<int32_t>(step());
   }
 
   /// A leaf, with all that its blocks do.
@@ -176,6 +188,9 @@ class TimelineBuilder {
 
   void makeStorages() {
     std::vector<int32_t> idOf(lives_.size(), -1);
+    size_t storages = 0;
+    for (int32_t at : defined_) storages += lives_[at].parent == at;
+    out_.storages_.reserve(storages);
     for (int32_t at : defined_) {
       int32_t& id = idOf[find(at)];
       const ValueLife& life = lives_[at];
@@ -196,7 +211,7 @@ class TimelineBuilder {
     for (int32_t at : written_) out_.storages_[idOf[find(at)]].written = true;
     for (size_t e = 0; e < program_.entries.size(); ++e) {
       const size_t end = e + 1 < bases_.size() ? bases_[e + 1] : lives_.size();
-      Timeline::EntryStorages values{program_.entries[e].graph.get(), {}, {}};
+      Timeline::EntryStorages& values = out_.storageOf_[e];
       values.storage.assign(end - bases_[e], -1);
       values.allocates.assign(end - bases_[e], false);
       for (size_t at = bases_[e]; at < end; ++at) {
@@ -204,7 +219,6 @@ class TimelineBuilder {
         values.storage[at - bases_[e]] = idOf[find(static_cast<int32_t>(at))];
         values.allocates[at - bases_[e]] = lives_[at].allocated;
       }
-      out_.storageOf_.push_back(std::move(values));
     }
   }
 
@@ -315,8 +329,16 @@ bool Timeline::allocates(const Value* value) const {
 }
 
 int64_t Timeline::stepOf(const Node* node) const {
-  const auto at = stepOf_.find(node);
-  return at == stepOf_.end() ? -1 : at->second;
+  if (node->outputs().empty()) {
+    const auto at = stepOf_.find(node);
+    return at == stepOf_.end() ? -1 : at->second;
+  }
+  const size_t result = node->output(0)->unique();
+  for (const EntryStorages& values : storageOf_) {
+    if (values.graph == node->owningGraph() && result < values.step.size())
+      return values.step[result];
+  }
+  return -1;
 }
 
 }  // namespace gravure

@@ -61,10 +61,11 @@ class Timeline {
     const Graph* graph = nullptr;
     std::vector<int32_t> storage;  // by Value::unique(); -1 for none
     std::vector<bool> allocates;
+    std::vector<int32_t> step;  // of the leaf whose first output it is; -1 for others
   };
   const EntryStorages* storagesOf(const Value* value) const;
   std::vector<EntryStorages> storageOf_;
-  llvm::DenseMap<const Node*, int64_t> stepOf_;
+  llvm::DenseMap<const Node*, int64_t> stepOf_;  // of leaves without outputs
   std::vector<std::pair<int64_t, int64_t>> ranges_;
 };
 

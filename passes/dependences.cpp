@@ -67,7 +67,11 @@ class DependenceBuilder {
       result_.begin_.push_back(static_cast<int32_t>(result_.links_.size()));
       addData(i);
       addWrites(i);
-      numbering_.forEachNested(i, [&](const Node* node) { addChains(i, node); });
+      if (!numbering_.isNested(i)) {
+        addChains(i, numbering_.node(i), numbering_.facts(i));
+      } else {
+        numbering_.forEachNested(i, [&](const Node* node) { addChains(i, node, factsOf(node)); });
+      }
     }
     result_.begin_.push_back(static_cast<int32_t>(result_.links_.size()));
   }
@@ -86,16 +90,16 @@ class DependenceBuilder {
   }
 
   void addData(int32_t i) {
-    numbering_.forEachUsed(i, [&](const Value* value) {
+    for (int32_t value : numbering_.used(i)) {
       link(i, numbering_.definedBy(value));
       const int32_t storage = numbering_.storageOf(value);
-      if (storage < 0 || !numbering_.isWritten(storage)) return;
+      if (storage < 0 || !numbering_.isWritten(storage)) continue;
       link(i, lastWriter_[storage]);
       int32_t& head = readersSince_[storage];
-      if (head >= 0 && readers_[head].node == i) return;
+      if (head >= 0 && readers_[head].node == i) continue;
       readers_.push_back({i, head});
       head = static_cast<int32_t>(readers_.size()) - 1;
-    });
+    }
   }
 
   void addWrites(int32_t i) {
@@ -109,8 +113,7 @@ class DependenceBuilder {
     });
   }
 
-  void addChains(int32_t i, const Node* node) {
-    const OpFacts& facts = factsOf(node);
+  void addChains(int32_t i, const Node* node, const OpFacts& facts) {
     if (facts.random) {
       if (const auto source = randomSource(entry_, node)) follow(i, lastDraw(*source));
     }

@@ -48,9 +48,7 @@ bool isMovedOut(const Entry& entry, size_t o, const llvm::StringSet<>& saved, c1
 class Emitter {
  public:
   Emitter(Entry& entry, const llvm::StringSet<>& saved, c10::Device device)
-      : entry_(entry), graph_(*entry.graph), saved_(saved), device_(device) {
-    collectNames(graph_.block());
-  }
+      : entry_(entry), graph_(*entry.graph), saved_(saved), device_(device) {}
 
   void run() {
     std::vector<Node*> partitions;
@@ -190,34 +188,17 @@ class Emitter {
   }
 
   /// setDebugName takes a name away from its older owner, so new names must be new.
-  std::string freshName(const std::string& wished) {
+  std::string freshName(const std::string& wished) const {
     std::string name = wished;
-    for (int suffix = 2; !names_.insert(name).second; ++suffix)
+    for (int suffix = 2; graph_.debugNames().count(name) != 0; ++suffix)
       name = wished + "." + std::to_string(suffix);
     return name;
-  }
-
-  void collectNames(const Block* block) {
-    for (const Value* input : block->inputs()) collectName(input);
-    for (const Node* node : block->nodes()) {
-      for (const Value* output : node->outputs()) collectName(output);
-      for (const Block* inner : node->blocks()) collectNames(inner);
-    }
-  }
-
-  void collectName(const Value* value) {
-    if (!value->hasDebugName()) return;
-    // All names made here hold one of these.
-    const std::string name = value->debugName();
-    if (name.find(".staged") != std::string::npos || name.find(".own") != std::string::npos)
-      names_.insert(name);
   }
 
   Entry& entry_;
   Graph& graph_;
   const llvm::StringSet<>& saved_;
   c10::Device device_;
-  llvm::StringSet<> names_;
   llvm::DenseMap<const Value*, Value*> staged_;
 };
 

@@ -58,7 +58,7 @@ class FateFinder {
     const auto reads = [&](int32_t storage) {
       if (storage >= 0 && openOn_[storage] >= 0) join(i, collectives_[openOn_[storage]].fate);
     };
-    numbering_.forEachUsed(i, [&](const Value* value) { reads(numbering_.storageOf(value)); });
+    for (int32_t value : numbering_.used(i)) reads(numbering_.storageOf(value));
     numbering_.forEachWritten(i, [&](int32_t storage) {
       for (int32_t c : operandOf_[storage]) join(i, collectives_[c].fate);
     });
@@ -75,16 +75,16 @@ class FateFinder {
       openOn_[storage] = c;
       ++collectives_[c].openResults;
     };
-    for (const Value* output : numbering_.node(i)->outputs()) opens(numbering_.storageOf(output));
+    for (int32_t result : numbering_.results(i)) opens(numbering_.storageOf(result));
     numbering_.forEachWritten(i, opens);
-    numbering_.forEachUsed(i, [&](const Value* value) {
+    for (int32_t value : numbering_.used(i)) {
       const int32_t storage = numbering_.storageOf(value);
-      if (storage < 0 || openOn_[storage] == c) return;
+      if (storage < 0 || openOn_[storage] == c) continue;
       if (!llvm::is_contained(operandOf_[storage], c)) {
         operandOf_[storage].push_back(c);
         collectives_[c].operands.push_back(storage);
       }
-    });
+    }
     if (collectives_[c].openResults > 0) {
       ++openCount_;
     } else {
@@ -93,10 +93,10 @@ class FateFinder {
   }
 
   void wait(int32_t i) {
-    numbering_.forEachUsed(i, [&](const Value* value) {
+    for (int32_t value : numbering_.used(i)) {
       const int32_t storage = numbering_.storageOf(value);
       if (storage >= 0 && openOn_[storage] >= 0) close(openOn_[storage], storage);
-    });
+    }
   }
 
   void close(int32_t c, int32_t storage) {
@@ -214,10 +214,12 @@ void annotate(const Fates& fates, const Numbering& numbering, Remarks& remarks) 
 
 void groupCollectives(Program& program, PassContext& context) {
   for (Entry& entry : program.entries) {
+    bool collectives = false;
     for (Node* node : entry.graph->nodes()) {
       if (node->hasAttribute(attr::fate)) node->removeAttribute(attr::fate);
+      collectives |= factsOf(node).collective;
     }
-    if (!hasCollectives(entry)) continue;
+    if (!collectives) continue;
     const Dependences dependences(entry);
     annotate(decide(dependences), dependences.numbering(), context.remarks);
   }

@@ -4,6 +4,7 @@
 #include "ir/cudagraph_ops.h"
 #include "passes/numbering.h"
 
+#include <llvm/ADT/DenseSet.h>
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
@@ -70,9 +71,20 @@ struct Merge {
   std::vector<std::pair<Node*, int64_t>> reads;  // the read, and its element
 };
 
+/// True if some tensor is read twice: only then are writes between the reads of interest.
+bool readsOneTwice(const Entry& entry) {
+  llvm::DenseSet<const Value*> tensors;
+  for (const Node* node : entry.graph->nodes()) {
+    if (!isHostRead(node)) continue;
+    const auto element = elementOf(const_cast<Value*>(node->input(0)));
+    if (element && !tensors.insert(element->tensor).second) return true;
+  }
+  return false;
+}
+
 /// Sets of two or more reads of one tensor with no write to it in between, in program order.
 std::vector<Merge> findMerges(const Entry& entry) {
-  if (llvm::count_if(entry.graph->nodes(), isHostRead) < 2) return {};
+  if (!readsOneTwice(entry)) return {};
   const Numbering numbering(entry);
   std::vector<Merge> merges;
   std::vector<int32_t> lastWrite(numbering.valueBound(), -1);  // by storage

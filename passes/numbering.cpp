@@ -9,8 +9,12 @@ Numbering::Numbering(const Entry& entry) {
   for (Node* node : entry.graph->nodes()) {
     nodes_.push_back(node);
     facts_.push_back(&factsOf(node));
+    nested_.push_back(!node->blocks().empty());
+    addEdges(node);
     defineOutputs(node, size() - 1);
   }
+  usedBegin_.push_back(static_cast<int32_t>(used_.size()));
+  resultsBegin_.push_back(static_cast<int32_t>(results_.size()));
   for (size_t v = 0; v < storage_.size(); ++v) {
     if (storage_[v] >= 0) storage_[v] = find(static_cast<int32_t>(v));
   }
@@ -20,12 +24,28 @@ Numbering::Numbering(const Entry& entry) {
   }
 }
 
+void Numbering::addEdges(const Node* node) {
+  usedBegin_.push_back(static_cast<int32_t>(used_.size()));
+  resultsBegin_.push_back(static_cast<int32_t>(results_.size()));
+  for (const Value* output : node->outputs()) results_.push_back(numberOf(output));
+  const auto use = [&](const Value* value) { used_.push_back(numberOf(value)); };
+  const auto visit = [&](const Node* inner) {
+    for (const Value* input : inner->inputs()) use(input);
+    for (const Block* block : inner->blocks()) {
+      for (const Value* result : block->outputs()) use(result);
+    }
+  };
+  visitNested(node, visit);
+}
+
 void Numbering::define(const Value* value, int32_t node) {
-  const size_t number = numberOf(value);
+  const auto number = static_cast<size_t>(numberOf(value));
   if (number >= definedBy_.size()) {
+    values_.resize(number + 1, nullptr);
     definedBy_.resize(number + 1, -1);
     storage_.resize(number + 1, -1);
   }
+  values_[number] = const_cast<Value*>(value);
   definedBy_[number] = node;
   if (isTensorValue(value)) storage_[number] = static_cast<int32_t>(number);
 }
@@ -58,8 +78,8 @@ int32_t Numbering::find(int32_t value) {
 
 void Numbering::unite(const Value* a, const Value* b) {
   if (storage_[numberOf(a)] < 0 || storage_[numberOf(b)] < 0) return;
-  const int32_t x = find(static_cast<int32_t>(numberOf(a)));
-  const int32_t y = find(static_cast<int32_t>(numberOf(b)));
+  const int32_t x = find(numberOf(a));
+  const int32_t y = find(numberOf(b));
   if (x == y) return;
   // The value defined first is the root: an input of the entry before all others. Long chains of
   // views stay flat because each new view joins a root.

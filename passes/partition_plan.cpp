@@ -33,6 +33,8 @@ class Planner {
     base_.dependences = &dependences_;
     for (int32_t i = 0; i < numbering.size(); ++i) {
       const Node* node = numbering.node(i);
+      TORCH_CHECK(!isPartition(node), "partition-graph: entry '", entry.name, "': ", describe(node),
+                  " is a partition already; give the pass a program without them");
       const bool host = node->hasAttribute(attr::host);
       const bool numbers = numbering.facts(i).scalarOnly;
       base_.captured.push_back(!host && !numbers);
@@ -51,9 +53,7 @@ class Planner {
     plan.programOrderPartitions = program.order.capturedRuns();
     plan.programOrderRuns = program.order.runs();
     plan.programOrderPeak = program.peak;
-    const auto most =
-        static_cast<int64_t>(static_cast<double>(program.peak) * (1 + options_.memoryGrowth));
-    Candidate levels = byLevels(most);
+    Candidate levels = byLevels(mostBytes(program.peak));
     plan.levelPartitions = levels.order.capturedRuns();
     plan.levelRuns = levels.order.runs();
     plan.levelPeak = levels.peak;
@@ -67,6 +67,15 @@ class Planner {
   }
 
  private:
+  /// The highest peak that levels may have, where program order has `peak`.
+  int64_t mostBytes(int64_t peak) const {
+    const auto bytes = static_cast<double>(peak);
+    const double most =
+        bytes + std::max(bytes * options_.memoryGrowth, static_cast<double>(options_.memorySlack));
+    constexpr double kEveryAddress = 0x1p62;
+    return static_cast<int64_t>(std::min(most, kEveryAddress));
+  }
+
   Candidate start() const {
     Candidate candidate;
     candidate.isKept = broken_;
@@ -240,10 +249,10 @@ class BoundaryFinder {
     for (int32_t run = 0; run < order_.runs(); ++run) findInputs(run, runs[run]);
     for (const Value* result : entry_.graph->outputs())
       usedOutside_[Numbering::numberOf(result)] = true;
-    for (PlannedRun& run : runs) {
-      for (Node* node : run.nodes) {
-        for (Value* output : node->outputs()) {
-          if (usedOutside_[Numbering::numberOf(output)]) run.outputs.push_back(output);
+    for (int32_t run = 0; run < order_.runs(); ++run) {
+      for (int32_t at = order_.beginOf(run); at < order_.ends[run]; ++at) {
+        for (int32_t result : numbering_.results(order_.nodes[at])) {
+          if (usedOutside_[result]) runs[run].outputs.push_back(numbering_.value(result));
         }
       }
     }
@@ -252,15 +261,14 @@ class BoundaryFinder {
  private:
   void findInputs(int32_t run, PlannedRun& planned) {
     for (int32_t at = order_.beginOf(run); at < order_.ends[run]; ++at) {
-      numbering_.forEachUsed(order_.nodes[at], [&](Value* value) {
+      for (int32_t value : numbering_.used(order_.nodes[at])) {
         const int32_t definer = numbering_.definedBy(value);
-        if (definer >= 0 && runOf_[definer] == run) return;
-        const size_t number = Numbering::numberOf(value);
-        if (seenBy_[number] == run) return;
-        seenBy_[number] = run;
-        usedOutside_[number] = true;
-        planned.inputs.push_back(value);
-      });
+        if (definer >= 0 && runOf_[definer] == run) continue;
+        if (seenBy_[value] == run) continue;
+        seenBy_[value] = run;
+        usedOutside_[value] = true;
+        planned.inputs.push_back(numbering_.value(value));
+      }
     }
   }
 

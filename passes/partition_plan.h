@@ -58,14 +58,14 @@ struct PartitionPlan {
 };
 
 /// Decides. `entry` is not changed. Reads host= and fate= as classify-capturability and
-/// group-collectives wrote them. Linear in nodes plus edges, for each round of the minimum size and
+/// group-collectives wrote them. TORCH_CHECK if `entry` has partitions already. Linear in nodes plus edges, for each round of the minimum size and
 /// of fates that push each other.
 ///
 /// Order, wished as options.order says:
 ///   Levels   as few partitions as the dependences allow (partition_levels.h), of the placements that
-///            keep the fewest the one nearest to the program; taken if planned peak bytes grow by at
-///            most options.memoryGrowth over program order, else the next placement, else program
-///            order, and levelsRefused says so.
+///            keep the fewest the one nearest to the program; taken if planned peak bytes grow over
+///            program order by at most options.memoryGrowth of it or options.memorySlack, whichever
+///            is more; else the next placement, else program order, and levelsRefused says so.
 ///   Program  maximal runs as the program has them; nodes on numbers alone move out of the way.
 /// Partitions of fewer than options.minPartitionSize operator calls (views count as none) become
 /// host nodes, and levels are taken anew without them.

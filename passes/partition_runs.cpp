@@ -54,23 +54,23 @@ LiveBytes::LiveBytes(const Entry& entry, const Dependences& dependences) {
   const Numbering& numbering = dependences.numbering();
   std::vector<int32_t> sized(numbering.valueBound(), -1);
   for (int32_t i = 0; i < numbering.size(); ++i) {
-    for (const Value* output : numbering.node(i)->outputs()) {
-      const int32_t storage = numbering.storageOf(output);
-      if (storage < 0 || storage != static_cast<int32_t>(Numbering::numberOf(output))) continue;
-      const auto bytes = storageBytes(*output->type());
+    for (int32_t result : numbering.results(i)) {
+      if (numbering.storageOf(result) != result) continue;
+      const auto bytes = storageBytes(*numbering.value(result)->type());
       if (!bytes || *bytes == 0) continue;
-      sized[storage] = static_cast<int32_t>(bytes_.size());
+      sized[result] = static_cast<int32_t>(bytes_.size());
       bytes_.push_back(*bytes);
     }
   }
-  const auto touch = [&](const Value* value) {
+  const auto touch = [&](int32_t value) {
     const int32_t storage = numbering.storageOf(value);
     if (storage >= 0 && sized[storage] >= 0) touched_.push_back(sized[storage]);
   };
+  begin_.reserve(numbering.size() + 1);
   for (int32_t i = 0; i < numbering.size(); ++i) {
     begin_.push_back(static_cast<int32_t>(touched_.size()));
-    numbering.forEachUsed(i, touch);
-    for (const Value* output : numbering.node(i)->outputs()) touch(output);
+    for (int32_t value : numbering.used(i)) touch(value);
+    for (int32_t result : numbering.results(i)) touch(result);
   }
   begin_.push_back(static_cast<int32_t>(touched_.size()));
   returned_.resize(bytes_.size());

@@ -72,6 +72,7 @@ void runPasses(Program& program, PassContext& context, const std::vector<std::st
   if (names.empty()) {
     for (const Pass& pass : allPasses()) passes.push_back(&pass);
   }
+  context.verify = options.verifyEach;
   for (const Pass* pass : passes) {
     pass->run(program, context);
     if (options.verifyEach) pass->verify(program, context);

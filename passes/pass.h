@@ -22,8 +22,10 @@ struct PassOptions {
   PartitionOrder order = PartitionOrder::Levels;
   /// Partitions of fewer operator calls become host nodes.
   int64_t minPartitionSize = 2;
-  /// With levels: planned peak bytes may grow by this share over program order.
+  /// With levels: planned peak bytes may grow over program order by this share of it, or by
+  /// memorySlack bytes, whichever is more: a share of a tiny peak is next to nothing.
   double memoryGrowth = 0.10;
+  int64_t memorySlack = int64_t{64} << 20;
   /// plan-memory: alignment of buffers in bytes (512 is the caching allocator's; the host device
   /// needs 64).
   int64_t alignment = 512;
@@ -32,6 +34,8 @@ struct PassOptions {
 struct PassContext {
   PassOptions options;
   Remarks remarks;
+  /// Passes check what they decided before they carry it out. runPasses sets it.
+  bool verify = true;
 };
 
 /// One pass. `run` rewrites or annotates the program in place; `verify` throws c10::Error if what
@@ -49,7 +53,7 @@ const std::vector<Pass>& allPasses();
 const Pass* findPass(std::string_view name);
 
 struct PipelineOptions {
-  bool verifyEach = true;
+  bool verifyEach = true;  // the verifier after each pass, and the passes' own checks
   /// Called after each pass.
   std::function<void(const Pass&, const Program&)> afterPass;
 };

@@ -28,6 +28,8 @@ class PlannedValues {
  public:
   explicit PlannedValues(const Program& program)
       : timeline_(Timeline::build(program, true)), device_(computeDevice(program)) {
+    buffers.reserve(timeline_.storages().size());
+    places.reserve(timeline_.storages().size());
     for (size_t e = 0; e < program.entries.size(); ++e) {
       for (Node* node : program.entries[e].graph->nodes()) add(node, timeline_.entryRange(e).first);
     }
@@ -35,11 +37,18 @@ class PlannedValues {
 
   std::vector<Buffer> buffers;
   std::vector<Place> places;
-  int64_t unsized = 0;  // allocating results whose size is known only at run time
+  std::vector<Node*> unplaced;  // partitions, and leaves none of whose outputs has a place
+  int64_t unsized = 0;          // allocating results whose size is known only at run time
 
  private:
   void add(Node* node, int64_t entryBegin) {
-    if (!isPartition(node)) return addResults(node);
+    if (!isPartition(node)) {
+      const size_t before = places.size();
+      addResults(node);
+      if (places.size() == before) unplaced.push_back(node);
+      return;
+    }
+    unplaced.push_back(node);
     if (node->kind() == cg::partition) addStaged(node, entryBegin);
     for (Node* inner : node->blocks().at(0)->nodes()) add(inner, entryBegin);
   }
@@ -124,12 +133,14 @@ void write(const std::vector<Place>& places, const MemoryPlan& plan) {
   }
 }
 
-void dropOld(Block* block) {
-  for (Node* node : block->nodes()) {
-    for (const c10::Symbol name : {attr::arena, attr::staging}) {
-      if (node->hasAttribute(name)) node->removeAttribute(name);
-    }
-    for (Block* inner : node->blocks()) dropOld(inner);
+/// Of an earlier run; where offsets are written anew, these replace them.
+void dropOld(Node* node) {
+  for (const c10::Symbol name : {attr::arena, attr::staging}) {
+    if (node->hasAttribute(name)) node->removeAttribute(name);
+  }
+  if (isPartition(node)) return;  // its nodes are leaves of their own
+  for (Block* block : node->blocks()) {
+    for (Node* inner : block->nodes()) dropOld(inner);
   }
 }
 
@@ -176,8 +187,8 @@ MemoryPlan writtenPlan(const Program& program, const PassOptions& options) {
 }
 
 void planMemory(Program& program, PassContext& context) {
-  for (Entry& entry : program.entries) dropOld(entry.graph->block());
   PlannedValues values(program);
+  for (Node* node : values.unplaced) dropOld(node);
   const MemoryPlan plan = planBuffers(std::move(values.buffers), context.options.alignment);
   write(values.places, plan);
   std::string message = llvm::formatv("arena of {0} bytes for {1} buffers; load {2}, ratio {3:f4}",

@@ -7,6 +7,7 @@
 #include <ATen/Context.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
+#include <filesystem>
 #include <fstream>
 
 namespace gravure {
@@ -14,7 +15,7 @@ namespace {
 
 std::vector<char> readBytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  TORCH_CHECK(file, "cannot open the inputs file ", path,
+  TORCH_CHECK(file && !std::filesystem::is_directory(path), "cannot open the inputs file ", path,
               "; export_step writes it beside the program");
   std::vector<char> bytes(static_cast<size_t>(file.tellg()));
   file.seekg(0);
@@ -30,8 +31,9 @@ c10::IValue unpickle(const std::string& path) {
   } catch (const std::exception& error) {
     const auto* ours = dynamic_cast<const c10::Error*>(&error);
     const std::string reason = ours ? ours->what_without_backtrace() : error.what();
+    // libtorch's first sentence; the rest is advice on checkpoints.
     TORCH_CHECK(false, "the inputs file ", path, " is damaged or was not written by torch.save: ",
-                reason.substr(0, reason.find('\n')));
+                reason.substr(0, std::min(reason.find('\n'), reason.find(". "))));
   }
 }
 

@@ -18,6 +18,11 @@ class InputsFile {
   /// but a dict of entries, each a dict of inputs by name.
   static InputsFile read(const std::string& path);
 
+  /// By entry, the inputs by name, as saved.
+  const std::map<std::string, std::map<std::string, c10::IValue>>& entries() const {
+    return entries_;
+  }
+
   /// One value an input of `entry`, in order, tensors on the device that `devices` maps their type's
   /// to. An input without a name goes by its value's. A device's default generator is None, a paired
   /// one ("cuda:0#1") a new generator with the seed of its number, in its saved state where the program

@@ -20,10 +20,10 @@ bool parseBool(const std::string& name, const std::string& value) {
   return *parsed;
 }
 
-int64_t parseCount(const std::string& name, const std::string& value) {
+int64_t parseCount(const std::string& name, const std::string& value, int64_t least = 1) {
   int64_t parsed = 0;
-  TORCH_CHECK(!llvm::StringRef(value).getAsInteger(10, parsed) && parsed >= 1, "option ", name,
-              ": expected a whole number of at least 1, found '", value, "'");
+  TORCH_CHECK(!llvm::StringRef(value).getAsInteger(10, parsed) && parsed >= least, "option ", name,
+              ": expected a whole number of at least ", least, ", found '", value, "'");
   return parsed;
 }
 
@@ -76,6 +76,8 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
       parsed.passes.minPartitionSize = parseCount(name, value);
     } else if (name == "memory_growth") {
       parsed.passes.memoryGrowth = parseShare(name, value);
+    } else if (name == "memory_slack") {
+      parsed.passes.memorySlack = parseCount(name, value, 0);
     } else if (name == "uncaptured") {
       parsed.runtime.uncaptured = parseBool(name, value);
     } else if (name == "require_capture") {
@@ -86,7 +88,8 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
       parsed.poison = parseBool(name, value);
     } else {
       TORCH_CHECK(false, "there is no option '", name, "'; there are host, order, ",
-                  "min_partition_size, memory_growth, uncaptured, require_capture, results, poison");
+                  "min_partition_size, memory_growth, memory_slack, uncaptured, require_capture, "
+                  "results, poison");
     }
   }
   return parsed;

@@ -55,6 +55,7 @@ TEST_CASE("plan: with memory to spare, independent work makes one partition") {
 
 TEST_CASE("plan: parts of the program bound the peak") {
   PassContext context;
+  context.options.memorySlack = 0;
   context.options.memoryGrowth = 3.5;  // four results at once, not five
   const PartitionPlan plan = planOf(largeResults(100), context);
   CHECK(plan.order == PartitionOrder::Levels);
@@ -65,12 +66,32 @@ TEST_CASE("plan: parts of the program bound the peak") {
 
 TEST_CASE("plan: levels are refused where no part is short enough, and the remark says so") {
   PassContext context;
+  context.options.memorySlack = 0;
   context.options.memoryGrowth = 0.5;
   Program program = prepared(largeResults(200), context);
   partitionGraph(program, context);
   verifyPartitionGraph(program, context);
   REQUIRE(context.remarks.count("levels-refused") == 1);
   CHECK(context.remarks.count("partition-formed") == 200);
+}
+
+TEST_CASE("plan: bytes allowed beside the share let a small program be reordered") {
+  PassContext context;
+  context.options.memoryGrowth = 0;
+  CHECK(planOf(largeResults(200), context).partitionCount() == 1);
+  context.options.memorySlack = 199 * 4100;
+  CHECK(planOf(largeResults(200), context).partitionCount() == 1);
+  context.options.memorySlack = 199 * 4100 - 1;
+  const PartitionPlan plan = planOf(largeResults(200), context);
+  CHECK(plan.partitionCount() > 1);
+  CHECK(plan.levelPeak <= 200 * 4100 - 1);
+}
+
+TEST_CASE("plan: an allowance beyond every address is none too many") {
+  PassContext context;
+  context.options.memoryGrowth = 1e300;
+  context.options.memorySlack = INT64_MAX;
+  CHECK(planOf(largeResults(3), context).partitionCount() == 1);
 }
 
 TEST_CASE("plan: the minimum size is that of the whole line of levels, and views do not count") {

@@ -14,7 +14,8 @@ struct BenchResult {
   int64_t nodes = 0;
   double readMs = 0, printMs = 0, verifyMs = 0;  // least of all repetitions
   std::vector<double> passMs;                    // one a pass, in the order of the pipeline
-  int64_t peakBytes = 0;                         // by which all passes raise resident memory
+  double verifiedMs = 0;  // all passes, each with its verifier and its own checks
+  int64_t peakBytes = 0;  // by which all passes raise resident memory
 
   double passesMs() const;
 };

@@ -35,6 +35,13 @@ void checkOneOf(llvm::StringRef flag, llvm::StringRef value, llvm::ArrayRef<std:
                    didYouMean(value, known));
 }
 
+void checkWithin(llvm::StringRef flag, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return;
+  std::string expected = "at least " + std::to_string(least);
+  if (value > most) expected = "at most " + std::to_string(most);
+  throw UsageError(flag.str() + ": expected " + expected + ", found " + std::to_string(value));
+}
+
 std::vector<std::string> splitList(llvm::StringRef text) {
   llvm::SmallVector<llvm::StringRef> parts;
   text.split(parts, ',', -1, false);
@@ -55,7 +62,8 @@ std::vector<std::string> filesBeside(const std::string& path) {
   for (llvm::sys::fs::directory_iterator at(folder.empty() ? "." : folder, error), end;
        !error && at != end; at.increment(error)) {
     const std::string name = llvm::sys::path::filename(at->path()).str();
-    files.push_back(folder.empty() ? name : folder + "/" + name);
+    const std::string file = folder.empty() ? name : folder + "/" + name;
+    if (file != path) files.push_back(file);  // a link that leads nowhere is there all the same
   }
   std::sort(files.begin(), files.end());
   return files;

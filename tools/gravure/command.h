@@ -53,6 +53,9 @@ std::string didYouMean(llvm::StringRef word, llvm::ArrayRef<std::string> known);
 /// UsageError unless `value`, given to `flag`, is one of `known`.
 void checkOneOf(llvm::StringRef flag, llvm::StringRef value, llvm::ArrayRef<std::string> known);
 
+/// UsageError unless `value`, given to `flag`, lies from `least` to `most`.
+void checkWithin(llvm::StringRef flag, int64_t value, int64_t least, int64_t most = INT64_MAX);
+
 /// "a, b, c" without empty members.
 std::vector<std::string> splitList(llvm::StringRef text);
 

@@ -22,7 +22,7 @@ struct LoadedProgram {
 
 /// Reads and verifies PATH: a program text (with inputs.pt beside it if there is one), `-`, or a
 /// folder that holds program.gv and inputs.pt. UsageError if a file is missing or cannot be read;
-/// TextError and std::runtime_error (with the file's name) if what it holds is wrong.
+/// TextError, FileError and c10::Error (with the file's name) if what it holds is wrong.
 LoadedProgram loadProgram(const std::string& path, bool withInputs);
 
 }  // namespace gravure::tool

@@ -48,7 +48,8 @@ std::string oneLine(const std::string& said, const std::string& command) {
   if (std::regex_search(said, match, std::regex("for the (--\\S+) option: (.*)"))) {
     std::string what = match[2].str();
     std::smatch invalid;
-    if (std::regex_search(what, invalid, std::regex("'(.*)' value invalid for (\\w+) argument"))) {
+    if (std::regex_search(what, invalid,
+                          std::regex("'(.*)' value invalid for (\\w+)[ \\w]* argument"))) {
       const bool real = invalid[2] == "floating" || invalid[2] == "double";
       what = "'" + invalid[1].str() + "' is not a " + (real ? "" : "whole ") + "number";
     } else if (std::regex_search(what, invalid,

@@ -1,5 +1,8 @@
 #include "tools/gravure/pass_flags.h"
 
+#include <llvm/Support/Format.h>
+#include <llvm/Support/raw_ostream.h>
+
 namespace gravure::tool {
 
 namespace cl = llvm::cl;
@@ -20,22 +23,32 @@ PassFlags::PassFlags(Command& command)
           "memory-growth", cl::value_desc("SHARE"), cl::init(PassOptions{}.memoryGrowth),
           cl::desc("with levels: planned peak memory may grow by this share (default 0.1)"),
           cl::sub(command.sub()), cl::cat(command.category())),
+      memorySlack_("memory-slack", cl::value_desc("BYTES"), cl::init(PassOptions{}.memorySlack),
+                   cl::desc("with levels: or by this many bytes, if that is more (default 64 MiB)"),
+                   cl::sub(command.sub()), cl::cat(command.category())),
       alignment_("alignment", cl::value_desc("BYTES"), cl::init(PassOptions{}.alignment),
                  cl::desc("alignment of planned buffers (default 512)"), cl::sub(command.sub()),
                  cl::cat(command.category())) {}
 
 PassOptions PassFlags::options() const {
   checkOneOf("--order", order_.getValue(), {"levels", "program"});
-  if (minPartitionSize_ < 1) throw UsageError("--min-partition-size: expected at least 1");
-  if (!(memoryGrowth_ >= 0)) throw UsageError("--memory-growth: expected a share of at least 0");
+  checkWithin("--min-partition-size", minPartitionSize_, 1);
+  if (!(memoryGrowth_ >= 0)) {
+    std::string given;
+    llvm::raw_string_ostream(given) << llvm::format("%g", memoryGrowth_.getValue());
+    throw UsageError("--memory-growth: expected a share of at least 0, found " + given);
+  }
+  checkWithin("--memory-slack", memorySlack_, 0);
   if (alignment_ < 1 || (alignment_ & (alignment_ - 1)) != 0) {
-    throw UsageError("--alignment: expected a power of two");
+    throw UsageError("--alignment: expected a power of two, found " +
+                     std::to_string(alignment_.getValue()));
   }
   PassOptions options;
   options.hostRequests.assign(host_.begin(), host_.end());
   options.order = order_ == "program" ? PartitionOrder::Program : PartitionOrder::Levels;
   options.minPartitionSize = minPartitionSize_;
   options.memoryGrowth = memoryGrowth_;
+  options.memorySlack = memorySlack_;
   options.alignment = alignment_;
   return options;
 }

@@ -18,6 +18,7 @@ class PassFlags {
   llvm::cl::opt<std::string> order_;
   llvm::cl::opt<long> minPartitionSize_;
   llvm::cl::opt<double> memoryGrowth_;
+  llvm::cl::opt<long> memorySlack_;
   llvm::cl::opt<long> alignment_;
 };
 

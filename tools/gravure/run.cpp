@@ -88,7 +88,11 @@ class RunCommand final : public Command {
 
 void RunCommand::checkFlags() const {
   if (path_.empty()) throw UsageError("run: expected a program text or an exported folder");
-  if (steps_ < 1) throw UsageError("--steps: expected at least 1");
+  checkWithin("--steps", steps_, 1);
+  if (corrupt_.getNumOccurrences() > 0) {
+    if (!verify_) throw UsageError("--corrupt: only --verify compares; add it");
+    checkWithin("--corrupt", corrupt_, 0, steps_ - 1);
+  }
   remarkOutput_.check();
   (void)flags_.options();
   if (inject_.getNumOccurrences() == 0) return;
@@ -96,7 +100,8 @@ void RunCommand::checkFlags() const {
   checkOneOf("--inject", point, kFaultPoints);
   int64_t number = 0;
   if (count.getAsInteger(10, number) || number < 1) {
-    throw UsageError("--inject: expected POINT:N, the N-th next pass through the point");
+    throw UsageError("--inject: expected POINT:N, the N-th next pass through the point, found '" +
+                     inject_ + "'");
   }
 }
 

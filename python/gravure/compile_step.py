@@ -17,13 +17,14 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .aot_entries import FrameNamer, device_of
+from .aot_entries import device_of
 from .backend import input_spec, label_of
 from .compiled_graph import CompiledGraph, Instance
 from .eager_kernels import LIBRARY, eager_kernels
 from .errors import ExportError
 from .export import step_entry
 from .fx_import import EntryWriter
+from .names import Namer
 from .options import CompileOptions
 from .program_text import HEADER
 from .report import follow
@@ -45,6 +46,7 @@ LIBRARY.define("loss(Tensor loss) -> Tensor")
 LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
 _LOSS = torch.ops.gravure.loss
 
+_NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
 _NOT_FOR_STEPS = ("on_missed", "max_shapes")
 
 
@@ -84,7 +86,7 @@ def compile_step(
             return [_LOSS(result[0]), *result[1:]]
         return result
 
-    compiler = _Compiler(name, chosen)
+    compiler = _Compiler(fn, name, chosen)
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
@@ -116,7 +118,8 @@ def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> A
 class _Compiler:
     """Dynamo's backend: from its graph of a step to what runs it."""
 
-    def __init__(self, name: str, options: CompileOptions) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, options: CompileOptions) -> None:
+        self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
         self.name = name
         self.options = options
         self.programs = 0
@@ -127,7 +130,7 @@ class _Compiler:
             if is_traceable_wrapper_subclass(value):
                 kind = type(value).__name__
                 raise ExportError(self.name, f"it reads a {kind}", "use plain tensors")
-        namer = FrameNamer()
+        namer = self.namer
         label = f"{self.name}, {label_of(graph)}"
         specs = [input_spec(n, namer) for n in graph.graph.find_nodes(op="placeholder")]
         order = _loss_first(graph, self.name)
@@ -199,7 +202,23 @@ def _caller(program: Any, places: list[int]) -> Callable[..., Any]:
     run = program.run_step
 
     def call(*args: Any) -> list[Any]:
-        results = run("step", args)
+        try:
+            results = run("step", args)
+        except RuntimeError as error:
+            if "has a hook" not in str(error) or not _forget_removed_hooks(args):
+                raise
+            results = run("step", args)
         return [results[i] if i >= 0 else None for i in places]
 
     return call
+
+
+def _forget_removed_hooks(args: tuple[Any, ...]) -> bool:
+    """Removed hooks leave an empty dictionary, which C++ cannot tell from a full one."""
+    found = False
+    for tensor in args:
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if getattr(tensor, kind, None) == {}:
+                setattr(tensor, kind, None)
+                found = True
+    return found

@@ -35,7 +35,7 @@ GradientTargets::GradientTargets(const Entry& entry) {
   }
 }
 
-void GradientTargets::check(const std::vector<c10::IValue>& inputs) const {
+void GradientTargets::check(const std::vector<c10::IValue>& inputs, bool hooks) const {
   for (const Target& target : targets_) {
     const at::Tensor& tensor = inputs[target.input].toTensor();
     TORCH_CHECK(tensor.requires_grad(), "\"", target.name,

@@ -200,25 +200,30 @@ def _bind(program: Any, writer: EntryWriter) -> None:
 def _caller(program: Any, places: list[int]) -> Callable[..., Any]:
     """What Dynamo's code calls: the graph's inputs in, its former outputs out."""
     run = program.run_step
+    names = [name for _, name in program.inputs("step")]
+    removed = False  # some hook was: the library still sees where it was
 
     def call(*args: Any) -> list[Any]:
+        nonlocal removed
+        if removed:
+            _check_hooks(args, names)
         try:
-            results = run("step", args)
+            results = run("step", args, not removed)
         except RuntimeError as error:
-            if "has a hook" not in str(error) or not _forget_removed_hooks(args):
+            if "has a hook" not in str(error):
                 raise
-            results = run("step", args)
+            _check_hooks(args, names)
+            removed = True
+            results = run("step", args, False)
         return [results[i] if i >= 0 else None for i in places]
 
     return call
 
 
-def _forget_removed_hooks(args: tuple[Any, ...]) -> bool:
-    """Removed hooks leave an empty dictionary, which C++ cannot tell from a full one."""
-    found = False
-    for tensor in args:
-        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            if getattr(tensor, kind, None) == {}:
-                setattr(tensor, kind, None)
-                found = True
-    return found
+def _check_hooks(args: tuple[Any, ...], names: list[str]) -> None:
+    for tensor, name in zip(args, names, strict=False):
+        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+            raise RuntimeError(
+                f'"{name}" has a hook on its gradient, and a step runs without autograd; remove '
+                'the hook, or use torch.compile(backend="gravure"), which runs it'
+            )

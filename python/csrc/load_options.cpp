@@ -85,8 +85,9 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
     } else if (name == "poison") {
       parsed.poison = parseBool(name, value);
     } else {
-      TORCH_CHECK(false, "there is no option '", name, "'; there are host, order, ",
-                  "min_partition_size, memory_growth, uncaptured, require_capture, results, poison");
+      TORCH_CHECK(
+          false, "there is no option '", name, "'; there are host, order, ",
+          "min_partition_size, memory_growth, uncaptured, require_capture, results, poison");
     }
   }
   return parsed;

@@ -35,7 +35,7 @@ GradientTargets::GradientTargets(const Entry& entry) {
   }
 }
 
-void GradientTargets::check(const std::vector<c10::IValue>& inputs) const {
+void GradientTargets::check(const std::vector<c10::IValue>& inputs, bool hooks) const {
   for (const Target& target : targets_) {
     const at::Tensor& tensor = inputs[target.input].toTensor();
     TORCH_CHECK(tensor.requires_grad(), "\"", target.name,
@@ -45,8 +45,8 @@ void GradientTargets::check(const std::vector<c10::IValue>& inputs) const {
         "\" requires a gradient and was computed outside of the step; compute it inside, or "
         "detach it");
     TORCH_CHECK(
-        torch::autograd::impl::hooks(tensor).empty() &&
-            !torch::autograd::impl::post_acc_grad_hooks(tensor),
+        !hooks || (torch::autograd::impl::hooks(tensor).empty() &&
+                   !torch::autograd::impl::post_acc_grad_hooks(tensor)),
         "\"", target.name,
         "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
         "use torch.compile(backend=\"gravure\"), which runs it");

@@ -16,8 +16,8 @@ class GradientTargets {
   explicit GradientTargets(const Entry& entry);
 
   /// TORCH_CHECK naming an input whose gradient could not be given as autograd would: one that is no
-  /// leaf, does not require a gradient, or has a hook.
-  void check(const std::vector<c10::IValue>& inputs) const;
+  /// leaf, does not require a gradient, or (`hooks`) had a hook ever.
+  void check(const std::vector<c10::IValue>& inputs, bool hooks) const;
 
   /// Adds each gradient to `.grad` of its input: the first one becomes it, later ones are added in
   /// place. Returns the other results, in order.

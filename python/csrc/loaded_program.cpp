@@ -147,10 +147,11 @@ const GradientTargets& LoadedProgram::gradientTargets(const std::string& name) {
   return found->second;
 }
 
-LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values) {
+LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
+                                             bool checkHooks) {
   const GradientTargets& targets = gradientTargets(name);
   std::vector<c10::IValue> inputs = allInputs(name, values);
-  targets.check(inputs);
+  targets.check(inputs, checkHooks);
   return asList(targets.accumulate(inputs, runtime_->run(name, inputs)));
 }
 

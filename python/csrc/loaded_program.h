@@ -51,8 +51,9 @@ class LoadedProgram final : public torch::CustomClassHolder {
   Values runUncaptured(const std::string& entry, const Values& values);
   /// One step that ends as loss.backward() does: the gradients are added to the `.grad` of the inputs
   /// that they belong to, and the other outputs returned, in order. TORCH_CHECK, before anything
-  /// runs, for an input that requires a gradient and is no leaf, or has a hook.
-  Values runStep(const std::string& entry, const Values& values);
+  /// runs, for an input that requires a gradient and is no leaf, or, with `checkHooks`, had a hook
+  /// ever: only Python knows whether it was removed.
+  Values runStep(const std::string& entry, const Values& values, bool checkHooks);
 
   std::string remarksText() const;
   std::string remarksJson() const;

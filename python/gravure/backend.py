@@ -16,7 +16,7 @@ from torch._guards import CompileContext, TracingContext
 from .aot_entries import FrameNamer
 from .compiled_graph import CompiledGraph, Half
 from .eager_kernels import eager_kernels
-from .names import InputSpec
+from .names import InputSpec, Namer
 from .options import CompileOptions
 from .partition import KEEP_DRAWS, partition
 from .places import Places
@@ -116,7 +116,7 @@ def _backward_spec(node: fx.Node) -> InputSpec | None:
     return None
 
 
-def input_spec(node: fx.Node, namer: FrameNamer) -> InputSpec:
+def input_spec(node: fx.Node, namer: Namer) -> InputSpec:
     """Role and name of an input of Dynamo's graph: what Dynamo calls static keeps its address."""
     source = getattr(node, "_dynamo_source", None)
     name = "" if source is None else source.name if isinstance(source.name, str) else source.name()

@@ -17,13 +17,14 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .aot_entries import FrameNamer, device_of
+from .aot_entries import device_of
 from .backend import input_spec, label_of
 from .compiled_graph import CompiledGraph, Instance
 from .eager_kernels import LIBRARY, eager_kernels
 from .errors import ExportError
 from .export import step_entry
 from .fx_import import EntryWriter
+from .names import Namer
 from .options import CompileOptions
 from .program_text import HEADER
 from .report import follow
@@ -45,6 +46,7 @@ LIBRARY.define("loss(Tensor loss) -> Tensor")
 LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
 _LOSS = torch.ops.gravure.loss
 
+_NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
 _NOT_FOR_STEPS = ("on_missed", "max_shapes")
 
 
@@ -84,7 +86,7 @@ def compile_step(
             return [_LOSS(result[0]), *result[1:]]
         return result
 
-    compiler = _Compiler(name, chosen)
+    compiler = _Compiler(fn, name, chosen)
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
@@ -116,7 +118,8 @@ def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> A
 class _Compiler:
     """Dynamo's backend: from its graph of a step to what runs it."""
 
-    def __init__(self, name: str, options: CompileOptions) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, options: CompileOptions) -> None:
+        self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
         self.name = name
         self.options = options
         self.programs = 0
@@ -127,7 +130,7 @@ class _Compiler:
             if is_traceable_wrapper_subclass(value):
                 kind = type(value).__name__
                 raise ExportError(self.name, f"it reads a {kind}", "use plain tensors")
-        namer = FrameNamer()
+        namer = self.namer
         label = f"{self.name}, {label_of(graph)}"
         specs = [input_spec(n, namer) for n in graph.graph.find_nodes(op="placeholder")]
         order = _loss_first(graph, self.name)
@@ -197,9 +200,30 @@ def _bind(program: Any, writer: EntryWriter) -> None:
 def _caller(program: Any, places: list[int]) -> Callable[..., Any]:
     """What Dynamo's code calls: the graph's inputs in, its former outputs out."""
     run = program.run_step
+    names = [name for _, name in program.inputs("step")]
+    removed = False  # some hook was: the library still sees where it was
 
     def call(*args: Any) -> list[Any]:
-        results = run("step", args)
+        nonlocal removed
+        if removed:
+            _check_hooks(args, names)
+        try:
+            results = run("step", args, not removed)
+        except RuntimeError as error:
+            if "has a hook" not in str(error):
+                raise
+            _check_hooks(args, names)
+            removed = True
+            results = run("step", args, False)
         return [results[i] if i >= 0 else None for i in places]
 
     return call
+
+
+def _check_hooks(args: tuple[Any, ...], names: list[str]) -> None:
+    for tensor, name in zip(args, names, strict=False):
+        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+            raise RuntimeError(
+                f'"{name}" has a hook on its gradient, and a step runs without autograd; remove '
+                'the hook, or use torch.compile(backend="gravure"), which runs it'
+            )

@@ -92,7 +92,8 @@ class Namer:
         if root == "args" and source.startswith("L["):
             if not rest:
                 return "args"
-            names = [self._arg_names[rest[0]], *self._plain(rest[1:])]
+            known = rest[0] < len(self._arg_names)
+            names = [self._arg_names[rest[0]] if known else f"arg{rest[0]}", *self._plain(rest[1:])]
             return ".".join(names)
         names = self._plain(rest if str(root).startswith("__import_") else tokens)
         return ".".join(names) or str(root)

@@ -148,11 +148,11 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[C
 
 def refusal(error: Exception, name: str) -> ExportError:
     """Dynamo's or AOTAutograd's error as ours: first its reason, then its first hint."""
-    cause: BaseException = error
-    while cause.__cause__ is not None and not isinstance(cause, ExportError):
-        cause = cause.__cause__
-    if isinstance(cause, ExportError):
-        return cause
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ExportError):
+            return cause
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     remedy = next((x[5:].strip() for x in lines if x.startswith("Hint:")), "")
@@ -160,6 +160,9 @@ def refusal(error: Exception, name: str) -> ExportError:
     stack = getattr(error, "real_stack", None)
     place = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
     what = f"{reason}: {explanation}" if explanation else f"{type(error).__name__}: {reason}"
+    if "Tensor.backward()" in reason:
+        what = "it calls backward() itself"
+        remedy = "leave out backward() and the optimizer, which run with and after the step"
     if "Generator" in str(error):
         what, remedy = "it draws from a Generator of its own", "draw from the default generator"
     return ExportError(name, what, remedy or "move this out of the step", place)

@@ -441,3 +441,33 @@ assert str(gravure.report()) == "no compiled graph"
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
     text = written.read_text()
     assert "backward: 1 partitions: 1 captured" in text and "4 replays" in text
+
+
+def test_gradients_never_share_memory() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+            self.flat = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.a + self.b + self.flat.view(2, 2)) * x
+
+    model = Sum()
+    compiled = torch.compile(model, backend="gravure")
+    for _ in range(6):
+        model.zero_grad()
+        compiled(torch.full((2, 2), 3.0)).sum().backward()
+        model.a.grad.zero_()
+        assert model.b.grad.eq(3).all() and model.flat.grad.eq(3).all()
+
+
+def test_micro_batches_with_gradients_kept(tmp_path: Path) -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        optimizer.zero_grad(set_to_none=False)
+        for k in range(2):
+            model(batch[0] + k).square().mean().backward()
+        optimizer.step()
+
+    report = same_as_eager(Mlp(0.1), rows, step, steps=9)
+    assert replays(report) > 20

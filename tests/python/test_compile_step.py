@@ -1,0 +1,284 @@
+"""compile_step: a call leaves what forward, loss and backward() leave, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import gravure
+import models
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gravure.runtime import library_path
+from running import bits
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from training import leaves, state_of
+
+try:
+    library_path()
+except FileNotFoundError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+POISON = {"poison": True}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Any:
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """Running statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.second, self.unused = nn.Linear(16, 4), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(F.gelu(self.norm(self.first(x))), 0.15, self.training))
+
+
+def loss_of(model: nn.Module) -> Callable[..., Any]:
+    def loss(x: Tensor, y: Tensor, scale: float = 1.0) -> Any:
+        predicted = model(x)
+        return F.mse_loss(predicted, y) * scale, {"predicted": predicted, "count": 3}
+
+    return loss
+
+
+def batch(rows: int = 5) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 8), torch.randn(rows, 4)
+
+
+def eager_step(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = fn(*args, **kwargs)
+    (result if isinstance(result, Tensor) else result[0]).backward()
+    return result
+
+
+def pair(model: nn.Module, **options: Any) -> tuple[nn.Module, Callable[..., Any]]:
+    """A copy of the model, and its compiled step."""
+    ours = copy.deepcopy(model)
+    return ours, gravure.compile_step(loss_of(ours), options=POISON | options)
+
+
+def same(ours: nn.Module, step: Any, model: nn.Module, args: Any, seed: int, **kwargs: Any) -> None:
+    """One step of both: results, gradients, buffers and random state."""
+    torch.manual_seed(seed)
+    found = step(*args, **kwargs)
+    drawn = bits(torch.get_rng_state())
+    torch.manual_seed(seed)
+    expected = eager_step(loss_of(model), *args, **kwargs)
+    assert drawn == bits(torch.get_rng_state())
+    assert type(found) is type(expected) and leaves(found) == leaves(expected)
+    assert not found[0].requires_grad and not found[1]["predicted"].requires_grad
+    assert state_of(ours) == state_of(model)
+
+
+def test_training_with_an_optimizer_outside() -> None:
+    model = Net()
+    ours, step = pair(model)
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (ours, model)]
+    for i in range(8):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        same(ours, step, model, batch(), i, scale=0.5)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] *= 0.9
+            optimizer.step()
+        assert state_of(ours) == state_of(model)
+    assert model.unused.weight.grad is None and ours.unused.weight.grad is None
+    (graph,) = [g for g in gravure.report().graphs if g.label.startswith("loss")][-1:]
+    assert graph.programs[0].partitions == {"step": ["captured"]}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_added_to_what_is_there(set_to_none: bool) -> None:
+    model = Net()
+    ours, step = pair(model)
+    for i in range(5):
+        for m in (ours, model):
+            m.zero_grad(set_to_none)
+        for k in range(3):
+            same(ours, step, model, batch(), 10 * i + k)
+
+
+def test_gradients_that_are_held_stay_as_they_are() -> None:
+    model = Net()
+    _, step = pair(model)
+    ours, step = pair(model)
+    held = []
+    for _ in range(6):
+        ours.zero_grad()
+        step(*batch())
+        held += [(p.grad, bits(p.grad)) for p in ours.parameters() if p.grad is not None]
+        assert all(bits(tensor) == before for tensor, before in held)
+
+
+def test_gradients_never_share_memory() -> None:
+    a, b = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+    step = gravure.compile_step(lambda x: ((a + b) * x).sum() + a.sum() * 0 + b.sum() * 0)
+    for _ in range(6):
+        a.grad = b.grad = None
+        step(torch.ones(4))
+        a.grad.add_(1)
+        assert a.grad.tolist() == [2.0] * 4 and b.grad.tolist() == [1.0] * 4
+        assert a.grad.stride() == a.stride()
+
+
+def test_a_replaced_parameter_is_the_one_that_is_used() -> None:
+    model = Net()
+    ours, step = pair(model)
+    for i in range(9):
+        if i in (4, 6):
+            for m in (ours, model):
+                m.second.weight = nn.Parameter(torch.full((4, 16), 0.25 * i))
+        if i == 7:
+            state = copy.deepcopy(model.state_dict())
+            for m in (ours, model):
+                m.load_state_dict(state)
+        same(ours, step, model, batch(), i)
+
+
+def test_another_batch_size_and_evaluation_mode() -> None:
+    model = Net()
+    ours, step = pair(model)
+    for i in range(12):
+        training = i % 4 != 3
+        for m in (ours, model):
+            m.train(training)
+        same(ours, step, model, batch((5, 3)[i % 2]), i)
+
+
+def test_an_argument_that_requires_a_gradient() -> None:
+    model = Net()
+    ours, step = pair(model)
+    for i in range(5):
+        x, y = batch()
+        args = [(x.clone().requires_grad_(), y) for _ in range(2)]
+        torch.manual_seed(i)
+        step(*args[0])
+        torch.manual_seed(i)
+        eager_step(loss_of(model), *args[1])
+        assert bits(args[0][0].grad) == bits(args[1][0].grad)
+        assert state_of(ours) == state_of(model)
+
+
+def test_checkpointing_in_a_step() -> None:
+    class Checkpointed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self._run, x, use_reentrant=False)
+
+        def _run(self, x: Tensor) -> Tensor:
+            return self.second(F.dropout(F.gelu(self.first(x)), 0.3, self.training))
+
+    model = Checkpointed()
+    ours, step = pair(model)
+    for i in range(6):
+        same(ours, step, model, batch(), i)
+
+
+def test_a_module_is_its_own_step() -> None:
+    model = models.lstm()
+    ours = copy.deepcopy(model.module)
+    step = gravure.compile_step(ours, options=POISON)
+    for i in range(5):
+        args = models.next_args(model.args, i)
+        torch.manual_seed(i)
+        found = step(*args)
+        torch.manual_seed(i)
+        assert bits(found) == bits(eager_step(model.fn, *args))
+        assert state_of(ours) == state_of(model.module)
+
+
+def test_a_step_that_reads_on_the_host() -> None:
+    model = models.moe()
+    ours = copy.deepcopy(model.module)
+    step = gravure.compile_step(ours, options=POISON)
+    for i in range(5):
+        args = models.next_args(model.args, i)
+        torch.manual_seed(i)
+        found = step(*args)
+        torch.manual_seed(i)
+        expected = eager_step(model.fn, *args)
+        assert leaves(found) == leaves(expected)
+        assert state_of(ours) == state_of(model.module)
+
+
+# ---- refused
+
+
+def refused(fn: Any, *args: Any) -> str:
+    with pytest.raises(gravure.ExportError) as error:
+        gravure.compile_step(fn)(*args)
+    assert error.value.reason and error.value.remedy
+    return str(error.value)
+
+
+def test_what_is_no_step() -> None:
+    w, x = nn.Parameter(torch.randn(4)), torch.randn(4)
+    assert "return the loss" in refused(lambda x: {"loss": (x * w).sum()}, x)
+    assert "reduce it" in refused(lambda x: x * w, x)
+    assert "does not require a gradient" in refused(lambda x: x.sum(), x)
+    assert "computes nothing with tensors" in refused(lambda x: 3, x)
+    with pytest.raises(TypeError, match="takes a function"):
+        gravure.compile_step(3)
+
+
+def test_backward_and_optimizer_inside_are_refused() -> None:
+    w, x = nn.Parameter(torch.randn(4)), torch.randn(4)
+    optimizer = torch.optim.SGD([w], 0.1)
+    before = bits(w)
+
+    def backward(x: Tensor) -> Tensor:
+        loss = (x * w).sum()
+        loss.backward()
+        return loss
+
+    def whole(x: Tensor) -> Tensor:
+        loss = (x * w).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for fn in (backward, whole):
+        assert "leave out backward()" in refused(fn, x)
+    assert bits(w) == before and w.grad is None
+
+
+def test_hooks_are_refused_before_anything_runs() -> None:
+    model = Net()
+    ours, step = pair(model)
+    step(*batch())
+    before = state_of(ours)
+    handles = [
+        ours.first.weight.register_hook(lambda gradient: gradient),
+        ours.first.weight.register_post_accumulate_grad_hook(lambda parameter: None),
+    ]
+    for handle in handles[::-1]:
+        with pytest.raises(RuntimeError, match=r"model.first.weight.*has a hook.*torch.compile"):
+            step(*batch())
+        handle.remove()
+        assert state_of(ours) == before
+    step(*batch())
+
+
+def test_an_argument_with_a_history_is_refused() -> None:
+    _, step = pair(Net())
+    x = torch.randn(5, 8, requires_grad=True) * 2
+    with pytest.raises(RuntimeError, match="computed outside of the step"):
+        step(x, torch.randn(5, 4))
+
+
+def test_options_of_a_step() -> None:
+    with pytest.raises(ValueError, match="did you mean 'memory_growth'"):
+        gravure.compile_step(lambda: None, options={"memory_grow": 1})
+    with pytest.raises(ValueError, match="takes no option 'on_missed'"):
+        gravure.compile_step(lambda: None, options={"on_missed": "raise"})

@@ -7,8 +7,11 @@ compare the bits of loss and gradients over three steps. Prints a table, a row a
 writes bench.json into $OUT.
 
 gravure hands out results as gravure.load does by default; gravure_static its own buffers each step,
-as full_step does. step: median of synchronised steps. host: until the call returns, the device idle
-before it. stream: steps back to back. alloc, reserved: peaks over the timed steps. ms and MiB.
+as full_step does; backend is torch.compile(backend="gravure") with autograd's backward;
+compile_step is gravure.compile_step; reduce_overhead (only where asked for) is torch.compile's own.
+
+step: median of synchronised steps. host: until the call returns, the device idle before it.
+stream: steps back to back. alloc, reserved: peaks over the timed steps. ms and MiB.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ CONFIGS = {
     "1b": (moe_step.Config(2048, 16, 32, 5632, 32000, 4, 2048, dropout=0.0), False),
     "moe": (moe_step.Config(dropout=0.0), True),
 }
-VARIANTS = ("eager", "full_step", "gravure", "gravure_static")
+VARIANTS = ("eager", "full_step", "gravure", "gravure_static", "backend", "compile_step")
 STEPS = 40
 BATCHES = 100  # every timed step gets token counts of its own
 
@@ -122,11 +125,44 @@ def engraved(
     return run
 
 
+def through_autograd(step: moe_step.Step, **how: Any) -> Step:
+    compiled = torch.compile(step, **how)
+
+    def run(ids: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        step.zero_grad(set_to_none=True)
+        loss = compiled(ids, targets)
+        loss.backward()
+        return loss.detach(), {name: p.grad for name, p in step.named_parameters()}
+
+    return run
+
+
+def whole_step(step: moe_step.Step) -> Step:
+    import gravure
+
+    compiled = gravure.compile_step(step)
+
+    def run(ids: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        step.zero_grad(set_to_none=True)
+        loss = compiled(ids, targets)
+        return loss, {name: p.grad for name, p in step.named_parameters()}
+
+    return run
+
+
 def build(variant: str, step: moe_step.Step, data: Any, notes: dict[str, Any]) -> Step:
     if variant == "eager":
         return eager(step)
     if variant == "full_step":
         return full_step(step, *data[0])
+    if variant == "compile_step":
+        return whole_step(step)
+    if variant == "backend":
+        import gravure  # noqa: F401
+
+        return through_autograd(step, backend="gravure")
+    if variant == "reduce_overhead":
+        return through_autograd(step, mode="reduce-overhead")
     results = "static" if variant == "gravure_static" else "owned"
     return engraved(step, *data[0], results, notes)
 

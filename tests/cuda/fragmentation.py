@@ -4,8 +4,8 @@
 
 A block of the caching allocator belongs to a stream and to a pool. What warm-up cached on the
 caller's stream serves no capture on another; what it cached in the capture's pool is cut up as
-warm-up needed it. Each line is one process: MiB reserved before, after warm-up, and after capture of
-the whole step.
+warm-up needed it. Each line is one process: MiB reserved before, after warm-up, and after capture
+of the whole step.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class LayoutBuilder {
     }
   }
 
-  void planCall(const Call& call, const EntryCode& code, const AllocationRecord& record) {
+  void planCall(Call& call, const EntryCode& code, const AllocationRecord& record) {
     const int64_t step = call.step;
     if (step < 0 || planning_[step] == StepPlanning::None) return;
     const bool loose = planning_[step] == StepPlanning::Results;
@@ -110,6 +110,9 @@ class LayoutBuilder {
       const auto ordinal = static_cast<int32_t>(k);
       if (loose && !holdsResult(call, ordinal)) continue;
       const Life life = lifeOf(call, code, allocations[k], ordinal);
+      for (RecordedTensor& tensor : call.recorded.tensors) {
+        if (tensor.ordinal == ordinal) tensor.row = static_cast<int32_t>(row.size());
+      }
       row.push_back({allocations[k].bytes, -1, loose});
       if (life.end >= 0) add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
     }

@@ -30,17 +30,15 @@ ArenaSession* ArenaSession::current() { return innermost; }
 void ArenaSession::enterStep(int64_t step) {
   step_ = step;
   cursor_ = 0;
-  diverged_ = false;
 }
 
 void* ArenaSession::serve(size_t bytes) {
-  if (step_ < 0 || diverged_) return nullptr;
+  if (step_ < 0) return nullptr;
   const auto& row = (*plan_)[step_];
   if (row.empty()) return nullptr;  // this step's allocations are not planned
   const bool match = cursor_ < row.size() && row[cursor_].bytes == static_cast<int64_t>(bytes);
   if (!match && row.front().loose) return nullptr;
   if (!match) {
-    diverged_ = true;
     if (mismatches_.empty() || mismatches_.back() != step_) mismatches_.push_back(step_);
     return nullptr;
   }

@@ -4,8 +4,9 @@
 // A device's allocator (installed once, forwarding to PyTorch's own) asks the session of its thread,
 // if there is one:
 //   record   PyTorch's allocator serves; size, step and end of each allocation are noted
-//   serve    the plan answers, by step and ordinal; the first allocation of a step that does not
-//            match sends the rest of that step to PyTorch's allocator
+//   serve    the plan answers, by step and ordinal; PyTorch's allocator serves what does not match the
+//            next one in size (attention keeps its seeds on the device in a capture alone). A result
+//            that came to lie in another one's place so is found by misplacedResult()
 // Steps are the calls of the flattened program (Timeline::steps()).
 
 #include <c10/core/DeviceType.h>
@@ -84,7 +85,6 @@ class ArenaSession {
   std::unordered_map<const void*, std::pair<int64_t, size_t>> live_;  // address -> step, ordinal
   int64_t step_ = -1;
   size_t cursor_ = 0;
-  bool diverged_ = false;
   std::vector<int64_t> mismatches_;
 };
 

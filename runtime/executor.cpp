@@ -1,5 +1,6 @@
 #include "runtime/executor.h"
 
+#include "runtime/planned_places.h"
 #include "runtime/results.h"
 #include "runtime/rng.h"
 
@@ -68,6 +69,7 @@ void Executor::runCall(Call& call) {
     call.run(stack_);
   }
   if (recorder_) recorder_->after(call, stack_);
+  if (served_ && anyMisplaced(call, stack_, *session_)) copyMisplaced(call, stack_, *session_);
   call.store(stack_, frame_);
   releaseSlots(call.releases, frame_);
   if (served_ && !call.dying.empty()) poison(call.dying);
@@ -149,7 +151,7 @@ void Executor::returnLoans(const Launch& launch) {
   for (Slot slot : launch.operands) {
     c10::IValue& value = frame_[slot];
     const bool input = code_.sources[slot] == SlotSource::Input;
-    if (input && value.isTensor() && inSlab(value.toTensor(), session_->slab().get())) {
+    if (input && value.isTensor() && isLent(value.toTensor())) {
       value = unlent(value.toTensor(), session_->slab());
     }
   }

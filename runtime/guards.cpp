@@ -76,7 +76,9 @@ InputCheck::InputCheck(const Entry& entry, size_t index, const DeviceMap& device
   const auto* tensor = type_->castRaw<c10::TensorType>();
   if (!tensor) return;
   dtype_ = tensor->scalarType();
-  if (tensor->device()) device_ = devices(*tensor->device());
+  // A saved value is what forward returned: attention keeps its seeds on the CPU outside captures.
+  const bool saved = index < entry.inputs.size() && entry.inputs[index].role == InputRole::Saved;
+  if (tensor->device() && !saved) device_ = devices(*tensor->device());
   dims_ = tensor->dim();
   if (!dims_ || isRandomState(entry.graph->inputs()[index])) return;
   const auto sizes = tensor->sizes().sizes();

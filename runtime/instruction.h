@@ -48,6 +48,7 @@ struct RecordedTensor {
   int32_t operand = -1;  // that operand's position among the tensors of the stack; -1: unknown
   Slot operandSlot = kNoSlot;  // where that operand came from
   int32_t output = -1;         // position among the node's outputs
+  int32_t row = -1;            // of the call's row in the ServePlan; -1: not planned
   int64_t byteOffset = 0;      // from the allocation's start, or from the operand's first byte
   int64_t storageBytes = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;

@@ -1,5 +1,6 @@
 #include "runtime/partition.h"
 
+#include "runtime/planned_places.h"
 #include "runtime/results.h"
 #include "runtime/rng.h"
 
@@ -53,6 +54,9 @@ void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, 
     call.push(frame, stack);
     session.enterStep(call.step);
     capture.call(call, rngOf(call, frame), stack);
+    TORCH_CHECK(!anyMisplaced(call, stack, session), describe(call.node),
+                ": allocates otherwise than in warm-up, and a result came to lie in the place of "
+                "another one");
     call.store(stack, frame);
     // Operands stay: if the capture fails, the calls run one by one.
     for (Slot slot : call.releases) {

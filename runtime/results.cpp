@@ -12,7 +12,7 @@ namespace {
 
 struct Loan {
   std::shared_ptr<std::atomic<int64_t>> outstanding;
-  std::shared_ptr<Slab> slab;
+  std::shared_ptr<void> memory;  // the slab, or the storage of a graph's own memory
 };
 
 void returnLoan(void* context) {
@@ -30,32 +30,40 @@ at::Tensor onStorage(c10::Storage storage, const at::Tensor& tensor) {
   return other;
 }
 
-void dropSlab(void* context) { delete static_cast<std::shared_ptr<Slab>*>(context); }
+void dropMemory(void* context) { delete static_cast<std::shared_ptr<void>*>(context); }
 
 }  // namespace
 
+bool isLent(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() &&
+         tensor.storage().data_ptr().get_deleter() == &returnLoan;
+}
+
 at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab) {
   const c10::Storage& storage = tensor.storage();
-  c10::DataPtr memory(const_cast<void*>(storage.data()), new std::shared_ptr<Slab>(slab), &dropSlab,
-                      tensor.device());
-  return onStorage(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                                std::move(memory),
+  std::shared_ptr<void> memory = slab;
+  if (isLent(tensor)) memory = static_cast<Loan*>(storage.data_ptr().get_context())->memory;
+  c10::DataPtr held(const_cast<void*>(storage.data()), new std::shared_ptr<void>(std::move(memory)),
+                    &dropMemory, tensor.device());
+  return onStorage(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(held),
                                 /*allocator=*/nullptr, /*resizable=*/false),
                    tensor);
 }
 
 at::Tensor Lender::lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook>& book) {
-  const c10::Storage& arena = tensor.storage();
+  const c10::Storage& memory = tensor.storage();
   c10::Storage storage;
   for (const auto& [address, known] : lent_) {
-    if (address == arena.data()) storage = known;
+    if (address == memory.data()) storage = known;
   }
   if (!storage) {
     book->outstanding_.fetch_add(1, std::memory_order_acq_rel);
     auto count = std::shared_ptr<std::atomic<int64_t>>(book, &book->outstanding_);
-    auto* loan = new Loan{std::move(count), slab_};
-    void* address = const_cast<void*>(arena.data());
-    storage = c10::Storage(c10::Storage::use_byte_size_t(), arena.nbytes(),
+    std::shared_ptr<void> held = slab_;
+    if (!inSlab(tensor, slab_.get())) held = std::make_shared<c10::Storage>(memory);
+    auto* loan = new Loan{std::move(count), std::move(held)};
+    void* address = const_cast<void*>(memory.data());
+    storage = c10::Storage(c10::Storage::use_byte_size_t(), memory.nbytes(),
                            c10::DataPtr(address, loan, &returnLoan, tensor.device()),
                            /*allocator=*/nullptr, /*resizable=*/false);
     lent_.emplace_back(address, storage);

@@ -23,11 +23,12 @@ class LoanBook {
   std::atomic<int64_t> outstanding_{0};
 };
 
-/// Lends arena memory for one step: each storage once, whatever views of it are lent.
+/// Lends, for one step, memory that the next step writes over: the arena's, or what a graph allocated
+/// beside it. Each storage once, whatever views of it are lent.
 class Lender {
  public:
   explicit Lender(std::shared_ptr<Slab> slab) : slab_(std::move(slab)) {}
-  /// A tensor of its own over the arena memory of `tensor`, noted in `book`.
+  /// A tensor of its own over the memory of `tensor`, noted in `book`.
   at::Tensor lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook>& book);
 
  private:
@@ -38,7 +39,10 @@ class Lender {
 /// True if the tensor's memory is the slab's.
 bool inSlab(const at::Tensor& tensor, const Slab* slab);
 
-/// The same view of slab memory, holding the slab and nothing else: no loan.
+/// True if a Lender made it, or it is a view of what one made.
+bool isLent(const at::Tensor& tensor);
+
+/// The same view of lent or slab memory, holding the memory and nothing else: no loan.
 at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab);
 
 /// Another TensorImpl over the same memory, without autograd's marks.

@@ -195,9 +195,10 @@ void Runtime::Impl::collectInputGuards(EntryState& entry) {
 
 void Runtime::Impl::remarkMismatches(const ArenaSession& session) {
   for (int64_t step : session.mismatches()) {
-    once_.missed("allocation-mismatch", timeline_.steps()[step],
-                 "its allocations differ from those of the warm-up; the rest of them came from "
-                 "PyTorch's allocator");
+    once_.missed(
+        "allocation-mismatch", timeline_.steps()[step],
+        "its allocations differ from those of the warm-up; those without a place in the plan "
+        "came from PyTorch's allocator");
   }
 }
 

@@ -60,7 +60,10 @@ class ResultTaker {
     if (inSlab(tensor, slab_.get())) {
       return serving_ ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
     }
-    if (ofGraph) return copyLater(output, tensor, asEager);
+    if (ofGraph) {
+      const bool saved = serving_ && code_.handing[output] == Handing::Saved;
+      return saved ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
+    }
     if (alias && info->input >= 0) {
       const c10::IValue& input = kept_[info->input];
       if (input.isTensor() && sameView(tensor, input.toTensor())) return input;

@@ -3,7 +3,7 @@
 PyTorch replaces some of them by Python versions when it traces. Those round, add or draw otherwise
 than eager does: dropout on the CPU differs in the last bit for one probability in seven, LSTM and
 GRU skip oneDNN and lose the dropout between their layers, upsampling sums its gradients in another
-order.
+order, batch norm on a GPU is PyTorch's own instead of cuDNN's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 import torch
 import torch._decomp  # noqa: F401  registers the Python versions
 from torch import Tensor
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 _NAMES = (
+    "cudnn_batch_norm",
     "lstm",
     "gru",
     "rnn_tanh",
@@ -100,6 +102,22 @@ _REPLACED: dict[Any, Callable[..., Tensor]] = {
 }
 
 
+_BATCH_NORM = torch.ops.aten.cudnn_batch_norm.default
+
+
+def _fake_batch_norm(_mode: Any, _op: Any, x: Tensor, weight: Tensor, *rest: Any) -> Any:
+    """Sizes of cuDNN's results; PyTorch's own fake gives the space that backward reads none."""
+    training = rest[3]
+    stats = x.shape[1] if training else 0
+    space = torch._C._get_cudnn_batch_norm_reserve_space_size(x, training) if training else 0
+    return (
+        torch.empty_like(x),
+        weight.new_empty(stats),
+        weight.new_empty(stats),
+        x.new_empty(space, dtype=torch.uint8),
+    )
+
+
 def _overloads() -> Iterator[torch._ops.OpOverload]:
     for name in _NAMES:
         packet = getattr(torch.ops.aten, name)
@@ -111,6 +129,7 @@ def _overloads() -> Iterator[torch._ops.OpOverload]:
 def eager_kernels() -> Iterator[None]:
     """Within, the operators above are eager's own."""
     before = []
+    fake_before = None
     try:
         for op in [*_overloads(), *_REPLACED]:
             before.append((op, dict(op.py_kernels)))
@@ -119,8 +138,13 @@ def eager_kernels() -> Iterator[None]:
                 if op in _REPLACED:
                     op.py_kernels[key] = _REPLACED[op]
             op._dispatch_cache.clear()
+        fake_before = op_implementations_dict.get(_BATCH_NORM)
+        op_implementations_dict[_BATCH_NORM] = _fake_batch_norm
         yield
     finally:
+        op_implementations_dict.pop(_BATCH_NORM, None)
+        if fake_before is not None:
+            op_implementations_dict[_BATCH_NORM] = fake_before
         for op, kernels in before:
             op.py_kernels.clear()
             op.py_kernels.update(kernels)

@@ -75,7 +75,9 @@ def timm_model(name: str, size: int, **how: Any) -> tuple[nn.Module, Callable[[]
 def language(config: str, model: str, **how: Any) -> tuple[nn.Module, Callable[[], Batch]]:
     import transformers
 
+    # With the default attention, transformers itself computes masks otherwise while it is traced.
     made = getattr(transformers, config)(vocab_size=VOCAB, **how)
+    made._attn_implementation = "eager"
     return words(getattr(transformers, model)(made))
 
 
@@ -90,7 +92,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Batch]]]] = {
     "efficientnet": lambda: vision("efficientnet_b0"),
     "densenet": lambda: vision("densenet121"),
     "timm_vit": lambda: timm_model("vit_tiny_patch16_224", 64, img_size=64, depth=3),
-    "timm_mixer": lambda: timm_model("mixer_s32_224", 224, num_blocks=2),
+    "timm_mixer": lambda: timm_model("mixer_s32_224", 224),
     "timm_convnext": lambda: timm_model("convnext_atto", 64),
     "timm_resnet": lambda: timm_model("resnet10t", 64),
     "gpt2": lambda: language(
@@ -111,6 +113,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Batch]]]] = {
         num_layers=2,
         num_heads=4,
         decoder_start_token_id=0,
+        use_cache=False,
     ),
 }
 

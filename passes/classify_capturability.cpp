@@ -92,14 +92,14 @@ class EntryClassifier {
   /// written, so that their numbers are the same each step.
   bool isHostConstant(const Node* node) {
     if (device_.is_cpu() || !hasNoBlocks(node)) return false;
+    // Nearly every node ends here.
+    if (!llvm::all_of(node->outputs(), isTensorOfCpuWithoutDims)) return false;
     const OpFacts& facts = factsOf(node);
     if (facts.random || facts.writes || facts.reason || facts.collective) return false;
     return llvm::all_of(
                node->inputs(),
                [&](const Value* in) { return ValueFacts::has(values_.hostConstant, in); }) &&
-           llvm::all_of(node->outputs(), [&](const Value* out) {
-             return isTensorOfCpuWithoutDims(out) && !isWritten(out);
-           });
+           llvm::none_of(node->outputs(), [&](const Value* out) { return isWritten(out); });
   }
 
   bool isWritten(const Value* value) {

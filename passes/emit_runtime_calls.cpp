@@ -7,6 +7,7 @@
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
+#include <llvm/ADT/SmallVector.h>
 #include <llvm/ADT/StringSet.h>
 
 namespace gravure {
@@ -51,44 +52,51 @@ class Emitter {
       : entry_(entry), graph_(*entry.graph), saved_(saved), device_(device) {}
 
   void run() {
-    std::vector<Node*> partitions;
+    std::vector<Partition> partitions;
     for (Node* node : graph_.nodes()) {
-      if (node->kind() == cg::partition) partitions.push_back(node);
+      if (node->kind() == cg::partition) partitions.push_back({node, stagedOperands(node)});
     }
-    for (Node* partition : partitions) checkTagged(partition);
     stageInputs(partitions);
-    for (Node* partition : partitions) stageOthers(partition);
-    for (Node* partition : partitions) launch(partition);
+    for (const Partition& partition : partitions) stageOthers(partition);
+    for (const Partition& partition : partitions) launch(partition.node);
     moveOut();
   }
 
  private:
-  static void checkTagged(const Node* partition) {
-    TORCH_CHECK(tagsOf(partition).size() == partition->inputs().size(),
-                "emit-runtime-calls: partition ", partitionIndex(partition), " has ",
-                partition->inputs().size(), " operands and ", tagsOf(partition).size(),
-                " tags; run tag-static-inputs first");
-  }
+  /// An operand that is copied, and the planned offset of its copy.
+  struct StagedOperand {
+    size_t index;
+    int64_t offset;
+  };
+  struct Partition {
+    Node* node;
+    llvm::SmallVector<StagedOperand, 2> staged;
+  };
 
-  template <typename Visit>
-  static void forEachStaged(const Node* partition, Visit&& visit) {
+  static llvm::SmallVector<StagedOperand, 2> stagedOperands(const Node* partition) {
     const std::vector<OperandTag> tags = tagsOf(partition);
+    TORCH_CHECK(tags.size() == partition->inputs().size(), "emit-runtime-calls: partition ",
+                partitionIndex(partition), " has ", partition->inputs().size(), " operands and ",
+                tags.size(), " tags; run tag-static-inputs first");
     const std::vector<int64_t> offsets = intsAttr(partition, attr::staging);
+    llvm::SmallVector<StagedOperand, 2> staged;
     for (size_t i = 0; i < tags.size(); ++i) {
-      if (tags[i].kind == OperandKind::Staged) visit(i, i < offsets.size() ? offsets[i] : -1);
+      if (tags[i].kind != OperandKind::Staged) continue;
+      staged.push_back({i, i < offsets.size() ? offsets[i] : -1});
     }
+    return staged;
   }
 
   /// One node for all inputs, in the order of the entry.
-  void stageInputs(const std::vector<Node*>& partitions) {
+  void stageInputs(const std::vector<Partition>& partitions) {
     std::vector<int64_t> offsetOf(graph_.inputs().size(), -1);
     std::vector<bool> wanted(graph_.inputs().size(), false);
-    for (const Node* partition : partitions) {
-      forEachStaged(partition, [&](size_t i, int64_t offset) {
-        if (!isInput(partition->input(i))) return;
+    for (const auto& [partition, staged] : partitions) {
+      for (const auto& [i, offset] : staged) {
+        if (!isInput(partition->input(i))) continue;
         wanted[partition->input(i)->offset()] = true;
         offsetOf[partition->input(i)->offset()] = offset;
-      });
+      }
     }
     std::vector<Value*> inputs;
     std::vector<int64_t> offsets;
@@ -100,19 +108,19 @@ class Emitter {
     if (!inputs.empty()) graph_.prependNode(stageNode(inputs, std::move(offsets)));
   }
 
-  void stageOthers(Node* partition) {
+  void stageOthers(const Partition& partition) {
     std::vector<Value*> values;
     std::vector<int64_t> offsets;
-    forEachStaged(partition, [&](size_t i, int64_t offset) {
-      Value* value = partition->input(i);
-      if (isInput(value) || staged_.contains(value)) return;
+    for (const auto& [i, offset] : partition.staged) {
+      Value* value = partition.node->input(i);
+      if (isInput(value) || staged_.contains(value)) continue;
       values.push_back(value);
       offsets.push_back(offset);
-    });
-    if (!values.empty()) stageNode(values, std::move(offsets))->insertBefore(partition);
-    forEachStaged(partition, [&](size_t i, int64_t) {
-      partition->replaceInput(i, staged_.lookup(partition->input(i)));
-    });
+    }
+    if (!values.empty()) stageNode(values, std::move(offsets))->insertBefore(partition.node);
+    for (const auto& [i, offset] : partition.staged) {
+      partition.node->replaceInput(i, staged_.lookup(partition.node->input(i)));
+    }
   }
 
   Node* stageNode(const std::vector<Value*>& values, std::vector<int64_t> offsets) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <numeric>
 
 namespace gravure {
 namespace {
@@ -34,30 +35,26 @@ PartitionRewriter::PartitionRewriter(Graph& graph, const PartitionPlan& plan, in
 }
 
 void PartitionRewriter::run() {
-  collectNames();
+  for (const Value* input : graph_.inputs()) look(input);
   moveNodes();
   makeResults();
   makeParameters();
   connectOperands();
 }
 
-void PartitionRewriter::collectNames() {
-  size_t bound = 0;
-  const auto look = [&](const Value* value) {
-    bound = std::max(bound, value->unique() + 1);
-    if (!value->hasDebugName()) return;
-    std::string name = value->debugName();
-    if (endsAsOurs(name)) takenNames_.insert(std::move(name));
-  };
-  const auto lookInto = [&](const auto& self, const Block* block) -> void {
+void PartitionRewriter::look(const Value* value) {
+  if (value->unique() >= outer_.size()) outer_.resize(value->unique() + 1, nullptr);
+  if (!value->hasDebugName()) return;
+  std::string name = value->debugName();
+  if (endsAsOurs(name)) takenNames_.insert(std::move(name));
+}
+
+void PartitionRewriter::look(const Node* node) {
+  for (const Value* output : node->outputs()) look(output);
+  for (const Block* block : node->blocks()) {
     for (const Value* parameter : block->inputs()) look(parameter);
-    for (const Node* node : block->nodes()) {
-      for (const Value* output : node->outputs()) look(output);
-      for (const Block* inner : node->blocks()) self(self, inner);
-    }
-  };
-  lookInto(lookInto, graph_.block());
-  outer_.assign(bound, nullptr);
+    for (const Node* inner : block->nodes()) look(inner);
+  }
 }
 
 /// Every node is taken out of the top block and put back at its end, or at the end of a partition, once.
@@ -70,7 +67,10 @@ void PartitionRewriter::moveNodes() {
       partitions_.push_back(partition);
       home = partition->addBlock();
     }
-    for (Node* node : run.nodes) node->moveBefore(home->return_node());
+    for (Node* node : run.nodes) {
+      look(node);
+      node->moveBefore(home->return_node());
+    }
   }
 }
 
@@ -94,10 +94,10 @@ Value* PartitionRewriter::outerOf(Value* value) const {
 }
 
 void PartitionRewriter::makeParameters() {
-  // The entrances of each value, found by its first one; partitions come in order.
-  std::vector<Value*> order;
-  std::vector<std::vector<Entrance>> entrances;
-  std::vector<int32_t> at;
+  std::vector<Value*> values;      // that enter a partition, by first entrance
+  std::vector<int32_t> placeOf;    // by value: its place among them, -1 for none
+  std::vector<Entrance> in;        // in the order of partitions
+  std::vector<int32_t> placeOfIn;  // of each entrance: the value that enters
   for (size_t p = 0; p < partitions_.size(); ++p) {
     const std::string ending = ".p" + std::to_string(firstIndex_ + captured_[p]->index);
     for (Value* used : captured_[p]->inputs) {
@@ -105,17 +105,28 @@ void PartitionRewriter::makeParameters() {
       Value* parameter = partitions_[p]->blocks()[0]->addInput();
       parameter->setType(value->type());
       name(parameter, value, ending);
-      if (value->unique() >= at.size()) at.resize(value->unique() + 1, -1);
-      int32_t& place = at[value->unique()];
+      if (value->unique() >= placeOf.size()) placeOf.resize(value->unique() + 1, -1);
+      int32_t& place = placeOf[value->unique()];
       if (place < 0) {
-        place = static_cast<int32_t>(order.size());
-        order.push_back(value);
-        entrances.emplace_back();
+        place = static_cast<int32_t>(values.size());
+        values.push_back(value);
       }
-      entrances[place].push_back({partitions_[p], parameter});
+      in.push_back({partitions_[p], parameter});
+      placeOfIn.push_back(place);
     }
   }
-  for (size_t i = 0; i < order.size(); ++i) routeUses(order[i], entrances[i]);
+  // The entrances of each value next to one another, those of one value still in order.
+  std::vector<int32_t> next(values.size() + 1, 0);
+  for (int32_t place : placeOfIn) ++next[place + 1];
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  std::vector<Entrance> sorted(in.size());
+  for (size_t i = 0; i < in.size(); ++i) sorted[next[placeOfIn[i]]++] = in[i];
+  int32_t begin = 0;
+  for (size_t place = 0; place < values.size(); ++place) {
+    const int32_t end = next[place];
+    routeUses(values[place], llvm::ArrayRef<Entrance>(sorted).slice(begin, end - begin));
+    begin = end;
+  }
 }
 
 /// Gives the uses in each partition to its parameter. Many partitions are split in halves first, so

@@ -34,7 +34,9 @@ class PartitionRewriter {
   Value* outerOf(Value* value) const;
   /// Names `value` after `origin` with `ending`; leaves it anonymous if `origin` is.
   void name(Value* value, const Value* origin, const std::string& ending);
-  void collectNames();
+  /// Makes room for a value of the program in outer_, and notes its name.
+  void look(const Value* value);
+  void look(const Node* node);
 
   Graph& graph_;
   const PartitionPlan& plan_;

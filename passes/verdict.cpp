@@ -177,10 +177,10 @@ bool isRepeatInterleaveWithoutSize(const Node* node, const c10::FunctionSchema& 
   return list.args[*at].is<AbsentArg>() || list.args[*at].is<NoneArg>();
 }
 
-}  // namespace
-
-bool hasDataDependentOperands(const Node* node) {
-  const c10::FunctionSchema* schema = factsOf(node).schema;
+/// True if the node reads a tensor's data to decide the shape of its result: an index by a mask (Bool
+/// or Byte), or a repeat_interleave whose output_size is not given. A mask in index_put that fills with
+/// one CPU number does not: PyTorch turns it into masked_fill.
+bool hasDataDependentOperands(const Node* node, const c10::FunctionSchema* schema) {
   if (!schema) return false;
   const std::string& name = schema->name();
   const bool put = isIndexPut(name);
@@ -192,6 +192,8 @@ bool hasDataDependentOperands(const Node* node) {
   forEachTensorOf(node, 1, [&](const Value* index) { masked |= isMask(index); });
   return masked && !(put && isMaskedFill(node));
 }
+
+}  // namespace
 
 bool isDeviceCopy(const Node* node) {
   const c10::Symbol kind = node->kind();
@@ -230,7 +232,7 @@ std::optional<Verdict> verdictOf(const Node* node, c10::Device device, const Val
   }
   if (facts.reason) return Verdict{*facts.reason, reasonMessage(*facts.reason, node)};
   if (auto verdict = devicesVerdict(node, device, values)) return verdict;
-  if (hasDataDependentOperands(node)) {
+  if (hasDataDependentOperands(node, facts.schema)) {
     return Verdict{HostReason::DataDependentShape,
                    "counts the set elements of a mask, or the repeats, on the host"};
   }

@@ -33,10 +33,6 @@ struct ValueFacts {
 /// nullopt if `node` may be captured on `device`. Does not look at the user's requests.
 std::optional<Verdict> verdictOf(const Node* node, c10::Device device, const ValueFacts& values);
 
-/// True if the node reads a tensor's data to decide the shape of its result: an index by a mask (Bool
-/// or Byte), or a repeat_interleave whose output_size is not given. A mask in index_put that fills with
-/// one CPU number does not: PyTorch turns it into masked_fill.
-bool hasDataDependentOperands(const Node* node);
 /// True if the node may copy between devices: _to_copy, to, copy, copy_, lift_fresh.
 bool isDeviceCopy(const Node* node);
 /// True for values of type int, float, bool or complex.

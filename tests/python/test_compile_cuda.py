@@ -1,0 +1,161 @@
+"""torch.compile(backend="gravure") and compile_step on a GPU: captured, and right in bits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gravure
+import models
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gravure.runtime import library_path
+from running import bits
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from training import leaves, replays, same_as_eager, state_of
+
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+try:
+    library_path()
+except FileNotFoundError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Any:
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def rows(_: int) -> tuple[Tensor]:
+    return (torch.randn(64, 32, device="cuda"),)
+
+
+class Mlp(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 64, device="cuda")
+        self.second = nn.Linear(64, 8, device="cuda")
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(F.gelu(self.first(x)), self.dropout, self.training))
+
+
+def test_two_layers_are_captured_and_replayed() -> None:
+    report = same_as_eager(Mlp(), rows)
+    program = report.graphs[0].programs[0]
+    assert program.partitions == {"forward": ["captured"], "backward": ["captured"]}
+
+
+def test_dropout_draws_what_eager_draws() -> None:
+    assert replays(same_as_eager(Mlp(0.15), rows))
+
+
+def test_autocast_and_two_forwards() -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            results = [model(batch[0]), model(batch[0] * 2)]
+        loss = sum(result.float().square().mean() for result in results)
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), results
+
+    assert replays(same_as_eager(Mlp(0.1), rows, step))
+
+
+def test_retain_graph_and_accumulation() -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        optimizer.zero_grad()
+        for k in range(2):
+            loss = model(batch[0] + k).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    assert replays(same_as_eager(Mlp(), rows, step))
+
+
+def test_checkpointing_without_dropout() -> None:
+    class Checkpointed(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    assert replays(same_as_eager(Checkpointed(), rows))
+
+
+def test_checkpointed_dropout_repeats_its_mask() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1024, device="cuda"))
+
+        def _run(self, x: Tensor) -> Tensor:
+            return F.dropout(x * self.scale, 0.5).sin()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self._run, x, use_reentrant=False)
+
+    model = Masked()
+    compiled = torch.compile(model, backend="gravure")
+    x = torch.full((1024,), 0.5, device="cuda")
+    masks = []
+    for _ in range(7):
+        model.zero_grad()
+        result = compiled(x)
+        result.sum().backward()
+        kept = result != 0
+        assert torch.equal(kept, model.scale.grad != 0)  # the recomputed mask is the forward's
+        masks.append(kept)
+    assert all(not torch.equal(a, b) for a, b in zip(masks, masks[1:], strict=False))
+
+
+def test_dynamic_sizes() -> None:
+    report = same_as_eager(
+        Mlp(0.2),
+        lambda i: (torch.randn((5, 7, 3)[i % 3], 32, device="cuda"),),
+        steps=15,
+        dynamic=True,
+    )
+    assert all(p.stats["replays"] for p in report.graphs[0].programs)
+
+
+@pytest.mark.parametrize("make", [models.llama, models.moe])
+def test_steps_of_models(make: Any) -> None:
+    model = make("cuda")
+    ours = copy.deepcopy(model.module)
+    fn = ours if model.fn is model.module else None
+    if fn is None:
+
+        def fn(ids: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(ours(ids).float().flatten(0, 1), targets.flatten())
+
+    step = gravure.compile_step(fn)
+    for i in range(6):
+        args = models.next_args(model.args, i)
+        torch.manual_seed(i)
+        found = step(*args)
+        torch.manual_seed(i)
+        expected = model.fn(*args)
+        (expected if isinstance(expected, Tensor) else expected[0]).backward()
+        assert leaves(found) == leaves(expected)
+        assert state_of(ours) == state_of(model.module)
+    assert replays(gravure.report())
+
+
+def test_a_step_is_one_launch() -> None:
+    model = Mlp()
+    step = gravure.compile_step(lambda x: model(x).square().mean())
+    for _ in range(6):
+        model.zero_grad()
+        loss = step(*rows(0))
+    assert bits(loss) and model.first.weight.grad is not None
+    (program,) = gravure.report().graphs[-1].programs
+    assert program.partitions == {"step": ["captured"]} and not program.host_nodes

@@ -36,7 +36,7 @@ def compile_graph(
     """
     chosen = CompileOptions.parse(options)
     program_class()
-    frame = _Frame(graph, chosen)
+    frame = _Frame(graph, inputs, chosen)
     settings = {
         "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
         "enable_autograd_cache": False,
@@ -58,10 +58,11 @@ def compile_graph(
 class _Frame:
     """Takes AOTAutograd's graphs of one graph of Dynamo's as they come."""
 
-    def __init__(self, graph: fx.GraphModule, options: CompileOptions) -> None:
+    def __init__(self, graph: fx.GraphModule, inputs: list[Any], options: CompileOptions) -> None:
         self._namer = FrameNamer()
         nodes = graph.graph.find_nodes(op="placeholder")
         self._inputs = unique_names([input_spec(node, self._namer) for node in nodes])
+        self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
         self._outputs = 0
         self._compiled = CompiledGraph(label_of(graph), self._namer, options)
         follow(self._compiled)
@@ -100,10 +101,10 @@ class _Frame:
             return InputSpec("rng_state", f"{value.device}#{node.name.rsplit('_', 1)[-1]}", None)
         if not isinstance(value, torch.Tensor):
             return InputSpec("symint", node.name, None)
-        index = getattr(desc, "idx", None)
-        if type(desc).__name__ != "PlainAOTInput" or index is None:
+        # Inputs that are lists are flattened after Dynamo, and counted anew.
+        if type(desc).__name__ != "PlainAOTInput" or not self._one_to_one:
             return InputSpec("user_input", node.name, None)
-        return self._inputs[index]
+        return self._inputs[desc.idx]
 
 
 def _backward_spec(node: fx.Node) -> InputSpec | None:

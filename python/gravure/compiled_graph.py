@@ -92,6 +92,9 @@ class CompiledGraph:
         """Both graphs are here: makes the program now, unless sizes are still open."""
         self._places = [_places(half.module) for half in self._halves()]
         self._symbols = list(self._places[0])
+        for places in self._places[1:]:  # what the forward brings about itself is no key
+            for symbol in [s for s in places if s not in self._places[0]]:
+                del places[symbol]
         if self._symbols:
             self._run_forward, self._run_backward = self._dispatch_forward, self._dispatch_backward
             return
@@ -163,6 +166,8 @@ class CompiledGraph:
         return Instance(forward, rest[0] if rest else None)
 
     def _load(self, sizes: tuple[int, ...]) -> Instance:
+        for half in self._halves():
+            _refuse_nested(half.module)
         known = KnownNumbers(dict(zip(self._symbols, sizes, strict=False)))
         text, calls = self._text(known)
         device = device_of([half.module for half in self._halves()], self.label)
@@ -248,6 +253,16 @@ def _read(args: list[Any], place: Place) -> int:
     return value if place[1] < 0 else value.shape[place[1]]
 
 
+def _refuse_nested(module: fx.GraphModule) -> None:
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(size, torch.SymInt) and size.node.is_nested_int():
+                raise ExportError(
+                    f"%{node.name}", "it belongs to a nested tensor", "pad to one dense tensor"
+                )
+
+
 def _places(module: fx.GraphModule) -> dict[Any, Place]:
     """Where each integer symbol of the graph's arguments is found, as far as one stands alone."""
     places: dict[Any, Place] = {}
@@ -255,6 +270,7 @@ def _places(module: fx.GraphModule) -> dict[Any, Place]:
         value = node.meta.get("val")
         sizes = list(value.shape) if isinstance(value, torch.Tensor) else [value]
         for d, size in enumerate(sizes):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+            symbolic = isinstance(size, torch.SymInt) and not size.node.is_nested_int()
+            if symbolic and size.node.expr.is_Symbol:
                 places.setdefault(size.node.expr, (i, d if isinstance(value, torch.Tensor) else -1))
     return places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import os
@@ -18,8 +19,10 @@ import torch.nn.functional as F
 from gravure.runtime import library_path
 from running import bits
 from torch import Tensor
+from torch._dynamo import compiled_autograd
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
-from training import replays, same_as_eager, state_of, train_step, uncaptured
+from training import Side, replays, same_as_eager, state_of, train_step, uncaptured
 
 try:
     library_path()
@@ -366,7 +369,63 @@ def test_a_replaced_parameter_is_used() -> None:
         assert bits(model.weight.grad) == bits(twin.weight.grad)
 
 
+def test_saved_values_on_the_cpu() -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return train_step(model, optimizer, batch)
+
+    same_as_eager(Mlp(0.1), rows, step)
+
+
+def test_compiled_autograd() -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        with compiled_autograd._enable(torch.compile(backend="gravure")):
+            return train_step(model, optimizer, batch)
+
+    model = Mlp()
+    twin = copy.deepcopy(model)
+    sides = Side(model, torch.compile(model, backend="gravure")), Side(twin, twin)
+    for i in range(5):
+        batch = rows(i)
+        found = sides[0].run(step, batch, i)
+        assert found == sides[1].run(train_step, batch, i) and state_of(model) == state_of(twin)
+
+
+def test_tensor_subclasses() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="gravure", options={"poison": True})
+    for _ in range(6):
+        x = torch.randn(5, 8)
+        found = []
+        for each, call in ((model, compiled), (twin, twin)):
+            each.zero_grad()
+            result = call(TwoTensor(x, x * 2))
+            result.sum().backward()
+            grad = each[0].weight.grad
+            found.append([bits(t) for t in (result.a, result.b, grad.a, grad.b)])
+        assert found[0] == found[1]
+
+
+def test_dynamic_sizes_with_checkpointed_dropout() -> None:
+    class Checkpointed(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    sizes = lambda i: (torch.randn(2 + i % 2, 8),)  # noqa: E731
+    assert replays(same_as_eager(Checkpointed(0.3), sizes, steps=10, dynamic=True))
+
+
 # ---- what cannot be compiled
+
+
+def test_nested_tensors_run_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(8, 4)
+    compiled = torch.compile(model, backend="gravure")
+    x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        assert bits(compiled(x).values()) == bits(model(x).values())
+    assert "nested tensor" in caplog.text
 
 
 class Sparse(nn.Module):

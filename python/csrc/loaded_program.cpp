@@ -32,6 +32,16 @@ const char* stateName(PartitionState state) {
   return "";
 }
 
+c10::IValue at(const LoadedProgram::Values& values, size_t i) { return values.get(i); }
+c10::IValue at(const std::vector<at::Tensor>& values, size_t i) { return values[i]; }
+
+std::vector<at::Tensor> asTensors(std::vector<c10::IValue> values) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(values.size());
+  for (c10::IValue& value : values) tensors.push_back(std::move(value).toTensor());
+  return tensors;
+}
+
 LoadedProgram::Values asList(std::vector<c10::IValue> values) {
   LoadedProgram::Values list(c10::AnyType::get());
   list.reserve(values.size());
@@ -123,17 +133,23 @@ void LoadedProgram::bind(const std::string& name, const std::vector<int64_t>& po
   }
 }
 
-std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name, const Values& values) {
+template <typename List>
+std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name, const List& values) {
   const Bound& state = bound(name);
   TORCH_CHECK(values.size() == state.open.size(), "entry ", name, " takes ", state.open.size(),
               " inputs that are not bound, and was given ", values.size());
   std::vector<c10::IValue> inputs = state.values;
-  for (size_t i = 0; i < values.size(); ++i) inputs[state.open[i]] = values.get(i);
+  for (size_t i = 0; i < values.size(); ++i) inputs[state.open[i]] = at(values, i);
   return inputs;
 }
 
 LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
   return asList(runtime_->run(name, allInputs(name, values)));
+}
+
+std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
+                                                  const std::vector<at::Tensor>& values) {
+  return asTensors(runtime_->run(name, allInputs(name, values)));
 }
 
 LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
@@ -147,12 +163,22 @@ const GradientTargets& LoadedProgram::gradientTargets(const std::string& name) {
   return found->second;
 }
 
+std::vector<c10::IValue> LoadedProgram::step(const std::string& name,
+                                             std::vector<c10::IValue> inputs, bool checkHooks) {
+  const GradientTargets& targets = gradientTargets(name);
+  targets.check(inputs, checkHooks);
+  return targets.accumulate(inputs, runtime_->run(name, inputs));
+}
+
 LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
                                              bool checkHooks) {
-  const GradientTargets& targets = gradientTargets(name);
-  std::vector<c10::IValue> inputs = allInputs(name, values);
-  targets.check(inputs, checkHooks);
-  return asList(targets.accumulate(inputs, runtime_->run(name, inputs)));
+  return asList(step(name, allInputs(name, values), checkHooks));
+}
+
+std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
+                                                      const std::vector<at::Tensor>& values,
+                                                      bool checkHooks) {
+  return asTensors(step(name, allInputs(name, values), checkHooks));
 }
 
 Remarks LoadedProgram::allRemarks() const {

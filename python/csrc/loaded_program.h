@@ -47,6 +47,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   void bind(const std::string& entry, const std::vector<int64_t>& positions, const Values& values);
   /// `values`: the inputs that are not bound, in order. Returns one value an output.
   Values run(const std::string& entry, const Values& values);
+  /// The same for an entry that takes and returns tensors alone: a list of one type costs Python a
+  /// fraction of what a list of anything does.
+  std::vector<at::Tensor> runTensors(const std::string& entry,
+                                     const std::vector<at::Tensor>& values);
   /// The same on the uncaptured path: lent values among the inputs stay good for another run.
   Values runUncaptured(const std::string& entry, const Values& values);
   /// One step that ends as loss.backward() does: the gradients are added to the `.grad` of the inputs
@@ -54,6 +58,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// runs, for an input that requires a gradient and is no leaf, or, with `checkHooks`, had a hook
   /// ever: only Python knows whether it was removed.
   Values runStep(const std::string& entry, const Values& values, bool checkHooks);
+  std::vector<at::Tensor> runStepTensors(const std::string& entry,
+                                         const std::vector<at::Tensor>& values, bool checkHooks);
 
   std::string remarksText() const;
   std::string remarksJson() const;
@@ -78,7 +84,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   };
   const Entry& entry(const std::string& name) const;
   Bound& bound(const std::string& name);
-  std::vector<c10::IValue> allInputs(const std::string& name, const Values& values);
+  template <typename List>
+  std::vector<c10::IValue> allInputs(const std::string& name, const List& values);
+  std::vector<c10::IValue> step(const std::string& name, std::vector<c10::IValue> inputs,
+                                bool checkHooks);
   const GradientTargets& gradientTargets(const std::string& name);
   Remarks allRemarks() const;
 

@@ -19,13 +19,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .aot_entries import device_of
 from .backend import input_spec, label_of
-from .compiled_graph import CompiledGraph, Instance
+from .compiled_graph import CompiledGraph
 from .eager_kernels import LIBRARY, eager_kernels
 from .errors import ExportError
 from .export import step_entry
 from .fx_import import EntryWriter
 from .names import Namer
 from .options import CompileOptions
+from .program_maker import Instance
 from .program_text import HEADER
 from .report import follow
 from .runtime import program_class
@@ -47,7 +48,7 @@ LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
 _LOSS = torch.ops.gravure.loss
 
 _NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
-_NOT_FOR_STEPS = ("on_missed", "max_shapes")
+_NOT_FOR_STEPS = ("on_missed", "max_shapes", "max_modules")
 
 
 def compile_step(

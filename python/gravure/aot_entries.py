@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,18 +48,32 @@ class Call:
     values: list[str] = field(default_factory=list)  # each of the graph's results in the text
     bound: dict[int, Any] = field(default_factory=dict)  # what inputs of the entry are, always
 
-    def caller(self, run: Callable[[str, list[Any]], list[Any]]) -> Run:
-        """`run` with the graph's own arguments and results."""
-        entry, taken, results = self.entry, self.taken, self.results
+    kept: list[int] = field(default_factory=list)  # of `taken`: parameters and buffers
+    only_tensors: bool = True  # taken and returned
+
+    def caller(self, run: Callable[[str, Any], list[Any]], *, keeps: bool) -> Run:
+        """`run` with the graph's own arguments and results. With `keeps`, `kept` are bound."""
+        entry, results = self.entry, self.results
+        taken = [i for i in self.taken if not (keeps and i in self.kept)]
         as_is = [(i, None) for i in range(len(results))]
-        if taken == list(range(self.arguments)) and results == as_is:
+        pick = picker(taken)
+        if results == as_is and taken == list(range(self.arguments)):
             return lambda args: run(entry, args)
+        if results == as_is:
+            return lambda args: run(entry, pick(args))
 
         def call(args: list[Any]) -> list[Any]:
-            found = run(entry, [args[i] for i in taken])
+            found = run(entry, pick(args))
             return [found[i] if i >= 0 else fixed for i, fixed in results]
 
         return call
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes the members at these positions."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda values: tuple([values[i] for i in positions])
 
 
 def write_entry(
@@ -92,12 +107,16 @@ def write_entry(
         kind = "Generator" if spec.role == "rng_state" else writer.types.of(value)
         bound.append(writer.add_input(spec, kind))
         call.taken.append(i)
+        call.only_tensors &= isinstance(value, torch.Tensor)
+        if spec.role in ("parameter", "buffer"):
+            call.kept.append(i)
     outputs: dict[str, int] = {}
     for i, result in enumerate(writer.add_graph(graph, bound)):
         value = writer.env[result] if isinstance(result, fx.Node) else result
         if isinstance(value, str) and value.startswith("%"):
             output = f"{value} {{{roles(i, value)}}}"
             call.results.append((outputs.setdefault(output, len(outputs)), None))
+            call.only_tensors &= isinstance(result.meta.get("val"), torch.Tensor)
             call.values.append(value)
         else:
             call.results.append((-1, _fixed(result, writer)))

@@ -14,12 +14,13 @@ from torch._dynamo.backends.registry import register_backend
 from torch._guards import CompileContext, TracingContext
 
 from .aot_entries import FrameNamer
-from .compiled_graph import CompiledGraph, Half
+from .compiled_graph import CompiledGraph
 from .eager_kernels import eager_kernels
 from .names import InputSpec, Namer
 from .options import CompileOptions
 from .partition import KEEP_DRAWS, partition
 from .places import Places
+from .program_maker import Half
 from .report import follow
 from .runtime import program_class
 from .trace import unique_names

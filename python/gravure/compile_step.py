@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,15 +18,16 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .aot_entries import device_of
+from .aot_entries import device_of, picker
 from .backend import input_spec, label_of
-from .compiled_graph import CompiledGraph, Instance
+from .compiled_graph import CompiledGraph
 from .eager_kernels import LIBRARY, eager_kernels
 from .errors import ExportError
 from .export import step_entry
 from .fx_import import EntryWriter
 from .names import Namer
 from .options import CompileOptions
+from .program_maker import Instance
 from .program_text import HEADER
 from .report import follow
 from .runtime import program_class
@@ -47,7 +49,7 @@ LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
 _LOSS = torch.ops.gravure.loss
 
 _NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
-_NOT_FOR_STEPS = ("on_missed", "max_shapes")
+_NOT_FOR_STEPS = ("on_missed", "max_shapes", "max_modules")
 
 
 def compile_step(
@@ -137,8 +139,10 @@ class _Compiler:
         capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
         with eager_kernels():
             halves = differentiate(capture, self.name, not self.options.eager_rng)
-        count = len(output_node(graph).args[0])
-        outputs = [OutputSpec("loss" if i == 0 else f"output{i}", index=i) for i in range(count)]
+        values = output_node(graph).args[0]
+        examples = [value.meta.get("example_value") for value in values]
+        names = ["loss", *[f"output{i}" for i in range(1, len(values))]]
+        outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
         traced = Traced(self.name, *halves[:2], unique_names(specs), outputs, halves[2], namer)
         text, writer, places = step_entry(traced)
         with unset_fake_temporarily():
@@ -146,7 +150,9 @@ class _Compiler:
             program = library.of_text(f"{HEADER}\n{text}", device, self.options.for_library())
             _bind(program, writer)
         self.programs += 1
-        run = _caller(program, [places[i] for i in order])
+        tensors = all(isinstance(value, torch.Tensor) for value in [*inputs, *examples])
+        kept = [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")]
+        run = _caller(program, [places[i] for i in order], kept, only_tensors=tensors)
         engraved = CompiledGraph.around(label, self.options, Instance(run, None, program))
         run.compiled_graph = engraved  # type: ignore[attr-defined]  lives as long as it can run
         follow(engraved)
@@ -197,24 +203,40 @@ def _bind(program: Any, writer: EntryWriter) -> None:
     program.bind("step", list(values), list(values.values()))
 
 
-def _caller(program: Any, places: list[int]) -> Callable[..., Any]:
-    """What Dynamo's code calls: the graph's inputs in, its former outputs out."""
-    run = program.run_step
+def _caller(
+    program: Any, places: list[int], kept: list[int], *, only_tensors: bool
+) -> Callable[..., Any]:
+    """What Dynamo's code calls: the graph's inputs in, its former outputs out.
+
+    Inputs at `kept`, parameters and buffers, are bound, and bound anew when they are others.
+    """
+    run = program.run_step_tensors if only_tensors else program.run_step
     names = [name for _, name in program.inputs("step")]
+    pick = picker(kept)
+    held: tuple[Any, ...] | None = None
+    rest: Callable[[Any], tuple[Any, ...]] = picker([])
     removed = False  # some hook was: the library still sees where it was
+
+    def hold(args: tuple[Any, ...]) -> None:
+        nonlocal held, rest
+        held = pick(args)
+        rest = picker([i for i in range(len(args)) if i not in set(kept)])
+        program.bind("step", kept, list(held))
 
     def call(*args: Any) -> list[Any]:
         nonlocal removed
+        if held is None or not all(map(operator.is_, pick(args), held)):
+            hold(args)
         if removed:
             _check_hooks(args, names)
         try:
-            results = run("step", args, not removed)
+            results = run("step", rest(args), not removed)
         except RuntimeError as error:
             if "has a hook" not in str(error):
                 raise
             _check_hooks(args, names)
             removed = True
-            results = run("step", args, False)
+            results = run("step", rest(args), False)
         return [results[i] if i >= 0 else None for i in places]
 
     return call

@@ -56,6 +56,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "min_partition_size": (_is_count, "a whole number of at least 1"),
     "memory_growth": (_is_share, "a share of at least 0"),
     "max_shapes": (_is_count, "a whole number of at least 1"),
+    "max_modules": (_is_count, "a whole number of at least 1"),
     "results": (RESULTS.__contains__, " or ".join(map(repr, RESULTS))),
     "on_missed": (ON_MISSED.__contains__, " or ".join(map(repr, ON_MISSED))),
 }
@@ -75,6 +76,7 @@ class CompileOptions:
     poison: bool = False
     eager_rng: bool = False
     max_shapes: int = 8
+    max_modules: int = 256
     on_missed: str = "warn"
 
     @classmethod

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compiled_graph import CompiledGraph, Instance
+    from .compiled_graph import CompiledGraph
+    from .program_maker import Instance
 
 _LIVE: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 _PATH = os.environ.get("GRAVURE_REPORT", "")

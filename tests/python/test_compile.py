@@ -369,6 +369,60 @@ def test_a_replaced_parameter_is_used() -> None:
         assert bits(model.weight.grad) == bits(twin.weight.grad)
 
 
+def _layers() -> tuple[nn.Sequential, nn.Sequential]:
+    class Layer(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + F.pad(super().forward(x), (0, 4))
+
+    model = nn.Sequential(*[Layer(0.2) for _ in range(4)])
+    return model, copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("limit", [256, 2])
+def test_layers_that_are_compiled_one_by_one(limit: int, caplog: pytest.LogCaptureFixture) -> None:
+    older = [graph.number for graph in gravure.report().graphs]
+    model, twin = _layers()
+    for layer in model:
+        layer.compile(backend="gravure", options={"poison": True, "max_modules": limit})
+    sides = Side(model, model), Side(twin, twin)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for i in range(9):
+            batch = rows(i)
+            found, expected = (side.run(train_step, batch, i) for side in sides)
+            assert found == expected and state_of(model) == state_of(twin)
+    graphs = [graph for graph in gravure.report().graphs if graph.number not in older]
+    served = sum(p.stats["replays"] > 0 for graph in graphs for p in graph.programs)
+    if limit > 4:
+        assert served == 4 and len(graphs) < 4 and not caplog.text
+    else:
+        assert served >= 2 and "max_modules" in caplog.text
+
+
+def test_modules_of_one_class_in_turn() -> None:
+    models = [Mlp(0.1) for _ in range(3)]
+    twins = copy.deepcopy(models)
+    call = torch.compile(lambda model, x: model(x), backend="gravure", options={"poison": True})
+    for i in range(12):
+        x = torch.randn(5, 8)
+        seen = []
+        for run, group in ((call, models), (lambda model, x: model(x), twins)):
+            torch.manual_seed(i)
+            loss = sum(run(model, x).square().sum() for model in group[: 1 + i % 3])
+            loss.backward()
+            seen.append([bits(loss), *map(state_of, group)])
+        assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_saved_values_on_the_cpu_of_several_sizes(dynamic: bool | None) -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return train_step(model, optimizer, batch)
+
+    sizes = lambda i: (torch.randn(2 + i % 3, 8),)  # noqa: E731
+    same_as_eager(Mlp(0.1), sizes, step, steps=10, dynamic=dynamic)
+
+
 def test_saved_values_on_the_cpu() -> None:
     def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
         with torch.autograd.graph.save_on_cpu():

@@ -1,0 +1,201 @@
+"""Makes the programs of one graph of `torch.compile` from AOTAutograd's forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C._autograd import _get_current_graph_task_keep_graph
+from torch._functorch.partitioners import is_sym_node
+
+from .aot_entries import Call, FrameNamer, Run, device_of, picker, write_entry
+from .errors import ExportError
+from .known_numbers import KnownNumbers
+from .names import InputSpec
+from .options import CompileOptions
+from .program_text import HEADER
+from .runtime import program_class
+
+logger = logging.getLogger("gravure")
+
+
+@dataclass
+class Half:
+    """One of AOTAutograd's graphs: the forward, the backward, or the whole without a gradient."""
+
+    module: fx.GraphModule
+    specs: list[Any]  # of its placeholders: InputSpec or None; of a backward those after the saved
+
+
+class Instance:
+    """One loaded program, or the graphs themselves where there is none.
+
+    The program keeps the parameters and buffers of one module, so that a call passes only the rest.
+    """
+
+    def __init__(
+        self,
+        forward: Run,
+        backward: Run | None,
+        program: Any = None,
+        call: Call | None = None,
+        sizes: tuple[int, ...] = (),
+    ) -> None:
+        self.forward = forward
+        self.backward = backward
+        self.program = program
+        self.sizes = sizes
+        self.kept: tuple[Any, ...] = ()
+        self._entry = call.entry if call else ""
+        self._positions = [call.taken.index(i) for i in call.kept] if call else []
+        self._pick = picker(call.kept if call else [])
+
+    def holds(self, args: list[Any]) -> bool:
+        """True if the parameters and buffers among `args` are those that are kept."""
+        return all(map(operator.is_, self._pick(args), self.kept))
+
+    def keep(self, args: list[Any]) -> None:
+        self.kept = self._pick(args)
+        if self._positions:
+            self.program.bind(self._entry, self._positions, list(self.kept))
+
+
+class ProgramMaker:
+    """AOTAutograd's graphs, and programs of them. `backward` is None without a gradient."""
+
+    def __init__(self, label: str, namer: FrameNamer, options: CompileOptions) -> None:
+        self.label = label
+        self.options = options
+        self.forward: Half | None = None
+        self.backward: Half | None = None
+        self.outputs = 0  # of the forward, without saved values
+        self._namer = namer
+        self._texts: dict[Any, tuple[str, list[Call]]] = {}
+
+    @property
+    def halves(self) -> list[Half]:
+        assert self.forward is not None
+        return [self.forward] + ([self.backward] if self.backward else [])
+
+    def as_it_is(self) -> Instance:
+        """The graphs themselves."""
+        forward, *rest = [boxed(half.module) for half in self.halves]
+        return Instance(forward, rest[0] if rest else None)
+
+    def make(self, known: dict[Any, int], *, keeps: bool) -> Instance:
+        """A program for these values of symbols. With `keeps` it is for one module's tensors."""
+        key = tuple(known.items())
+        if key not in self._texts:
+            for half in self.halves:
+                _refuse_nested(half.module)
+            self._texts[key] = self._text(KnownNumbers(known))
+        text, calls = self._texts[key]
+        device = device_of([half.module for half in self.halves], self.label)
+        program = program_class().of_text(text, device, self.options.for_library())
+        logger.info("%s: made a program for %s", self.label, device)
+        runs = [_bound_run(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
+        kept, sizes = calls[0] if keeps else None, tuple(known.values())
+        if len(calls) == 1:
+            return Instance(runs[0], None, program, kept, sizes)
+        again = calls[1].caller(program.run_uncaptured, keeps=False)
+        last = runs[1]
+
+        def backward(args: list[Any]) -> list[Any]:
+            # With retain_graph the saved values are needed again, and a replay overwrites them.
+            return again(args) if _get_current_graph_task_keep_graph() else last(args)
+
+        return Instance(runs[0], backward, program, kept, sizes)
+
+    def marker(self) -> tuple[int, int] | None:
+        """A saved tensor: its position among the forward's results and the backward's arguments.
+
+        One that the forward computes, if there is one: it tells which program ran.
+        """
+        assert self.forward is not None
+        nodes = _results(self.forward.module)[self.outputs :]
+        numbers = sum(1 for node in nodes if is_sym_node(node))
+        tensors = [i for i, n in enumerate(nodes) if isinstance(n.meta.get("val"), torch.Tensor)]
+        computed = [i for i in tensors if nodes[i].op != "placeholder"]
+        for i in itertools.chain(computed, tensors):
+            return self.outputs + i, numbers + i
+        return None
+
+    def _text(self, known: KnownNumbers) -> tuple[str, list[Call]]:
+        forward, backward = self.forward, self.backward
+        assert forward is not None
+
+        def role(i: int, value: str) -> str:
+            return f'output "{i}"' if i < self.outputs else f'saved "{value[1:]}"'
+
+        name = "step" if backward is None else "forward"
+        text, call = write_entry(name, forward.module, forward.specs, role, self._namer, known)
+        if backward is None:
+            return f"{HEADER}\n{text}", [call]
+        saved = _saved_specs(forward.module, self.outputs, call)
+        names = [spec.name for spec in forward.specs if spec and spec.role != "rng_state"]
+
+        def gradient(i: int, value: str) -> str:
+            return f'gradient "{names[i]}"' if i < len(names) else f'output "{i}"'
+
+        specs = saved + backward.specs
+        back, back_call = write_entry(
+            "backward", backward.module, specs, gradient, self._namer, known
+        )
+        return f"{HEADER}\n{text}\n{back}", [call, back_call]
+
+
+def _bound_run(program: Any, call: Call, *, keeps: bool) -> Run:
+    """The entry as a call of its graph, with what is the same for every module bound."""
+    inputs = len(program.inputs(call.entry))
+    # Default random states, which the passes added, come last.
+    added = range(len(call.taken) + len(call.bound), inputs)
+    values = call.bound | dict.fromkeys(added)
+    program.bind(call.entry, list(values), list(values.values()))
+    return call.caller(program.run_tensors if call.only_tensors else program.run, keeps=keeps)
+
+
+def boxed(run: Callable[..., Any]) -> Run:
+    """Takes its arguments as one list, which AOTAutograd asks for by this mark."""
+    if isinstance(run, fx.GraphModule):
+        module = run
+        return boxed(lambda args: module(*args))
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _results(module: fx.GraphModule) -> list[Any]:
+    return list(next(iter(module.graph.find_nodes(op="output"))).args[0])
+
+
+def _saved_specs(forward: fx.GraphModule, outputs: int, call: Call) -> list[Any]:
+    """The backward's first placeholders: what the forward saves, its numbers moved to the front."""
+    nodes = _results(forward)[outputs:]
+    values = call.values[outputs:]
+    numbers = sum(1 for node in nodes if is_sym_node(node))
+    tensors = len(values) - numbers
+    specs: list[Any] = []
+    first: dict[str, int] = {}
+    for i, value in enumerate(values[tensors:] + values[:tensors]):
+        if not value:
+            specs.append(None)
+        elif first.setdefault(value, i) != i:
+            specs.append(first[value])
+        else:
+            specs.append(InputSpec("saved", value[1:], None))
+    return specs
+
+
+def _refuse_nested(module: fx.GraphModule) -> None:
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(size, torch.SymInt) and size.node.is_nested_int():
+                raise ExportError(
+                    f"%{node.name}", "it belongs to a nested tensor", "pad to one dense tensor"
+                )

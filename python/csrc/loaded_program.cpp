@@ -119,6 +119,7 @@ LoadedProgram::Bound& LoadedProgram::bound(const std::string& name) {
 
 void LoadedProgram::bind(const std::string& name, const std::vector<int64_t>& positions,
                          const Values& values) {
+  const std::lock_guard lock(mutex_);
   TORCH_CHECK(positions.size() == values.size(), "bind: ", positions.size(), " positions for ",
               values.size(), " values");
   Bound& state = bound(name);
@@ -144,15 +145,18 @@ std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name, const
 }
 
 LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
+  const std::lock_guard lock(mutex_);
   return asList(runtime_->run(name, allInputs(name, values)));
 }
 
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
                                                   const std::vector<at::Tensor>& values) {
+  const std::lock_guard lock(mutex_);
   return asTensors(runtime_->run(name, allInputs(name, values)));
 }
 
 LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
+  const std::lock_guard lock(mutex_);
   return asList(runtime_->runUncaptured(name, allInputs(name, values)));
 }
 
@@ -172,16 +176,19 @@ std::vector<c10::IValue> LoadedProgram::step(const std::string& name,
 
 LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
                                              bool checkHooks) {
+  const std::lock_guard lock(mutex_);
   return asList(step(name, allInputs(name, values), checkHooks));
 }
 
 std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
                                                       const std::vector<at::Tensor>& values,
                                                       bool checkHooks) {
+  const std::lock_guard lock(mutex_);
   return asTensors(step(name, allInputs(name, values), checkHooks));
 }
 
 Remarks LoadedProgram::allRemarks() const {
+  const std::lock_guard lock(mutex_);
   Remarks all = passes_.remarks;
   for (const Remark& remark : runtime_->remarks().all()) {
     all.add(remark.kind, remark.pass, remark.name, remark.message) = remark;
@@ -217,6 +224,7 @@ std::string LoadedProgram::plan() const {
 std::string LoadedProgram::text() const { return programText(runtime_->program()); }
 
 c10::Dict<std::string, int64_t> LoadedProgram::stats() const {
+  const std::lock_guard lock(mutex_);
   const RuntimeStats& stats = runtime_->stats();
   c10::Dict<std::string, int64_t> named;
   named.insert("steps", stats.steps);

@@ -10,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -18,7 +19,8 @@ namespace gravure {
 
 struct LoadOptions;
 
-/// `torch.classes.gravure.Program`. Not thread-safe, like the Runtime in it.
+/// `torch.classes.gravure.Program`. Threads run it one after another: autograd's and a server's may
+/// come at any time.
 class LoadedProgram final : public torch::CustomClassHolder {
  public:
   using Options = c10::Dict<std::string, std::string>;
@@ -91,6 +93,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   const GradientTargets& gradientTargets(const std::string& name);
   Remarks allRemarks() const;
 
+  // A Python operator in the program may come back to it.
+  mutable std::recursive_mutex mutex_;
   PassContext passes_;
   std::string partitionPlan_;
   std::unique_ptr<Runtime> runtime_;

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,23 @@ def test_a_replaced_parameter_is_used() -> None:
             result.square().sum().backward()
         assert bits(results[0]) == bits(results[1])
         assert bits(model.weight.grad) == bits(twin.weight.grad)
+
+
+def test_threads_take_turns() -> None:
+    model = Mlp()
+    compiled = torch.compile(model, backend="gravure", options={"poison": True})
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        expected = bits(model(x))
+        for _ in range(4):
+            compiled(x)
+
+        def work(_: int) -> bool:
+            with torch.no_grad():
+                return all(bits(compiled(x)) == expected for _ in range(50))
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(work, range(8)))
 
 
 def _layers() -> tuple[nn.Sequential, nn.Sequential]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,7 @@ class Call:
     # For each of the graph's results, its position among the entry's, or -1 and the fixed value.
     results: list[tuple[int, Any]] = field(default_factory=list)
     values: list[str] = field(default_factory=list)  # each of the graph's results in the text
+    kinds: dict[str, str] = field(default_factory=dict)  # and their types
     bound: dict[int, Any] = field(default_factory=dict)  # what inputs of the entry are, always
 
     kept: list[int] = field(default_factory=list)  # of `taken`: parameters and buffers
@@ -83,11 +84,12 @@ def write_entry(
     roles: Callable[[int, str], str],
     namer: Namer,
     known: KnownNumbers,
+    saved: Mapping[str, str] | None = None,
 ) -> tuple[str, Call]:
     """The entry of `graph`, whose placeholders are `specs`.
 
     A spec that is a number says: the same value as that placeholder; None: it holds nothing.
-
+    `saved` is the type of each saved value, by name: what the forward says of it.
     `roles(i, value)` is the role of output `i`, for the value that it is.
     """
     reinplace_custom_operators(graph)
@@ -105,6 +107,8 @@ def write_entry(
             bound.append(bound[spec])
             continue
         kind = "Generator" if spec.role == "rng_state" else writer.types.of(value)
+        if spec.role == "saved" and saved:
+            kind = saved[spec.name]
         bound.append(writer.add_input(spec, kind))
         call.taken.append(i)
         call.only_tensors &= isinstance(value, torch.Tensor)
@@ -118,6 +122,7 @@ def write_entry(
             call.results.append((outputs.setdefault(output, len(outputs)), None))
             call.only_tensors &= isinstance(result.meta.get("val"), torch.Tensor)
             call.values.append(value)
+            call.kinds[value[1:]] = writer.kinds[value]
         else:
             call.results.append((-1, _fixed(result, writer)))
             call.values.append("")

@@ -22,6 +22,7 @@ from .options import CompileOptions
 from .program_text import HEADER
 from .runtime import program_class
 
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 logger = logging.getLogger("gravure")
 
 
@@ -145,7 +146,7 @@ class ProgramMaker:
 
         specs = saved + backward.specs
         back, back_call = write_entry(
-            "backward", backward.module, specs, gradient, self._namer, known
+            "backward", backward.module, specs, gradient, self._namer, known, call.kinds
         )
         return f"{HEADER}\n{text}\n{back}", [call, back_call]
 
@@ -163,9 +164,21 @@ def _bound_run(program: Any, call: Call, *, keeps: bool) -> Run:
 def boxed(run: Callable[..., Any]) -> Run:
     """Takes its arguments as one list, which AOTAutograd asks for by this mark."""
     if isinstance(run, fx.GraphModule):
-        module = run
-        return boxed(lambda args: module(*args))
+        return boxed(_as_it_is(run))
     run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _as_it_is(module: fx.GraphModule) -> Run:
+    """The graph as AOTAutograd would run it."""
+    if not module.graph.find_nodes(op="call_function", target=_LSTM):
+        return lambda args: module(*args)
+
+    def run(args: list[Any]) -> Any:
+        # Without the grad mode oneDNN keeps no workspace for the backward.
+        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+            return module(*args)
+
     return run
 
 

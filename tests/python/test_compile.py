@@ -491,6 +491,22 @@ def test_dynamic_sizes_with_checkpointed_dropout() -> None:
 # ---- what cannot be compiled
 
 
+def test_an_lstm_runs_as_it_is_where_it_must() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 8, 2, batch_first=True)
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = torch.ops.prims.cbrt(x.detach()).mean()
+            return self.lstm(x)[0] * self.weight * scale
+
+    with torch._dynamo.config.patch(allow_rnn=True):
+        report = same_as_eager(Tagger(), lambda i: (torch.rand(2, 5, 8),))
+    assert "prims::cbrt" in report.graphs[0].failure
+
+
 def test_nested_tensors_run_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(8, 4)
     compiled = torch.compile(model, backend="gravure")

@@ -171,6 +171,33 @@ def test_an_argument_that_requires_a_gradient() -> None:
         assert state_of(ours) == state_of(model)
 
 
+def test_a_loss_among_other_results() -> None:
+    model = Net()
+    twin = copy.deepcopy(model)
+
+    def loss_of_several(net: nn.Module) -> Callable[..., Any]:
+        def loss(x: Tensor, y: Tensor) -> Any:
+            wide = x * 2
+            predicted = net(wide)
+            value = F.mse_loss(predicted, y)
+            flat = predicted.view(-1)
+            return [value, wide, (predicted, value), flat, None, {"wide": wide, "x": x}]
+
+        return loss
+
+    step = gravure.compile_step(loss_of_several(model), options=POISON)
+    for i in range(6):
+        args = batch()
+        torch.manual_seed(i)
+        found = step(*args)
+        torch.manual_seed(i)
+        expected = eager_step(loss_of_several(twin), *args)
+        assert leaves(found) == leaves(expected) and found[5]["x"] is args[0]
+        assert state_of(model) == state_of(twin)
+        found[3][0] = 7.0
+        assert found[2][0].flatten()[0] == 7.0  # a view of the other, as in eager
+
+
 def test_checkpointing_in_a_step() -> None:
     class Checkpointed(Net):
         def forward(self, x: Tensor) -> Tensor:

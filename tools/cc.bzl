@@ -10,6 +10,7 @@ COPTS = [
 
 # A tool or a test uses passes and runtime side by side; they never see each other.
 ABOVE_ALL = [
+    "//docs:__subpackages__",
     "//python:__subpackages__",
     "//tests:__subpackages__",
     "//tools:__subpackages__",

@@ -564,6 +564,14 @@ def test_host_option_keeps_an_operator_out_of_graphs() -> None:
     assert any("aten::addmm" in node and "in second" in node for node in requested)
 
 
+def test_the_report_says_that_a_backward_is_missing() -> None:
+    compiled = torch.compile(Mlp(), backend="gravure")
+    for i in range(5):
+        compiled(*rows(i))
+    text = str(gravure.Report(gravure.report().graphs[-1:]))
+    assert "backward-missing" in text and "torch.no_grad()" in text
+
+
 def test_uncaptured_option() -> None:
     report = same_as_eager(Mlp(), rows, options={"uncaptured": True})
     assert replays(report) == 0 and uncaptured(report) == 14

@@ -13,7 +13,7 @@ import torch
 import torch._dynamo
 import torch._dynamo.utils as dynamo_utils
 from torch import fx
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -97,6 +97,13 @@ def compile_step(
     def step(*args: Any, **kwargs: Any) -> Any:
         try:
             result = compiled(*args, **kwargs)
+        except FailOnRecompileLimitHit as error:
+            raise ExportError(
+                name,
+                f"it was called with more than {torch._dynamo.config.recompile_limit} kinds of "
+                "arguments",
+                "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
+            ) from error
         except TorchDynamoException:
             result = _again(compiled, args, kwargs, name)
         if not compiler.programs:

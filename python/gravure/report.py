@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .program_maker import Instance
 
 _LIVE: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+_PATIENCE = 3  # runs of a forward before its backward is missed
 _PATH = os.environ.get("GRAVURE_REPORT", "")
 _ended: list[GraphReport] = []  # graphs that are gone, for the report at exit
 
@@ -87,12 +88,19 @@ def _of_program(instance: Instance) -> ProgramReport:
             missed[f"{remark['name']}: {remark['message']}"] += 1
         elif remark["kind"] == "missed":
             host[f"{remark['name']}: {_place(remark)}"] += 1
+    states = {entry: program.partition_states(entry) for entry in program.entries()}
+    stats = dict(program.stats())
+    if stats["steps"] > _PATIENCE and set(states.get("backward", ())) == {"cold"}:
+        missed[
+            "backward-missing: its backward has not run, and both are captured together; use "
+            "torch.no_grad() where there is none"
+        ] = 1
     return ProgramReport(
         sizes=list(instance.sizes),
-        partitions={entry: program.partition_states(entry) for entry in program.entries()},
+        partitions=states,
         host_nodes=dict(host.most_common()),
         remarks=dict(missed.most_common()),
-        stats=dict(program.stats()),
+        stats=stats,
         plan=program.plan(),
     )
 

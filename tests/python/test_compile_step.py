@@ -304,6 +304,18 @@ def test_an_argument_with_a_history_is_refused() -> None:
         step(x, torch.randn(5, 4))
 
 
+def test_too_many_shapes_are_an_error_and_the_known_ones_go_on() -> None:
+    model = Net()
+    ours, step = pair(model)
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for i in range(3):
+            same(ours, step, model, batch(3 + i), i)
+        with pytest.raises(gravure.ExportError, match="more than 3 kinds.*recompile_limit"):
+            step(*batch(9))
+        for i in range(3):
+            same(ours, step, model, batch(3 + i), i)
+
+
 def test_options_of_a_step() -> None:
     with pytest.raises(ValueError, match="did you mean 'memory_growth'"):
         gravure.compile_step(lambda: None, options={"memory_grow": 1})

@@ -9,11 +9,39 @@ from typing import Any
 import gravure
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from running import bits
 from torch import Tensor
 
 Batch = tuple[Any, ...]
 Step = Callable[[Any, torch.optim.Optimizer, Batch], Any]
+
+
+def rows(_: int) -> tuple[Tensor]:
+    return (torch.randn(5, 8),)
+
+
+def images(_: int) -> tuple[Tensor]:
+    return (torch.randn(3, 3, 8, 8),)
+
+
+class Mlp(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(F.gelu(self.first(x)), self.dropout, self.training))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.norm(self.conv(x))).mean((2, 3)))
 
 
 def train_step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> Any:

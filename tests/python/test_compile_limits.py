@@ -1,0 +1,151 @@
+"""torch.compile(backend="gravure"): options, reports, and what cannot be compiled."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+from gravure.runtime import library_path
+from running import bits
+from torch import Tensor
+from training import (
+    Mlp,
+    replays,
+    rows,
+    same_as_eager,
+    uncaptured,
+)
+
+try:
+    library_path()
+except FileNotFoundError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Any:
+    torch.manual_seed(0)
+    gc.collect()
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def _host_nodes(graph: Any) -> list[str]:
+    return [node for program in graph.programs for node in program.host_nodes]
+
+
+def test_an_lstm_runs_as_it_is_where_it_must() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 8, 2, batch_first=True)
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = torch.ops.prims.cbrt(x.detach()).mean()
+            return self.lstm(x)[0] * self.weight * scale
+
+    with torch._dynamo.config.patch(allow_rnn=True):
+        report = same_as_eager(Tagger(), lambda i: (torch.rand(2, 5, 8),))
+    assert "prims::cbrt" in report.graphs[0].failure
+
+
+def test_nested_tensors_run_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(8, 4)
+    compiled = torch.compile(model, backend="gravure")
+    x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        assert bits(compiled(x).values()) == bits(model(x).values())
+    assert "nested tensor" in caplog.text
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.prims.cbrt(x.detach()) * self.weight
+
+
+def test_what_cannot_be_imported_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "gravure"):
+        report = same_as_eager(Sparse(), rows)
+    assert "prims::cbrt" in report.graphs[0].failure and not report.graphs[0].programs
+    for part in ("prims::cbrt", "only Python knows this operator", "compute this with"):
+        assert part in caplog.text  # node, reason, remedy
+    assert "runs as it is" in str(report)
+
+
+def test_on_missed_raise() -> None:
+    model = torch.compile(Sparse(), backend="gravure", options={"on_missed": "raise"})
+    with pytest.raises(Exception, match="prims::cbrt.*only Python knows this operator"):
+        model(*rows(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hots": ["aten::mm"]}, "there is no option 'hots'; did you mean 'host'"),
+        ({"require_captures": True}, "did you mean 'require_capture'"),
+        ({"host": "aten::mm"}, "option 'host': expected a list"),
+        ({"order": "random"}, "expected 'levels' or 'program', found 'random'"),
+        ({"poison": 1}, "expected True or False"),
+        ({"max_shapes": 0}, "at least 1"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    model = torch.compile(Mlp(), backend="gravure", options=options)
+    with pytest.raises(Exception, match=message.replace("(", r"\(")):
+        model(*rows(0))
+
+
+def test_host_option_keeps_an_operator_out_of_graphs() -> None:
+    report = same_as_eager(Mlp(), rows, options={"host": ["aten::gelu", "second"]})
+    requested = [n for n in _host_nodes(report.graphs[0]) if "user-request" in n]
+    assert any("aten::gelu at training.py" in node for node in requested)
+    assert any("aten::addmm" in node and "in second" in node for node in requested)
+
+
+def test_the_report_says_that_a_backward_is_missing() -> None:
+    compiled = torch.compile(Mlp(), backend="gravure")
+    for i in range(5):
+        compiled(*rows(i))
+    text = str(gravure.Report(gravure.report().graphs[-1:]))
+    assert "backward-missing" in text and "torch.no_grad()" in text
+
+
+def test_uncaptured_option() -> None:
+    report = same_as_eager(Mlp(), rows, options={"uncaptured": True})
+    assert replays(report) == 0 and uncaptured(report) == 14
+
+
+def test_the_report_at_exit_names_what_is_gone(tmp_path: Path) -> None:
+    script = """
+import gc, torch, gravure
+def train():
+    model = torch.compile(torch.nn.Linear(4, 4), backend="gravure")
+    for _ in range(6):
+        model(torch.randn(2, 4)).sum().backward()
+train()
+torch._dynamo.reset()
+gc.collect()
+assert str(gravure.report()) == "no compiled graph"
+"""
+    written = tmp_path / "report.txt"
+    environment = os.environ | {"GRAVURE_REPORT": str(written)}
+    environment["PYTHONPATH"] = str(Path(gravure.__file__).parents[1])
+    environment["GRAVURE_LIBRARY"] = str(library_path())
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    text = written.read_text()
+    assert "backward: 1 partitions: 1 captured" in text and "4 replays" in text

@@ -6,6 +6,7 @@
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
+#include <llvm/ADT/SmallVector.h>
 
 namespace gravure {
 namespace {
@@ -52,10 +53,7 @@ at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab) {
 
 at::Tensor Lender::lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook>& book) {
   const c10::Storage& memory = tensor.storage();
-  c10::Storage storage;
-  for (const auto& [address, known] : lent_) {
-    if (address == memory.data()) storage = known;
-  }
+  c10::Storage& storage = lent_[memory.data()];
   if (!storage) {
     book->outstanding_.fetch_add(1, std::memory_order_acq_rel);
     auto count = std::shared_ptr<std::atomic<int64_t>>(book, &book->outstanding_);
@@ -66,9 +64,8 @@ at::Tensor Lender::lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook
     storage = c10::Storage(c10::Storage::use_byte_size_t(), memory.nbytes(),
                            c10::DataPtr(address, loan, &returnLoan, tensor.device()),
                            /*allocator=*/nullptr, /*resizable=*/false);
-    lent_.emplace_back(address, storage);
   }
-  return onStorage(std::move(storage), tensor);
+  return onStorage(storage, tensor);
 }
 
 bool inSlab(const at::Tensor& tensor, const Slab* slab) {

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <llvm/ADT/SmallVector.h>
+#include <llvm/ADT/DenseMap.h>
 
 #include <atomic>
 #include <memory>
@@ -33,7 +33,7 @@ class Lender {
 
  private:
   std::shared_ptr<Slab> slab_;
-  llvm::SmallVector<std::pair<const void*, c10::Storage>, 8> lent_;
+  llvm::SmallDenseMap<const void*, c10::Storage, 16> lent_;  // by address
 };
 
 /// True if the tensor's memory is the slab's.

@@ -18,6 +18,7 @@ def library_options(
     order: str = "levels",
     min_partition_size: int | None = None,
     memory_growth: float | None = None,
+    memory_slack: int | None = None,
     uncaptured: bool = False,
     require_capture: bool = False,
     results: str = "owned",
@@ -33,6 +34,8 @@ def library_options(
         options["min_partition_size"] = str(min_partition_size)
     if memory_growth is not None:
         options["memory_growth"] = repr(float(memory_growth))
+    if memory_slack is not None:
+        options["memory_slack"] = str(int(memory_slack))
     if poison is not None:
         options["poison"] = str(int(poison))
     return options
@@ -40,6 +43,10 @@ def library_options(
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_share(value: Any) -> bool:
@@ -55,6 +62,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "order": (ORDERS.__contains__, " or ".join(map(repr, ORDERS))),
     "min_partition_size": (_is_count, "a whole number of at least 1"),
     "memory_growth": (_is_share, "a share of at least 0"),
+    "memory_slack": (_is_bytes, "a whole number of bytes"),
     "max_shapes": (_is_count, "a whole number of at least 1"),
     "max_modules": (_is_count, "a whole number of at least 1"),
     "results": (RESULTS.__contains__, " or ".join(map(repr, RESULTS))),
@@ -70,6 +78,7 @@ class CompileOptions:
     order: str = "levels"
     min_partition_size: int | None = None
     memory_growth: float | None = None
+    memory_slack: int | None = None
     uncaptured: bool = False
     require_capture: bool = False
     results: str = "owned"
@@ -99,6 +108,7 @@ class CompileOptions:
             order=self.order,
             min_partition_size=self.min_partition_size,
             memory_growth=self.memory_growth,
+            memory_slack=self.memory_slack,
             uncaptured=self.uncaptured,
             require_capture=self.require_capture or self.on_missed == "raise",
             results=self.results,

@@ -1,0 +1,143 @@
+// Law 5: whose memory results are, on the host device.
+#include "tests/unit/law_fixture.h"
+
+using namespace gravure;
+
+TEST_CASE("results stay where they are with their bits, also after the runtime", "[law5]") {
+  const auto policy = GENERATE(ResultPolicy::Owned, ResultPolicy::Copied);
+  RuntimeOptions options;
+  options.results = policy;
+  std::vector<std::vector<c10::IValue>> results;
+  std::vector<at::Tensor> copies;
+  {
+    SideBySide pair(options);
+    for (int step = 0; step < 8; ++step) {
+      CHECK(pair.step());
+      results.push_back(pair.last);
+      copies.push_back(pair.last[1].toTensor().clone());
+      CHECK(!inHostArena(pair.last[0].toTensor().const_data_ptr()));
+      if (policy == ResultPolicy::Copied)
+        CHECK(!inHostArena(pair.last[1].toTensor().const_data_ptr()));
+    }
+    // The gradient of the first captured step was lent, and held: one step more ran uncaptured.
+    CHECK(pair.runtime->stats().uncapturedSteps == (policy == ResultPolicy::Owned ? 3 : 2));
+    CHECK((pair.runtime->remarks().count("result-held") > 0) == (policy == ResultPolicy::Owned));
+  }
+  for (size_t step = 0; step < results.size(); ++step)
+    CHECK(sameBits(results[step][1].toTensor(), copies[step]));
+}
+
+TEST_CASE("a gradient that nobody holds is lent without a copy", "[law5]") {
+  SideBySide pair;
+  at::Tensor part;  // a view of a gradient holds it, too
+  for (int step = 0; step < 8; ++step) {
+    CAPTURE(step);
+    if (step == 6) part = at::Tensor();
+    CHECK(pair.step());
+    const at::Tensor gradient = pair.last[1].toTensor();
+    const bool lent = step >= 2 && step < 5;
+    CHECK(inHostArena(gradient.const_data_ptr()) == lent);
+    const auto loss = static_cast<int64_t>(pair.last[0].toTensor().nbytes());
+    const auto all = loss + static_cast<int64_t>(gradient.nbytes());
+    if (lent) CHECK(pair.runtime->stats().copiedResultBytes == loss);
+    if (step >= 6) CHECK(pair.runtime->stats().copiedResultBytes == all);
+    if (step == 4) part = gradient.select(0, 1);
+    pair.last.clear();
+  }
+  CHECK(pair.runtime->stats().uncapturedSteps == 3);
+  CHECK(pair.runtime->remarks().count("arena-anew") == 0);
+}
+
+TEST_CASE("a gradient that is held for long leaves the arena to its holder", "[law5]") {
+  const int64_t slabs = liveHostSlabs();
+  {
+    SideBySide pair;
+    for (int step = 0; step < 3; ++step) CHECK(pair.step());
+    const at::Tensor held = pair.last[1].toTensor(), bits = held.clone();
+    for (int step = 3; step < 8; ++step) CHECK(pair.step());
+    CHECK(sameBits(held, bits));
+    CHECK(pair.runtime->stats().uncapturedSteps == 3);
+    CHECK(pair.runtime->remarks().count("arena-anew") == 1);
+    CHECK(liveHostSlabs() == slabs + 2);
+  }
+  CHECK(liveHostSlabs() == slabs);
+}
+
+TEST_CASE("static results lie at one address, with each step's bits", "[law5]") {
+  RuntimeOptions options;
+  options.results = ResultPolicy::Static;
+  SideBySide pair(options);
+  std::vector<at::Tensor> kept;
+  for (int step = 0; step < 8; ++step) {
+    // A step off the captured path writes to the same place.
+    if (step == 5) pair.w = pair.w.detach().clone();
+    CHECK(pair.step());
+    if (step < 2) continue;
+    const bool same = kept.empty() || pair.last[1].toTensor().is_same(kept.back());
+    CHECK(same);
+    kept.push_back(pair.last[1].toTensor());
+    CHECK(pair.runtime->stats().copiedResultBytes == 0);
+  }
+  CHECK(pair.runtime->stats().uncapturedSteps == 3);
+  const at::Tensor bits = kept.back().clone();
+  pair.runtime.reset();
+  CHECK(sameBits(kept.back(), bits));
+}
+
+TEST_CASE("a forward before the last one's backward overwrites nothing", "[law5]") {
+  auto runtime = makeRuntime(kForwardBackward);
+  auto reference = makeReference(kForwardBackward);
+  const at::Tensor w = at::randn({4, 4});
+  const auto pairOf = [&](const at::Tensor& x) {
+    const at::Tensor state = rngState();
+    auto expected = reference->run("forward", {w, x});
+    setRngState(state);
+    auto got = runtime->run("forward", {w, x});
+    CHECK(sameBits(got, expected));
+    return std::pair(std::move(got), std::move(expected));
+  };
+  const auto backward = [&](auto& pair) {
+    const auto expected = reference->run("backward", backwardInputs(pair.second));
+    CHECK(sameBits(runtime->run("backward", backwardInputs(pair.first)), expected));
+    pair.first.clear();
+  };
+  for (int round = 0; round < 6; ++round) {
+    CAPTURE(round);
+    auto first = pairOf(at::randn({8, 4}));
+    auto second = pairOf(at::randn({8, 4}));
+    if (round % 2) {
+      backward(second);
+      backward(first);
+    } else {
+      backward(first);
+      backward(second);
+    }
+  }
+  CHECK(runtime->remarks().count("saved-values-held") >= 1);
+  CHECK(runtime->stats().replays > 0);
+}
+
+TEST_CASE("saved values are lent once, and outlive the runtime", "[law5]") {
+  const int64_t slabs = liveHostSlabs();
+  auto runtime = makeRuntime(kForwardBackward);
+  const at::Tensor w = at::randn({4, 4}), x = at::randn({8, 4});
+  for (int step = 0; step < 2; ++step) {
+    auto saved = runtime->run("forward", {w, x});
+    runtime->run("backward", backwardInputs(saved));
+  }
+  auto saved = runtime->run("forward", {w, x});
+  REQUIRE(inHostArena(saved[1].toTensor().const_data_ptr()));
+  const at::Tensor copy = saved[1].toTensor().clone();
+  runtime->run("backward", backwardInputs(saved));
+  CHECK_THROWS_WITH(runtime->run("backward", backwardInputs(saved)),
+                    Catch::Contains("lent for one run"));
+  saved.clear();
+  saved = runtime->run("forward", {w, x});
+  const at::Tensor kept = saved[1].toTensor(), bits = kept.clone();
+  saved.clear();
+  runtime.reset();
+  CHECK(sameBits(kept, bits));
+  CHECK(liveHostSlabs() == slabs + 1);
+  const_cast<at::Tensor&>(kept) = at::Tensor();
+  CHECK(liveHostSlabs() == slabs);
+}

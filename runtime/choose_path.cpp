@@ -22,7 +22,7 @@ Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
     checkAll();
     return Path::Recorded;
   }
-  if (!layout_ && allSettled()) plan();
+  if (!layout_ && allSettled()) arenaFailed_ = !plan();
   if (!layout_) {
     checkAll();
     return Path::Plain;
@@ -59,7 +59,7 @@ bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& 
 }
 
 /// True if a replay would write over a result that the entry lent and somebody holds. Such a result is
-/// copied from now on; if it is still held a step later, the arena is laid out anew, and the old one
+/// copied from now on; if it is held for many steps more, the arena is laid out anew, and the old one
 /// is left to the holder.
 bool Runtime::Impl::resultsHeld(EntryState& entry) {
   bool held = false, still = false;
@@ -78,25 +78,24 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
                      "' was still held when its next step began: that step ran uncaptured, and "
                      "from now on the result is a copy");
   }
-  if (held || !still || loans_->outstanding() > 0) return held || still;
-  layOutAnew();
-  return !layout_;
+  if (!held && !still) {
+    entry.heldSteps = 0;
+    return false;
+  }
+  // A second arena costs memory while the first is held: gradient accumulation drops it soon.
+  constexpr int64_t kPatience = 16;
+  if (++entry.heldSteps <= kPatience || held || loans_->outstanding() > 0) return true;
+  entry.heldSteps = 0;
+  return !layOutAnew();
 }
 
-void Runtime::Impl::layOutAnew() {
-  for (EntryState& entry : entries_) {
-    forgetCaptures(entry);
-    entry.wasServed = false;
-    entry.served.staged.clear();
-    for (auto& book : entry.lent) book = std::make_shared<LoanBook>();
-    std::fill(entry.statics.begin(), entry.statics.end(), at::Tensor());
-  }
-  layout_.reset();
-  slab_.reset();
+/// False if there is no memory for a second arena; the first one is kept then.
+bool Runtime::Impl::layOutAnew() {
+  if (!plan()) return false;
   remarks_.add(RemarkKind::Analysis, "runtime", "arena-anew",
                "results that were lent are held for long: the arena is laid out and captured anew, "
                "and the old one stays until they are dropped");
-  plan();
+  return true;
 }
 
 /// False if the saved values come from a step that ran uncaptured: they lie where none of its successors

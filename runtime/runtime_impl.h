@@ -26,6 +26,7 @@ struct EntryState {
 
   std::vector<EntryState*> givers;  // whose saved values this entry reads
   // After planning.
+  int64_t heldSteps = 0;  // in a row, that a lent result was held
   bool wasServed = false;
   bool lentSaved = false;  // in a served step
   ServedEntry served;
@@ -68,7 +69,7 @@ class Runtime::Impl {
   bool mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool resultsHeld(EntryState& entry);
-  void layOutAnew();
+  bool layOutAnew();
   bool sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers);
   bool giversAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
@@ -89,7 +90,8 @@ class Runtime::Impl {
   void runRecorded(EntryState& entry);
   void settle(EntryState& entry, AllocationRecord record);
   bool allSettled() const;
-  void plan();
+  bool plan();
+  void forgetArena();
   void installLayout();
   at::Tensor stagedBuffer(const Value* value, int64_t offset) const;
 

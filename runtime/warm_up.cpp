@@ -56,7 +56,9 @@ bool Runtime::Impl::allSettled() const {
                      [](const EntryState& e) { return e.settled; });
 }
 
-void Runtime::Impl::plan() {
+/// Lays the arena out and makes its memory; captures of an older one are forgotten. False, and all as it
+/// was, if there is no memory for it.
+bool Runtime::Impl::plan() {
   std::vector<AllocationRecord> records;
   for (EntryState& entry : entries_) records.push_back(entry.record);
   LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_),
@@ -64,22 +66,37 @@ void Runtime::Impl::plan() {
   ArenaLayout layout =
       layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
   device_->dropWarmUp();
+  std::shared_ptr<Slab> slab;
   try {
-    slab_ = device_->makeSlab(std::max<int64_t>(layout.plan.bytes, device_->alignment()));
+    slab = device_->makeSlab(std::max<int64_t>(layout.plan.bytes, device_->alignment()));
   } catch (const c10::Error& error) {
-    arenaFailed_ = true;
     const std::string reason = error.what_without_backtrace();
     TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", reason);
     remarks_.add(RemarkKind::Missed, "runtime", "no-arena",
-                 "no memory for the arena of " + std::to_string(layout.plan.bytes) +
-                     " bytes: " + reason + "; every step runs uncaptured");
-    return;
+                 "no memory for " + std::string(layout_ ? "another" : "the") + " arena of " +
+                     std::to_string(layout.plan.bytes) + " bytes: " + reason +
+                     (layout_ ? "; steps run uncaptured while results are held"
+                              : "; every step runs uncaptured"));
+    return false;
   }
+  if (layout_) forgetArena();
   layout_ = std::move(layout);
+  slab_ = std::move(slab);
   threads_ = at::get_num_threads();
   stats_.arenaBytes = layout_->plan.bytes;
   stats_.arenaLoad = layout_->plan.load;
   installLayout();
+  return true;
+}
+
+void Runtime::Impl::forgetArena() {
+  for (EntryState& entry : entries_) {
+    forgetCaptures(entry);
+    entry.wasServed = false;
+    entry.served.staged.clear();
+    for (auto& book : entry.lent) book = std::make_shared<LoanBook>();
+    std::fill(entry.statics.begin(), entry.statics.end(), at::Tensor());
+  }
 }
 
 void Runtime::Impl::installLayout() {

@@ -19,8 +19,8 @@ TEST_CASE("results stay where they are with their bits, also after the runtime",
       if (policy == ResultPolicy::Copied)
         CHECK(!inHostArena(pair.last[1].toTensor().const_data_ptr()));
     }
-    // The gradient of the first captured step was lent, and held: one step more ran uncaptured.
-    CHECK(pair.runtime->stats().uncapturedSteps == (policy == ResultPolicy::Owned ? 3 : 2));
+    // The gradient of the first captured step was lent, and is still held.
+    CHECK(pair.runtime->stats().uncapturedSteps == (policy == ResultPolicy::Owned ? 7 : 2));
     CHECK((pair.runtime->remarks().count("result-held") > 0) == (policy == ResultPolicy::Owned));
   }
   for (size_t step = 0; step < results.size(); ++step)
@@ -54,13 +54,29 @@ TEST_CASE("a gradient that is held for long leaves the arena to its holder", "[l
     SideBySide pair;
     for (int step = 0; step < 3; ++step) CHECK(pair.step());
     const at::Tensor held = pair.last[1].toTensor(), bits = held.clone();
-    for (int step = 3; step < 8; ++step) CHECK(pair.step());
+    for (int step = 3; step < 24; ++step) CHECK(pair.step());
     CHECK(sameBits(held, bits));
-    CHECK(pair.runtime->stats().uncapturedSteps == 3);
+    CHECK(pair.runtime->stats().uncapturedSteps == 2 + 16);
     CHECK(pair.runtime->remarks().count("arena-anew") == 1);
     CHECK(liveHostSlabs() == slabs + 2);
   }
   CHECK(liveHostSlabs() == slabs);
+}
+
+TEST_CASE("without memory for a second arena the first one is kept", "[law5][law6]") {
+  SideBySide pair;
+  for (int step = 0; step < 3; ++step) CHECK(pair.step());
+  at::Tensor held = pair.last[1].toTensor();
+  const at::Tensor bits = held.clone();
+  pair.runtime->device().injectFault(FaultPoint::Allocation, 1);
+  for (int step = 3; step < 24; ++step) CHECK(pair.step());
+  CHECK(sameBits(held, bits));
+  CHECK(pair.runtime->remarks().count("no-arena") == 1);
+  const int64_t uncaptured = pair.runtime->stats().uncapturedSteps;
+  held = at::Tensor();
+  for (int step = 24; step < 28; ++step) CHECK(pair.step());
+  CHECK(pair.runtime->stats().uncapturedSteps == uncaptured);
+  CHECK(pair.runtime->stats().captures == 2);
 }
 
 TEST_CASE("static results lie at one address, with each step's bits", "[law5]") {

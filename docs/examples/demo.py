@@ -140,6 +140,7 @@ def compare(eager: Eager, engraved: Engraved, batches: Callable[[int], Any], ste
             for name, parameter in eager.step.named_parameters():
                 if name in gradients:
                     parameter.sub_(gradients[name], alpha=0.05)
+        found.clear()  # as zero_grad does: gradients that are held would be copied from here on
     return right
 
 

@@ -20,6 +20,9 @@ constexpr int64_t kWork = 1'000'000;
 constexpr int64_t kWorkPerBuffer = 50;
 /// A plan this near to LOAD is not worth improving.
 constexpr double kGoodRatio = 1.001;
+/// Up to so many buffers, orders are mended one buffer at a time, for so many comparisons each.
+constexpr size_t kMendedBuffers = 5'000;
+constexpr int64_t kMendingWork = 600'000;
 
 int64_t unitsOf(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment; }
 
@@ -83,12 +86,34 @@ int64_t loadOf(const Request& request) {
   return peak;
 }
 
+bool isGood(const Request& request, const Placement& placed) {
+  return static_cast<double>(placed.top) <= kGoodRatio * static_cast<double>(request.load);
+}
+
+/// Moves the buffer that came to lie too high to the `divisor`-th part of its way in the order, and
+/// places again: "squeaky wheel" optimization (Joslin and Clements, 1999). Keeps the best plan in
+/// `best`.
+void mendOrder(const Request& request, std::vector<int32_t> order, std::ptrdiff_t divisor,
+               Placement& best) {
+  int64_t work = kMendingWork;
+  Placement other;
+  while (work >= 0 && !isGood(request, best)) {
+    const bool better = placement::placeAtLowestGap(request, order, best.top, &work, other);
+    if (better) std::swap(best, other);
+    const Placement& last = better ? best : other;
+    const auto squeaks = [&](int32_t i) {
+      return last.offset[i] >= 0 && last.offset[i] + request.size[i] >= best.top;
+    };
+    const auto at = std::find_if(order.begin(), order.end(), squeaks);
+    if (at == order.end() || at == order.begin()) return;
+    std::rotate(order.begin() + (at - order.begin()) / divisor, at, at + 1);
+  }
+}
+
 /// Tries one method after the other until the plan is near enough to LOAD; the smallest one wins,
 /// the earlier one among equals.
 Placement place(const Request& request, size_t quadraticLimit) {
-  const auto good = [&](const Placement& p) {
-    return static_cast<double>(p.top) <= kGoodRatio * static_cast<double>(request.load);
-  };
+  const auto good = [&](const Placement& p) { return isGood(request, p); };
   Placement best = placement::fitInTime(request, Direction::Forward);
   if (good(best)) return best;
   Placement other = placement::fitInTime(request, Direction::Backward);
@@ -99,6 +124,12 @@ Placement place(const Request& request, size_t quadraticLimit) {
     if (good(best)) return best;
     if (placement::placeAtLowestGap(request, order(request), best.top, &work, other)) {
       std::swap(best, other);
+    }
+  }
+  if (request.count() > kMendedBuffers) return best;
+  for (const std::ptrdiff_t divisor : {2, 8}) {
+    for (auto* order : {placement::largestFirst, placement::peakFirst, placement::heaviestFirst}) {
+      if (!good(best)) mendOrder(request, order(request), divisor, best);
     }
   }
   return best;

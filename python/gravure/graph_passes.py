@@ -52,7 +52,7 @@ class GraphPasses:
         return _replaced(module, pair.forward)
 
     def backward(self, module: fx.GraphModule) -> fx.GraphModule:
-        """Its backward. Without the forward, which lies in the tracing context, it runs as it is."""
+        """Its backward. Without the forward of this tracing context it runs as it is."""
         context = TracingContext.try_get()
         found = self._open.pop(context, None) if context is not None else None
         pair = found() if found is not None else None

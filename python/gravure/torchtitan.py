@@ -1,4 +1,4 @@
-"""torchtitan's `cudagraph` pass as programs. Importing this module registers it: docs/torchtitan.md.
+"""torchtitan's `cudagraph` pass as programs: importing this registers it (docs/torchtitan.md).
 
 `--job.custom_config_module=gravure.torchtitan` or `--experimental.custom_import=gravure.torchtitan`
 with torchtitan 0.2.1 and 0.2.2; the pass pipeline `cudagraph` from 0.3 on.
@@ -156,8 +156,8 @@ def _has(name: str) -> bool:
 def _register() -> None:
     found = False
     if _has(f"{_TOOLKIT}.passes"):
-        # Not imported here: it takes a CUDA stream and a pool on the current device, and the trainer
-        # chooses the device after it has read its configuration.
+        # Not imported here: it takes a CUDA stream and a pool on the current device, and the
+        # trainer chooses the device after it has read its configuration.
         _when_imported(f"{_TOOLKIT}.passes", _register_toolkit_pass)
         found = True
     if _has(f"{_GRAPH_TRAINER}.registry"):

@@ -190,6 +190,30 @@ def test_what_inductor_compiled_runs_as_it_is(
     assert "full_inductor_compilation" in caplog.text
 
 
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
+@v02
+def test_a_python_call_runs_as_it_is(
+    plugin: types.ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`regional_inductor` leaves such calls where it compiled something."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    call = graph.call_function(doubled, (x,))
+    x.meta["val"] = call.meta["val"] = torch.empty(3, device="meta")
+    graph.output((call,))
+    plugin.configure()
+    with caplog.at_level(logging.WARNING, "gravure"):
+        module = plugin.cudagraph_pass(torch.fx.GraphModule({}, graph), [], is_forward=True)
+    assert "doubled" in caplog.text
+    assert "runs as it is" in caplog.text
+    for _ in range(3):
+        (found,) = module([torch.arange(3.0)])
+        assert found.tolist() == [0, 2, 4]
+
+
 # ---- torchtitan 0.2.x: its trainer, on two processes with tensor parallelism
 
 _CONFIG = """

@@ -119,15 +119,18 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name, self._then = name, then
         self._loader: Any = None
+        self._is_looking = False
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != self._name:
+        if name != self._name or self._is_looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        self._loader, spec.loader = spec.loader, self
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
@@ -135,6 +138,7 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
+        sys.meta_path.remove(self)
         self._loader.exec_module(module)
         self._then(module)
 

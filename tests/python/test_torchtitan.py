@@ -60,6 +60,7 @@ class Toolkit:
     """The compiler toolkit's own functions, in its own order, on one CPU process."""
 
     def __init__(self) -> None:
+        assert importlib.util.find_spec(f"{TOOLKIT}.passes")  # looking imports nothing
         self.mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
         self.dims = types.SimpleNamespace(
             get_mesh=lambda _: self.mesh, pp_enabled=False, fsdp_enabled=False

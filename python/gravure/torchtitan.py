@@ -1,0 +1,184 @@
+"""torchtitan's `cudagraph` pass as programs: importing this registers it (docs/torchtitan.md).
+
+`--job.custom_config_module=gravure.torchtitan` or `--experimental.custom_import=gravure.torchtitan`
+with torchtitan 0.2.1 and 0.2.2; the pass pipeline `cudagraph` from 0.3 on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from torch import fx
+
+from .graph_passes import GraphPasses
+
+logger = logging.getLogger("gravure")
+
+_TOOLKIT = "torchtitan.experiments.compiler_toolkit"  # 0.2.x
+_GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"  # from 0.3 on
+_OWN_PASS = ("cudagraph_pass", "cuda_graph_pass")  # torchtitan's, by release
+# Marks kernels for torchtitan's own capture; its Python calls cannot become part of a program.
+_ANNOTATIONS = "insert_kernel_annotations_pass"
+
+_passes = GraphPasses()
+
+
+def configure(**options: Any) -> None:
+    """Options of `torch.compile(backend="gravure")` for graphs to come: docs/torch-compile.md."""
+    _passes.configure(options)
+
+
+def teardown() -> None:
+    """Gives back every program's graphs and memory, before the process group is destroyed."""
+    _passes.shutdown()
+
+
+def cudagraph_pass(
+    gm: Any, example_inputs: Sequence[Any], is_forward: bool = True, **step: Any
+) -> Any:
+    """torchtitan's pass: `is_forward` tells 0.2.x's graphs apart.
+
+    From 0.3 on there is one graph for the step, and `static_input_indices` among the arguments.
+    torchtitan 0.2.x knows the pass by this function's name.
+    """
+    if not isinstance(gm, fx.GraphModule):
+        logger.warning(
+            "the pass before cudagraph returned a %s, not a graph: it runs as it is; "
+            "leave out full_inductor_compilation",
+            type(gm).__name__,
+        )
+        return gm
+    static_inputs = step.get("static_input_indices")
+    if static_inputs is not None:
+        return _passes.step(gm, static_inputs)
+    return _passes.forward(gm) if is_forward else _passes.backward(gm)
+
+
+def cudagraph_pipeline(traced: Any, config: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    """torchtitan's own passes with this `cudagraph_pass` in the place of its own.
+
+    Other arguments are torchtitan's business, whatever a release calls them.
+    """
+    passes_module = importlib.import_module(f"{_GRAPH_TRAINER}.passes")
+    before = passes_module.construct_default_graph_passes(traced, config, *args, **kwargs)
+    own = functools.partial(
+        cudagraph_pass, static_input_indices=list(range(traced.num_static_inputs))
+    )
+    names = [_name(entry) for entry in before]
+    if not set(names) & set(_OWN_PASS):
+        logger.warning(
+            "torchtitan chose no pass named %s (is it in compile.disable_passes?): the step runs "
+            "without programs",
+            " or ".join(_OWN_PASS),
+        )
+    kept = [(n, entry) for n, entry in zip(names, before, strict=True) if n != _ANNOTATIONS]
+    return [own if name in _OWN_PASS else entry for name, entry in kept]
+
+
+def _name(entry: Any) -> str:
+    while isinstance(entry, functools.partial):
+        entry = entry.func
+    return getattr(entry, "__name__", "")
+
+
+def _close_with_teardown(trainer: Any) -> None:
+    """`trainer.close()` comes before the process group is destroyed."""
+    close = trainer.close
+
+    def close_all() -> Any:
+        try:
+            return close()
+        finally:
+            teardown()
+
+    trainer.close = close_all
+
+
+def _register_toolkit_pass(passes: ModuleType) -> None:
+    passes.AVAILABLE_COMPILER_PASSES["cudagraph"] = cudagraph_pass
+
+
+def _register_pipeline() -> None:
+    registry = importlib.import_module(f"{_GRAPH_TRAINER}.registry")
+    registry.register_pass_pipeline("cudagraph")(cudagraph_pipeline)
+    registry.register_post_init_hook("cudagraph")(_close_with_teardown)
+
+
+class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls `then` with one module, right after its first import."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+        self._loader: Any = None
+        self._is_looking = False
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != self._name or self._is_looking:
+            return None
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        sys.meta_path.remove(self)
+        self._loader.exec_module(module)
+        self._then(module)
+
+
+def _when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _OnImport(name, then))
+
+
+def _has(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _register() -> None:
+    found = False
+    if _has(f"{_TOOLKIT}.passes"):
+        # Not imported here: it takes a CUDA stream and a pool on the current device, and the
+        # trainer chooses the device after it has read its configuration.
+        _when_imported(f"{_TOOLKIT}.passes", _register_toolkit_pass)
+        found = True
+    if _has(f"{_GRAPH_TRAINER}.registry"):
+        _register_pipeline()
+        found = True
+    if not found:
+        raise ImportError(
+            "gravure.torchtitan found neither torchtitan's compiler_toolkit (0.2.1, 0.2.2) nor its "
+            "graph_trainer (0.3): install torchtitan 0.2.2, or one of these"
+        )
+
+
+def __getattr__(name: str) -> Any:
+    """`JobConfig`: the compiler toolkit's, which has `compile.passes`."""
+    if name != "JobConfig":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{_TOOLKIT}.job_config").JobConfig
+
+
+_register()

@@ -1,0 +1,152 @@
+"""torchtitan 0.3's own code builds the pipeline, applies it and trains with the same bits.
+
+Skipped where it is not installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import logging
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import titan_on_cpu
+import torch
+from gravure.runtime import library_path
+from titan_model import STEPS, batch, is_installed, llama, loss_of, optimizer_of, replays
+
+try:
+    library_path()
+except FileNotFoundError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"
+_BUCKETING = "joint_transformer_block_bucketing_reordering_pass"  # for a newer torch than 2.11
+v03 = pytest.mark.skipif(
+    not is_installed(f"{GRAPH_TRAINER}.registry"), reason="torchtitan 0.3 is not installed"
+)
+
+
+@pytest.fixture
+def plugin() -> Iterator[types.ModuleType]:
+    import gravure.torchtitan as module
+
+    module.configure(on_missed="raise")
+    yield module
+    module.configure()
+    gc.collect()
+
+
+class GraphTrainer:
+    """The graph trainer's own functions, as `GraphTrainer` calls them."""
+
+    def __init__(self) -> None:
+        titan_on_cpu.add_names_of_newer_torch()
+        for name in ("registry", "passes", "trainer", "make_fx_tracer", "configs"):
+            setattr(self, name, importlib.import_module(f"{GRAPH_TRAINER}.{name}"))
+
+    def trained(self, pipeline: str | None, *disabled: str) -> list[float]:
+        model, traced, losses = llama(), None, []
+        step = self.trainer.make_fwd_bwd_step(model, loss_of)
+        config = self.config(pipeline or "default", [_BUCKETING, *disabled])
+        optimizer = optimizer_of(model)
+        for number in range(STEPS):
+            arguments = (*batch(number), torch.tensor(32), {})
+            if traced is None:
+                traced = self.make_fx_tracer.minimal_fx_tracer(step, module=model)(*arguments)
+                if pipeline is not None:
+                    passes = self.registry.PASS_PIPELINE_REGISTRY[pipeline](
+                        traced, config, parallel_dims=None
+                    )
+                    traced.gm = self.passes.apply_graph_passes(
+                        traced.gm, traced.example_inputs, passes, compile_config=config.compile
+                    )
+            loss, *gradients = self.make_fx_tracer.run_traced(traced, module=model)(*arguments)
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            self.replayed = replays()
+        return losses
+
+    def config(self, pipeline: str, disabled: list[str]) -> Any:
+        options = self.configs.GraphTrainerCompileConfig(
+            pass_pipeline=pipeline, disable_passes=disabled
+        )
+        return types.SimpleNamespace(
+            compile=options,
+            loss=None,
+            model_spec=types.SimpleNamespace(model=types.SimpleNamespace(layers=[])),
+            parallelism=importlib.import_module("torchtitan.config.configs").ParallelismConfig(),
+        )
+
+
+@pytest.fixture
+def graph_trainer(plugin: types.ModuleType) -> GraphTrainer:
+    return GraphTrainer()
+
+
+@v03
+def test_the_pipeline_trains_in_one_program(graph_trainer: GraphTrainer) -> None:
+    expected = graph_trainer.trained(None)
+    assert graph_trainer.replayed == 0
+    assert graph_trainer.trained("cudagraph") == expected
+    assert graph_trainer.replayed > 0
+
+
+@v03
+def test_a_disabled_pass_stays_disabled(
+    graph_trainer: GraphTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "gravure"):
+        graph_trainer.trained("cudagraph", "cudagraph_pass")
+    assert graph_trainer.replayed == 0
+    assert "compile.disable_passes" in caplog.text
+
+
+@v03
+@pytest.mark.parametrize("name", ["cudagraph_pass", "cuda_graph_pass"])
+def test_renamed_passes_and_arguments(
+    graph_trainer: GraphTrainer,
+    plugin: types.ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """Later releases call the pass and what the pipeline is given otherwise."""
+    seen: dict[str, Any] = {}
+
+    def other(gm: Any, _: Any) -> Any:
+        return gm
+
+    def theirs(gm: Any, _: Any, *, fixed: Any) -> Any:
+        raise AssertionError(fixed)
+
+    def construct(_: Any, __: Any, **rest: Any) -> list[Any]:
+        seen.update(rest)
+        return [other, functools.partial(theirs, fixed=[0])]
+
+    theirs.__name__ = name
+    monkeypatch.setattr(graph_trainer.passes, "construct_default_graph_passes", construct)
+    traced = types.SimpleNamespace(num_static_inputs=3)
+    passes = plugin.cudagraph_pipeline(traced, None, parallelism_context="context")
+    assert seen == {"parallelism_context": "context"}
+    assert passes[0] is other
+    assert passes[1].func is plugin.cudagraph_pass
+    assert passes[1].keywords == {"static_input_indices": [0, 1, 2]}
+
+
+@v03
+def test_closing_the_trainer_tears_down(
+    graph_trainer: GraphTrainer, plugin: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    trainer = types.SimpleNamespace(close=lambda: order.append("trainer"))
+    monkeypatch.setattr(plugin, "teardown", lambda: order.append("programs"))
+    graph_trainer.registry.POST_INIT_HOOKS["cudagraph"](trainer)
+    trainer.close()
+    assert order == ["trainer", "programs"]

@@ -76,7 +76,7 @@ class _Frame:
         return self._compiled.take_forward(Half(module, self._specs(module)), self._outputs)
 
     def compile_backward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        specs = [_backward_spec(n) for n in module.graph.find_nodes(op="placeholder")]
+        specs = [backward_spec(n) for n in module.graph.find_nodes(op="placeholder")]
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # with any, or None, retain_graph is refused
@@ -108,8 +108,8 @@ class _Frame:
         return self._inputs[desc.idx]
 
 
-def _backward_spec(node: fx.Node) -> InputSpec | None:
-    """None for what the forward saves."""
+def backward_spec(node: fx.Node) -> InputSpec | None:
+    """Role and name of an input of AOTAutograd's backward; None for what the forward saves."""
     if node.name.startswith("tangents_"):
         return InputSpec("tangent", node.name, None)
     if node.name.startswith("bwd_rng_state"):

@@ -16,6 +16,7 @@ from torch import fx
 from torch._guards import TracingContext
 
 from .aot_entries import FrameNamer, Run
+from .backend import backward_spec
 from .compiled_graph import CompiledGraph
 from .names import InputSpec
 from .options import CompileOptions
@@ -118,7 +119,7 @@ class _Pair:
         return self._forward(args)
 
     def take_backward(self, module: fx.GraphModule) -> None:
-        specs = [_backward_spec(node) for node in module.graph.find_nodes(op="placeholder")]
+        specs = [backward_spec(node) for node in module.graph.find_nodes(op="placeholder")]
         half = Half(_copy(module), [spec for spec in specs if spec is not None])
         self._plain_backward = boxed(_copy(module))
         self._backward = self._graph.take_backward(half)
@@ -181,16 +182,6 @@ def _forward_spec(node: fx.Node) -> InputSpec:
     if kind not in ("ParamAOTInput", "BufferAOTInput"):
         return InputSpec("user_input", node.name, None)
     return InputSpec("parameter" if kind == "ParamAOTInput" else "buffer", desc.target, None)
-
-
-def _backward_spec(node: fx.Node) -> InputSpec | None:
-    """None for what the forward saves."""
-    if node.name.startswith("tangents_"):
-        return InputSpec("tangent", node.name, None)
-    if node.name.startswith("bwd_rng_state"):
-        device = node.meta["val"].device
-        return InputSpec("rng_state", f"{device}#{node.name.rsplit('_', 1)[-1]}/backward", None)
-    return None
 
 
 def _plain_spec(node: fx.Node, kept: bool) -> InputSpec:

@@ -59,10 +59,13 @@ def make(name: str) -> tuple[moe_step.Step, list[tuple[Tensor, Tensor]]]:
     return step, [moe_step.batch(config, "cuda", seed) for seed in range(BATCHES)]
 
 
-def eager(step: moe_step.Step) -> Step:
+def eager(step: moe_step.Step, call: Callable[[Tensor, Tensor], Tensor] | None = None) -> Step:
+    """`call` stands for the step's forward, where it was compiled."""
+    forward = call or step
+
     def run(ids: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         step.zero_grad(set_to_none=True)
-        loss = step(ids, targets)
+        loss = forward(ids, targets)
         loss.backward()
         return loss.detach(), {name: p.grad for name, p in step.named_parameters()}
 
@@ -125,18 +128,6 @@ def engraved(
     return run
 
 
-def through_autograd(step: moe_step.Step, **how: Any) -> Step:
-    compiled = torch.compile(step, **how)
-
-    def run(ids: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        step.zero_grad(set_to_none=True)
-        loss = compiled(ids, targets)
-        loss.backward()
-        return loss.detach(), {name: p.grad for name, p in step.named_parameters()}
-
-    return run
-
-
 def whole_step(step: moe_step.Step) -> Step:
     import gravure
 
@@ -160,9 +151,9 @@ def build(variant: str, step: moe_step.Step, data: Any, notes: dict[str, Any]) -
     if variant == "backend":
         import gravure  # noqa: F401
 
-        return through_autograd(step, backend="gravure")
+        return eager(step, torch.compile(step, backend="gravure"))
     if variant == "reduce_overhead":
-        return through_autograd(step, mode="reduce-overhead")
+        return eager(step, torch.compile(step, mode="reduce-overhead"))
     results = "static" if variant == "gravure_static" else "owned"
     return engraved(step, *data[0], results, notes)
 

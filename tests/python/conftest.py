@@ -1,11 +1,39 @@
-"""Makes the plugin and the tests' own modules importable."""
+"""Makes the plugin and the tests' own modules importable; fixtures that several files use."""
 
 from __future__ import annotations
 
+import gc
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _HERE = Path(__file__).parent
 for _path in (_HERE, _HERE.parents[1] / "python"):
     if str(_path) not in sys.path:
         sys.path.insert(0, str(_path))
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """The same random numbers for each test, and nothing that was compiled before."""
+    import torch
+
+    torch.manual_seed(0)
+    gc.collect()
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+@pytest.fixture
+def plugin() -> Iterator[types.ModuleType]:
+    """gravure.torchtitan, for which a missed capture is an error."""
+    import gravure.torchtitan as module
+
+    module.configure(on_missed="raise")
+    yield module
+    module.configure()
+    gc.collect()

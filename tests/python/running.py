@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import gravure
+import pytest
 import reference
 import torch
 import torch.nn as nn
+from gravure.runtime import library_path
 from torch import Tensor
+
+
+def need_library() -> None:
+    """Skips the module that calls it where the C++ library was not built."""
+    try:
+        library_path()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing), allow_module_level=True)
 
 
 def bits(value: Any) -> Any:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import gc
 from typing import Any
 
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gravure.runtime import library_path
-from running import bits
+from running import bits, need_library
 from torch import Tensor
 from torch._dynamo import compiled_autograd
 from torch.testing._internal.two_tensor import TwoTensor
@@ -28,19 +26,8 @@ from training import (
     train_step,
 )
 
-try:
-    library_path()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    torch.manual_seed(0)
-    gc.collect()
-    yield
-    torch._dynamo.reset()
-    gc.collect()
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_two_layers_are_captured_and_replayed() -> None:

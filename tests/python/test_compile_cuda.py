@@ -11,25 +11,15 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gravure.runtime import library_path
-from running import bits
+from running import bits, need_library
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from training import leaves, replays, same_as_eager, state_of
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
-try:
-    library_path()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def rows(_: int) -> tuple[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 import torch
 import torch.nn as nn
 from gravure.runtime import library_path
-from running import bits
+from running import bits, need_library
 from torch import Tensor
 from training import (
     Mlp,
@@ -25,19 +24,8 @@ from training import (
     uncaptured,
 )
 
-try:
-    library_path()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    torch.manual_seed(0)
-    gc.collect()
-    yield
-    torch._dynamo.reset()
-    gc.collect()
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def _host_nodes(graph: Any) -> list[str]:

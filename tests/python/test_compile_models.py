@@ -8,22 +8,13 @@ import gravure
 import models
 import pytest
 import torch
-from gravure.runtime import library_path
-from running import bits
+from running import bits, need_library
 from training import leaves, state_of
 
-try:
-    library_path()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 OPTIONS = {"poison": True}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    yield
-    torch._dynamo.reset()
 
 
 def _loss(result: Any) -> torch.Tensor:

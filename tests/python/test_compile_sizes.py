@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gravure.runtime import library_path
-from running import bits
+from running import bits, need_library
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from training import (
@@ -27,19 +25,8 @@ from training import (
     train_step,
 )
 
-try:
-    library_path()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    torch.manual_seed(0)
-    gc.collect()
-    yield
-    torch._dynamo.reset()
-    gc.collect()
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_none_and_numbers_as_arguments() -> None:

@@ -10,13 +10,9 @@ import gravure
 import models
 import pytest
 import torch
-from gravure.runtime import library_path
-from running import bits
+from running import bits, need_library
 
-try:
-    library_path()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+need_library()
 
 STEPS = 6
 

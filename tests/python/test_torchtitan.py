@@ -27,13 +27,11 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from gravure.runtime import library_path
+from running import need_library
 from titan_model import STEPS, batch, is_installed, llama, loss_of, optimizer_of, replays
 from torch.distributed.tensor import distribute_module, init_device_mesh
 
-try:
-    library_path()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+need_library()
 
 
 TOOLKIT = "torchtitan.experiments.compiler_toolkit"
@@ -41,16 +39,6 @@ v02 = pytest.mark.skipif(
     not is_installed(f"{TOOLKIT}.passes"), reason="torchtitan 0.2.x is not installed"
 )
 none = pytest.mark.skipif(is_installed("torchtitan"), reason="torchtitan is installed")
-
-
-@pytest.fixture
-def plugin() -> Iterator[types.ModuleType]:
-    import gravure.torchtitan as module
-
-    module.configure(on_missed="raise")
-    yield module
-    module.configure()
-    gc.collect()
 
 
 # ---- torchtitan 0.2.x: forward and backward come apart

@@ -6,39 +6,24 @@ Skipped where it is not installed.
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import logging
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import titan_on_cpu
 import torch
-from gravure.runtime import library_path
+from running import need_library
 from titan_model import STEPS, batch, is_installed, llama, loss_of, optimizer_of, replays
 
-try:
-    library_path()
-except FileNotFoundError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+need_library()
 
 GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"
 _BUCKETING = "joint_transformer_block_bucketing_reordering_pass"  # for a newer torch than 2.11
 v03 = pytest.mark.skipif(
     not is_installed(f"{GRAPH_TRAINER}.registry"), reason="torchtitan 0.3 is not installed"
 )
-
-
-@pytest.fixture
-def plugin() -> Iterator[types.ModuleType]:
-    import gravure.torchtitan as module
-
-    module.configure(on_missed="raise")
-    yield module
-    module.configure()
-    gc.collect()
 
 
 class GraphTrainer:

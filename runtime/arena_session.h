@@ -6,7 +6,7 @@
 //   record   PyTorch's allocator serves; size, step and end of each allocation are noted
 //   serve    the plan answers, by step and ordinal; PyTorch's allocator serves what does not match the
 //            next one in size (attention keeps its seeds on the device in a capture alone). A result
-//            that came to lie in another one's place so is found by misplacedResult()
+//            that came to lie in another one's place so is found by anyMisplaced()
 // Steps are the calls of the flattened program (Timeline::steps()).
 
 #include <c10/core/DeviceType.h>

@@ -7,24 +7,30 @@
 
 namespace gravure {
 
+namespace {
+
+/// Against the program alone.
+void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
+}
+
+}  // namespace
+
 Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
                                               const std::vector<c10::IValue>& inputs,
                                               bool uncaptured) {
-  const auto checkAll = [&] {
-    for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
-  };
   if (uncaptured || options_.uncaptured || arenaFailed_) {
-    checkAll();
+    checkInputs(entry, inputs);
     checkLentValues(entry, givenLentValues(entry, inputs));
     return Path::Plain;
   }
   if (!entry.settled) {
-    checkAll();
+    checkInputs(entry, inputs);
     return Path::Recorded;
   }
   if (!layout_ && allSettled()) arenaFailed_ = !plan();
   if (!layout_) {
-    checkAll();
+    checkInputs(entry, inputs);
     return Path::Plain;
   }
   return mayServe(entry, inputs) ? Path::Served : Path::Plain;
@@ -33,7 +39,7 @@ Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
 bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs) {
   const bool lent = givenLentValues(entry, inputs);
   if (!giversAgree(entry, lent)) {
-    for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
+    checkInputs(entry, inputs);
     return false;
   }
   if (!inputsHold(entry, inputs)) return false;

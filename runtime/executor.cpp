@@ -201,7 +201,7 @@ void Executor::runStage(uint32_t index) {
 bool Executor::mustCopy(const Own& own, size_t i, const at::Tensor& tensor) const {
   if (!tensor.defined()) return false;
   if (inSlab(tensor, session_->slab().get())) return own.handing[i] == Handing::Copied;
-  return code_.sources[own.from[i]] == SlotSource::Launch && !code_.ofInput[own.from[i]];
+  return code_.isMadeByLaunch(own.from[i]);
 }
 
 void Executor::runOwn(Own& own) {

@@ -4,6 +4,7 @@
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
 #include "runtime/compile_call.h"
+#include "runtime/results.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
@@ -139,18 +140,16 @@ class Flattener {
     own.from = slotsOf(node->inputs());
     for (const Value* output : node->outputs()) {
       own.to.push_back(define(output, SlotSource::Own));
-      own.asEager.push_back(isUserOutput(output));
+      own.asEager.push_back(isReturnedAsEager(output));
     }
     return own;
   }
 
-  /// Gradients are kept apart: autograd adds to them in place.
-  bool isUserOutput(const Value* value) const {
+  bool isReturnedAsEager(const Value* value) const {
     const auto& infos = code_.entry->outputs;
     return std::any_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
-      if (use.user->kind() != c10::prim::Return || use.offset >= infos.size()) return false;
-      const OutputRole role = infos[use.offset].role;
-      return role == OutputRole::Output || role == OutputRole::Loss || role == OutputRole::Alias;
+      return use.user->kind() == c10::prim::Return && use.offset < infos.size() &&
+             isCopiedAsEager(infos[use.offset].role);
     });
   }
 

@@ -175,6 +175,12 @@ struct EntryCode {
   std::vector<bool> ofInput;        // by slot: an input, or a view of one
   std::vector<bool> readOnHost;     // by slot: read elsewhere than in launches
 
+  /// True if a partition made the value of `slot`, so that its next replay writes there. What it hands
+  /// on of an input is not.
+  bool isMadeByLaunch(Slot slot) const {
+    return sources[slot] == SlotSource::Launch && !ofInput[slot];
+  }
+
   /// Calls visit(Call&) for each call that is not in a branch of prim::If, in program order.
   template <typename Visit>
   void forEachCall(Visit&& visit) {

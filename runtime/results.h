@@ -1,6 +1,7 @@
 #pragma once
 // What becomes of a step's results: owned copies, or saved values lent from the arena.
 
+#include "ir/program.h"
 #include "runtime/device.h"
 
 #include <ATen/core/Tensor.h>
@@ -55,6 +56,12 @@ struct CopySource {
   at::Tensor tensor;
   bool asEager = false;
 };
+
+/// True for outputs that are copied as eager returns them. Gradients are not: autograd adds to them in
+/// place.
+inline bool isCopiedAsEager(OutputRole role) {
+  return role == OutputRole::Output || role == OutputRole::Loss || role == OutputRole::Alias;
+}
 
 /// Copies in memory that is the caller's, in one batch a dtype. Call it where the allocator serves nothing from
 /// the arena.

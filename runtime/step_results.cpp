@@ -51,9 +51,8 @@ class ResultTaker {
     const at::Tensor& tensor = value.toTensor();
     const bool alias = info && info->role == OutputRole::Alias;
     // What a capture allocated outside the arena is its graph's: the next replay writes it.
-    const bool ofGraph =
-        serving_ && code_.sources[slot] == SlotSource::Launch && !alias && !code_.ofInput[slot];
-    const bool asEager = isUserOutput(info);
+    const bool ofGraph = serving_ && !alias && code_.isMadeByLaunch(slot);
+    const bool asEager = info && isCopiedAsEager(info->role);
     if (code_.handing[output] == Handing::Static && slab_) {
       return handStatic(output, tensor, asEager);
     }
@@ -61,7 +60,7 @@ class ResultTaker {
       return serving_ ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
     }
     if (ofGraph) {
-      const bool saved = serving_ && code_.handing[output] == Handing::Saved;
+      const bool saved = code_.handing[output] == Handing::Saved;
       return saved ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
     }
     if (alias && info->input >= 0) {
@@ -94,12 +93,6 @@ class ResultTaker {
     }
     if (!sameView(handed, tensor)) handed.copy_(tensor, /*non_blocking=*/true);
     return handed;
-  }
-
-  /// Gradients are kept apart: autograd adds to them in place.
-  static bool isUserOutput(const OutputInfo* info) {
-    return info && (info->role == OutputRole::Output || info->role == OutputRole::Loss ||
-                    info->role == OutputRole::Alias);
   }
 
   c10::IValue copyLater(size_t output, const at::Tensor& tensor, bool asEager) {

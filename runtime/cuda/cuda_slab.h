@@ -29,7 +29,6 @@ class CudaSlab final : public Slab, public std::enable_shared_from_this<CudaSlab
 
   char* base() const override { return static_cast<char*>(memory_.get()); }
   int64_t bytes() const override { return bytes_; }
-  c10::DeviceIndex deviceIndex() const { return memory_.device().index(); }
 
   /// The memory is given back only when the work that `stream` holds by then is done.
   void usedOn(c10::cuda::CUDAStream stream);

@@ -3,9 +3,9 @@
 
 #include "ir/reason.h"
 
+#include <deque>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace llvm {
 class raw_ostream;
@@ -41,7 +41,7 @@ class Remarks {
   /// The same, about `node`: fills node, source and module.
   Remark& add(RemarkKind kind, std::string pass, std::string name, const torch::jit::Node* node,
               std::string message);
-  const std::vector<Remark>& all() const { return remarks_; }
+  const std::deque<Remark>& all() const { return remarks_; }
   size_t count(std::string_view name) const;
   void clear() { remarks_.clear(); }
 
@@ -50,7 +50,7 @@ class Remarks {
   void printJson(llvm::raw_ostream& os) const;
 
  private:
-  std::vector<Remark> remarks_;
+  std::deque<Remark> remarks_;  // grows without moving what is there
 };
 
 }  // namespace gravure

@@ -55,7 +55,8 @@ BenchResult measureHere(const BenchShape& shape, int64_t nodes, int64_t repetiti
     printed = {};
     result.verifyMs = std::min(result.verifyMs, processorMs([&] { verifyProgram(program); }));
     PassContext context;
-    resetPeak();
+    // The first repetition also measures memory, which takes a trimmed heap: page faults slow it down.
+    if (i == 0) resetPeak();
     const int64_t before = statusBytes("VmRSS");
     for (size_t pass = 0; pass < allPasses().size(); ++pass) {
       const double spent =

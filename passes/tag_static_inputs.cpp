@@ -13,6 +13,13 @@ namespace {
 
 constexpr const char* kPass = "tag-static-inputs";
 
+/// A CPU tensor in a program of another device. classify-capturability lets only constants without
+/// dimensions into a partition: kernels take them as numbers.
+bool isHostConstant(const Value* value, c10::Device device) {
+  const auto at = deviceOf(value);
+  return at && at->is_cpu() && !device.is_cpu();
+}
+
 bool isGenerator(const Value* value) {
   return value->type()->kind() == c10::TypeKind::GeneratorType;
 }
@@ -145,9 +152,7 @@ OperandTag tagOperand(const Entry& entry, const Node* partition, const Value* va
               ": the shape of operand %", value->debugName(),
               " is known only at run time, so it cannot be captured; run ",
               "classify-capturability before partition-graph");
-  const auto device = deviceOf(value);
-  if (device && device->is_cpu() && !uses.device().is_cpu())
-    return {OperandKind::Static, "host constant"};
+  if (isHostConstant(value, uses.device())) return {OperandKind::Guarded, "host constant"};
   if (isInput) return tagInput(*info, value, uses);
   if (isPartition(value->node())) {
     return {OperandKind::Static, "partition " + std::to_string(partitionIndex(value->node()))};
@@ -197,9 +202,9 @@ void checkTag(const Entry& entry, const Node* node, size_t i, const OperandTag& 
   if (isGenerator(value) != (tag.kind == OperandKind::RngState))
     fail("which its type does not agree with");
   if (isGenerator(value)) return;
-  if (isTensorValue(value) == (tag.kind == OperandKind::Guarded))
-    fail("which its type does not agree with");
-  if (!isTensorValue(value)) return;
+  const bool number = !isTensorValue(value) || isHostConstant(value, uses.device());
+  if (number != (tag.kind == OperandKind::Guarded)) fail("which its type does not agree with");
+  if (number) return;
   if (!hasStaticShape(value)) fail("but its shape is known only at run time");
   const StorageUses::Traits* traits = uses.of(value);
   if (!traits) fail("but it holds no storage");
@@ -212,10 +217,7 @@ void checkTag(const Entry& entry, const Node* node, size_t i, const OperandTag& 
   if (value->node()->kind() != c10::prim::Param || traits->inPlace()) return;
   const InputRole role = entry.inputs.at(value->offset()).role;
   const bool saved = role == InputRole::Saved && !traits->givenAnew;
-  const auto device = deviceOf(value);
-  const bool hostConstant = device && device->is_cpu() && !uses.device().is_cpu();
-  if (!isKeptByCaller(role) && !saved && !hostConstant)
-    fail("but the caller gives it anew each step");
+  if (!isKeptByCaller(role) && !saved) fail("but the caller gives it anew each step");
 }
 
 }  // namespace

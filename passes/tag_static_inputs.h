@@ -18,7 +18,7 @@
 //   result of a host node, fresh                   static: host node
 //     that is a view of a staged kind of input     staged: view of user input
 //     that control flow brought about              staged: control flow
-//   CPU tensor in a program of another device      static: host constant
+//   CPU tensor in a program of another device      guarded: host constant
 //   saved value that forward made                  static: saved value
 //     that was forward's parameter, …              static: saved parameter
 //     that was forward's user input                staged: saved user input

@@ -29,6 +29,11 @@ bool sameNumber(const c10::IValue& a, const c10::IValue& b) {
   return false;
 }
 
+bool sameNumber(const at::Tensor& a, const at::Tensor& b) {
+  return b.defined() && b.is_cpu() && b.dim() == 0 && b.scalar_type() == a.scalar_type() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.element_size()) == 0;
+}
+
 std::string sizesText(const std::vector<int64_t>& sizes) {
   std::string text = "(";
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -146,7 +151,16 @@ OperandGuard::OperandGuard(const c10::IValue& captured, bool keep) {
   }
 }
 
+OperandGuard OperandGuard::ofNumber(const at::Tensor& captured) {
+  TORCH_INTERNAL_ASSERT(captured.is_cpu() && captured.dim() == 0, "a guard of a number");
+  OperandGuard guard;
+  guard.number_ = captured.clone();
+  guard.kept_ = captured.storage();
+  return guard;
+}
+
 bool OperandGuard::holdsSlowly(const c10::IValue& value) const {
+  if (number_.defined()) return value.isTensor() && sameNumber(number_, value.toTensor());
   if (!tensor_) return sameNumber(other_, value);
   if (!value.isTensor()) return false;
   const at::Tensor& tensor = value.toTensor();
@@ -165,6 +179,7 @@ bool OperandGuard::differsInAddressAlone(const c10::IValue& value) const {
 
 std::string OperandGuard::difference(const c10::IValue& value) const {
   if (holdsSlowly(value)) return "";
+  if (number_.defined()) return text("expected the number ", number_, ", found another one");
   if (!tensor_) return text("expected ", describeValue(other_), ", found ", describeValue(value));
   if (!value.isTensor() || !value.toTensor().defined()) {
     return text("expected a tensor, found ", describeValue(value));

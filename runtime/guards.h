@@ -43,6 +43,8 @@ class OperandGuard {
   /// `keep`: hold the tensor's memory (it is not the arena's), so that no other tensor can come to lie
   /// at its address.
   OperandGuard(const c10::IValue& captured, bool keep);
+  /// For a CPU tensor without dimensions that kernels take as a number: its address is free.
+  static OperandGuard ofNumber(const at::Tensor& captured);
 
   bool holds(const c10::IValue& value) const {
     if (value.isTensor() && value.toTensor().unsafeGetTensorImpl() == same_) return true;
@@ -57,6 +59,8 @@ class OperandGuard {
   bool holdsSlowly(const c10::IValue& value) const;
   bool sameLayout(const at::Tensor& tensor) const;
 
+  OperandGuard() = default;
+
   const c10::TensorImpl* same_ =
       nullptr;  // an arena tensor that the runtime itself hands on each step
   bool tensor_ = false;
@@ -64,6 +68,7 @@ class OperandGuard {
   c10::ScalarType dtype_ = c10::ScalarType::Undefined;
   std::vector<int64_t> sizes_, strides_;
   c10::Storage kept_;
+  at::Tensor number_;  // a copy
   c10::IValue other_;  // a number, a generator, None
 };
 

@@ -2,6 +2,9 @@
 
 #include <llvm/ADT/StringSet.h>
 
+#include <algorithm>
+#include <string_view>
+
 namespace gravure {
 namespace {
 
@@ -67,18 +70,36 @@ bool fillsMask(const torch::jit::Stack& operands) {
   return operands.size() > 2 && operands[2].isTensor() && operands[2].toTensor().numel() == 1;
 }
 
+std::optional<c10::Device> deviceIn(const Value* value) {
+  const auto* type = value->type()->castRaw<c10::TensorType>();
+  return type ? type->device() : std::nullopt;
+}
+
+/// Kernels take a CPU tensor without dimensions beside one of the device as a number; copies do not.
+bool isTakenAsNumber(const Node* node, const Value* input) {
+  const auto* type = input->type()->castRaw<c10::TensorType>();
+  const auto device = deviceIn(input);
+  if (!device || !device->is_cpu() || type->dim() != size_t{0}) return false;
+  const std::string_view name = node->kind().toUnqualString();
+  if (name == "copy_" || name == "copy") return false;
+  return std::any_of(node->inputs().begin(), node->inputs().end(), [](const Value* other) {
+    const auto at = deviceIn(other);
+    return at && !at->is_cpu();
+  });
+}
+
 bool copiesBetweenDevices(const Node* node) {
   std::optional<bool> cpu;
   const auto differs = [&](const Value* value) {
-    const auto* type = value->type()->castRaw<c10::TensorType>();
-    if (!type || !type->device()) return false;
-    const bool here = type->device()->is_cpu();
+    const auto device = deviceIn(value);
+    if (!device) return false;
+    const bool here = device->is_cpu();
     const bool different = cpu && *cpu != here;
     cpu = here;
     return different;
   };
   for (const Value* input : node->inputs()) {
-    if (differs(input)) return true;
+    if (!isTakenAsNumber(node, input) && differs(input)) return true;
   }
   for (const Value* output : node->outputs()) {
     if (differs(output)) return true;

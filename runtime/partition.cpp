@@ -1,5 +1,6 @@
 #include "runtime/partition.h"
 
+#include "ir/cudagraph_ops.h"
 #include "runtime/planned_places.h"
 #include "runtime/results.h"
 #include "runtime/rng.h"
@@ -8,6 +9,10 @@
 
 namespace gravure {
 namespace {
+
+bool isNumber(const std::vector<OperandTag>& tags, size_t operand) {
+  return operand < tags.size() && tags[operand].kind == OperandKind::Guarded;
+}
 
 c10::IValue rngOf(const Call& call, const Frame& frame) {
   return call.rng == kNoSlot ? c10::IValue() : frame[call.rng];
@@ -90,11 +95,13 @@ std::string Partition::difference(int64_t operand, const c10::IValue& value) con
 
 void Partition::checkOperands(const Launch& launch, const EntryCode& code, const Frame& frame,
                               const Slab& slab) const {
+  const std::vector<OperandTag> tags = tagsOf(launch.node);
   for (size_t i = 0; i < launch.operands.size(); ++i) {
     const Slot slot = launch.operands[i];
     const SlotSource source = code.sources[slot];
     const c10::IValue& value = frame[slot];
     if (source == SlotSource::Input || source == SlotSource::Launch || !value.isTensor()) continue;
+    if (isNumber(tags, i)) continue;
     const at::Tensor& tensor = value.toTensor();
     const bool empty = !tensor.defined() || tensor.storage().nbytes() == 0;
     TORCH_CHECK(empty || code.ofInput[slot] || inSlab(tensor, &slab), "operand %",
@@ -105,14 +112,18 @@ void Partition::checkOperands(const Launch& launch, const EntryCode& code, const
 
 void Partition::bake(const Launch& launch, const EntryCode& code, const Frame& frame,
                      const Slab& slab) {
+  const std::vector<OperandTag> tags = tagsOf(launch.node);
   for (size_t i = 0; i < launch.operands.size(); ++i) {
     const Slot slot = launch.operands[i];
     const c10::IValue& value = frame[slot];
     const bool planned = value.isTensor() && inSlab(value.toTensor(), &slab);
+    const bool number = value.isTensor() && isNumber(tags, i);
+    OperandGuard guard =
+        number ? OperandGuard::ofNumber(value.toTensor()) : OperandGuard(value, !planned);
     if (code.sources[slot] == SlotSource::Input) {
-      inputGuards_.emplace_back(slot, OperandGuard(value, !planned));
+      inputGuards_.emplace_back(slot, std::move(guard));
     } else {
-      guards_.emplace_back(i, OperandGuard(value, !planned));
+      guards_.emplace_back(i, std::move(guard));
     }
   }
 }

@@ -84,3 +84,37 @@ TEST_CASE("programs exported on a GPU run on the host device, in bits", "[law1]"
   CHECK(captured.runtime().remarks().count("capture-failed") == 0);
   CHECK(captured.runtime().remarks().count("guard-failed") == 0);
 }
+
+// What a vocabulary-parallel embedding makes: a CPU constant, made anew by a host node each step, fills
+// masked places of a CUDA tensor.
+TEST_CASE("a CPU constant without dimensions is a number to a partition, wherever it lies",
+          "[law3]") {
+  const char* const text = R"(gravure 1
+graph step(%x : Float(4, strides=[1], device=cuda:0) {parameter "x"},
+           %c : Float(device=cpu) {constant "c"}):
+  %k : Float(device=cpu) = aten::lift_fresh_copy(%c)
+  %m : Bool(4, strides=[1], device=cuda:0) = aten::lt.Scalar(%x, 0)
+  %y : Float(4, strides=[1], device=cuda:0) = aten::masked_fill.Tensor(%x, %m, %k)
+  %z : Float(4, strides=[1], device=cuda:0) = aten::mul.Tensor(%y, %c)
+  return (%z {output "z"})
+)";
+  PassContext passes;
+  Program program = readProgram(text);
+  runPasses(program, passes);
+  Runtime runtime(std::move(program), makeHostDevice());
+  const at::Tensor x = at::tensor({-1.0f, 2.0f, -3.0f, 4.0f});
+  std::vector<at::Tensor> kept;  // so that no constant lies where another one did
+  const auto step = [&](float c) {
+    kept.push_back(at::scalar_tensor(c));
+    return runtime.run("step", {x, kept.back()})[0].toTensor();
+  };
+  const auto expected = [&](float c) { return x.masked_fill(x < 0, c) * c; };
+  for (int i = 0; i < 5; ++i) CHECK(sameBits(step(7), expected(7)));
+  INFO(remarksOf(runtime));
+  CHECK(countIn(runtime, PartitionState::Captured) == 1);
+  CHECK(runtime.stats().replays >= 2);
+  // A constant is not to change; if it does, what was captured with the old one is not replayed.
+  CHECK(sameBits(step(8), expected(8)));
+  CHECK(runtime.remarks().count("guard-failed") == 1);
+  CHECK(sameBits(step(7), expected(7)));
+}

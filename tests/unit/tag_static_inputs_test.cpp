@@ -149,7 +149,7 @@ TEST_CASE("a result of control flow is staged, a CPU tensor on another device is
         %1 : G = aten::mul.Tensor(%r.p, %lr.p)
         -> (%1)
     return (%o {loss}))");
-  CHECK(tags(run.program, 0) == "staged: control flow, static: host constant");
+  CHECK(tags(run.program, 0) == "staged: control flow, guarded: host constant");
 }
 
 TEST_CASE("an operand without a static shape is refused by name") {

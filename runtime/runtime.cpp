@@ -218,7 +218,10 @@ void Runtime::Impl::shutdown() {
 
 Runtime::Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options)
     : impl_(std::make_unique<Impl>(std::move(program), std::move(device), std::move(options))) {}
-Runtime::~Runtime() = default;
+Runtime::~Runtime() {
+  // In a forked child the device cannot be used, nor given anything back: all of it is the parent's.
+  if (impl_ && impl_->process_ != getpid()) (void)impl_.release();
+}
 
 std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10::IValue> inputs) {
   return impl_->run(entry, std::move(inputs), /*uncaptured=*/false);

@@ -7,6 +7,8 @@
 #include "runtime/results.h"
 #include "runtime/runtime.h"
 
+#include <unistd.h>
+
 #include <optional>
 
 namespace gravure {
@@ -113,6 +115,7 @@ class Runtime::Impl {
   bool lentOverwritten_ = false;  // the entry that reads them has run over the lent values
   bool arenaFailed_ = false;
   bool alive_ = true;
+  const pid_t process_ = getpid();
   int threads_ = 0;  // that the plan was recorded with
 };
 

@@ -16,6 +16,7 @@ from torch._guards import CompileContext, TracingContext
 from .aot_entries import FrameNamer
 from .compiled_graph import CompiledGraph
 from .eager_kernels import eager_kernels
+from .eager_unpack import unpacks_as_eager
 from .names import InputSpec, Namer
 from .options import CompileOptions
 from .partition import KEEP_DRAWS, partition
@@ -27,6 +28,7 @@ from .trace import unique_names
 
 
 @register_backend(name="gravure")
+@unpacks_as_eager
 def compile_graph(
     graph: fx.GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from .aot_entries import device_of, picker
 from .backend import input_spec, label_of
 from .compiled_graph import CompiledGraph
 from .eager_kernels import LIBRARY, eager_kernels
+from .eager_unpack import unpacks_as_eager
 from .errors import ExportError
 from .export import step_entry
 from .fx_import import EntryWriter
@@ -88,7 +89,7 @@ def compile_step(
             return [_LOSS(result[0]), *result[1:]]
         return result
 
-    compiler = _Compiler(fn, name, chosen)
+    compiler = unpacks_as_eager(_Compiler(fn, name, chosen))
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)

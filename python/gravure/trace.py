@@ -32,6 +32,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
 
 from .eager_kernels import eager_kernels
+from .eager_unpack import unpacks_as_eager
 from .errors import ExportError
 from .names import InputSpec, Namer
 from .partition import KEEP_DRAWS, partition
@@ -135,7 +136,8 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[C
         # PyTorch would log its settings as JSON, which functions are not.
         unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
         with torch._dynamo.config.patch(settings), unlogged:
-            optimized = torch._dynamo.optimize(backend, nopython=True, dynamic=False)(fresh)
+            marked = unpacks_as_eager(backend)
+            optimized = torch._dynamo.optimize(marked, nopython=True, dynamic=False)(fresh)
             result = optimized(*args)
     except ExportError:
         raise

@@ -61,7 +61,7 @@ def make(name: str) -> tuple[moe_step.Step, list[tuple[Tensor, Tensor]]]:
 
 def eager(step: moe_step.Step, call: Callable[[Tensor, Tensor], Tensor] | None = None) -> Step:
     """`call` stands for the step's forward, where it was compiled."""
-    forward = call or step
+    forward = step if call is None else call
 
     def run(ids: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         step.zero_grad(set_to_none=True)

@@ -39,7 +39,8 @@ def program(runs: list[list[str]], **options: Any) -> gravure.runtime.Program:
     lines.append(f'  return (%v{len(names)} {{output "y"}})\n')
     path = Path(tempfile.mkdtemp()) / "program.gv"
     path.write_text("\n".join(lines))
-    return gravure.load(path, "cuda", host=[HOST], results="static", **options)
+    options = {"results": "static", "min_partition_size": 1} | options
+    return gravure.load(path, "cuda", host=[HOST], **options)
 
 
 def host_us(call: Callable[[], Any], rounds: int = ROUNDS) -> float:
@@ -80,8 +81,7 @@ def replay_row(nodes: int) -> dict[str, float]:
 
 def partition_row(count: int) -> dict[str, float]:
     """`count` times one captured operator and one on the host, beside the host operators alone."""
-    options = {"require_capture": True, "min_partition_size": 1}
-    whole, loaded = stepper([["aten::abs", HOST]] * count, **options)
+    whole, loaded = stepper([["aten::abs", HOST]] * count, require_capture=True)
     host, _ = stepper([[HOST]] * count)
     for _ in range(4):
         whole(), host()

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gravure
 import pytest
@@ -81,16 +82,15 @@ def allocates() -> None:
         assert [block[-1].item() for block in blocks] == [1.0, 7.0, 300.0, 5000.0]
 
 
-def uncaptured_step() -> Callable[[], None]:
+def uncaptured_steps(folder: Path) -> Callable[[], None]:
     """A runtime of its own, all of whose operators run one by one."""
-    model = nn.Linear(64, 64, device="cuda")
-    x = torch.ones(16, 64, device="cuda")
-    step = gravure.compile_step(lambda: model(x).square().mean(), options={"uncaptured": True})
-    expected = bits(step())
+    program = linear(folder, uncaptured=True)
+    x = torch.ones(3, 8, device="cuda")
+    expected = bits(program.run((x,))[0])
 
     def run() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            assert bits(step()) == expected
+            assert bits(program.run((x,))[0]) == expected
 
     torch.cuda.synchronize()
     return run
@@ -107,7 +107,10 @@ def train(model: nn.Module, step: Callable[[Tensor], Tensor], width: int, steps:
     return found
 
 
-def test_threads_that_pin_allocate_and_compute_do_not_disturb_captures_nor_replays() -> None:
+def test_threads_that_pin_allocate_and_compute_do_not_disturb_captures_nor_replays(
+    tmp_path: Path,
+) -> None:
+    other = uncaptured_steps(tmp_path)
     for width in (32, 48, 64, 80):
         model = Mlp(width)
 
@@ -118,7 +121,6 @@ def test_threads_that_pin_allocate_and_compute_do_not_disturb_captures_nor_repla
 
         expected = train(model, eager, width, 12)
         step = gravure.compile_step(model, options={"require_capture": True})
-        other = uncaptured_step()
         with meanwhile(pins_and_queries, allocates, other):
             assert train(model, step, width, 12) == expected
         states = [g.programs[0].partitions for g in gravure.report().graphs]
@@ -213,12 +215,12 @@ def test_an_exception_ends_a_process_with_its_own_traceback_alone() -> None:
     assert done.stderr.count("Error") == 1
 
 
-def linear(tmp_path: Path) -> gravure.runtime.Program:
+def linear(tmp_path: Path, **options: Any) -> gravure.runtime.Program:
     model = nn.Linear(8, 4, device="cuda")
     folder = tmp_path / "linear"
     x = torch.ones(3, 8, device="cuda")
     gravure.export_step(lambda x: model(x).square().mean(), (x,), folder)
-    program = gravure.load(folder, "cuda")
+    program = gravure.load(folder, "cuda", **options)
     program.bind_saved()
     return program
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _LIVE: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 _PATIENCE = 3  # runs of a forward before its backward is missed
 _PATH = os.environ.get("GRAVURE_REPORT", "")
+_PROCESS = os.getpid()
 _ended: list[GraphReport] = []  # graphs that are gone, for the report at exit
 
 
@@ -134,6 +135,8 @@ def _lines(graph: GraphReport) -> list[str]:
 
 def _at_exit() -> None:
     """Writes the report, then ends programs while the device still lives."""
+    if os.getpid() != _PROCESS:
+        return  # a forked child: programs and report are its parent's
     graphs = [*_ended, *report().graphs]
     if _PATH:
         text = Report(graphs).as_json() if _PATH.endswith(".json") else f"{Report(graphs)}\n"

@@ -198,7 +198,9 @@ ENDINGS = {
 
 
 def ended(script: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)]
+    # Python warns of any fork() once there are threads.
+    quiet = ["-W", "ignore::DeprecationWarning"]
+    command = [sys.executable, *quiet, "-c", PREAMBLE + textwrap.dedent(script)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -22,8 +22,32 @@ void RemarkOnce::missedAs(const std::string& key, const std::string& name, const
   }
 }
 
+Executor::Executor(EntryCode& code, Device& device, RuntimeStats& stats, RemarkOnce& remarks,
+                   const RuntimeOptions& options)
+    : code_(code), device_(device), stats_(stats), remarks_(remarks), options_(options) {
+  frame_.resize(code.slots);
+  std::vector<bool> inside(code.slots, false);
+  const auto mark = [&](const auto& slots, bool value) {
+    for (const Slot slot : slots) {
+      if (slot != kNoSlot) inside[slot] = value;
+    }
+  };
+  for (const Launch& launch : code.launches) {
+    for (const Call& call : launch.calls) mark(call.outputs, true);
+    mark(launch.outputs, false);
+  }
+  for (size_t slot = 0; slot < inside.size(); ++slot) {
+    if (!inside[slot]) outer_.push_back(static_cast<Slot>(slot));
+  }
+}
+
 void Executor::clear() {
-  for (c10::IValue& value : frame_) value = c10::IValue();
+  if (ranInside_) {
+    for (c10::IValue& value : frame_) value = c10::IValue();
+  } else {
+    for (const Slot slot : outer_) frame_[slot] = c10::IValue();
+  }
+  ranInside_ = false;
   stack_.clear();
 }
 
@@ -92,6 +116,7 @@ void Executor::runLaunch(uint32_t index) {
 
 void Executor::runCalls(Launch& launch) {
   if (served_) detachOperands(launch);
+  ranInside_ = true;
   for (Call& call : launch.calls) runCall(call);
 }
 
@@ -123,6 +148,7 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
 bool Executor::captureNow(Partition& partition, Launch& launch) {
   detachOperands(launch);
   returnLoans(launch);
+  ranInside_ = true;
   try {
     partition.capture(launch, code_, frame_, stack_, device_, *session_);
     ++stats_.captures;

@@ -40,10 +40,7 @@ struct ServedEntry {
 class Executor {
  public:
   Executor(EntryCode& code, Device& device, RuntimeStats& stats, RemarkOnce& remarks,
-           const RuntimeOptions& options)
-      : code_(code), device_(device), stats_(stats), remarks_(remarks), options_(options) {
-    frame_.resize(code.slots);
-  }
+           const RuntimeOptions& options);
 
   /// Node by node, memory from PyTorch's allocator. `recorder` and `session` (or neither) see it.
   void runUncaptured(Recorder* recorder = nullptr, ArenaSession* session = nullptr);
@@ -75,6 +72,9 @@ class Executor {
   RemarkOnce& remarks_;
   const RuntimeOptions& options_;
   Frame frame_;
+  /// Slots that a step fills even if it only replays; the others are inside partitions.
+  std::vector<Slot> outer_;
+  bool ranInside_ = false;  // since clear(): calls of a partition, one by one
   torch::jit::Stack stack_;
   Recorder* recorder_ = nullptr;
   ArenaSession* session_ = nullptr;

@@ -1,6 +1,8 @@
 // The programs of a device lie on the same pages, in the bits of the uncaptured path.
 #include "tests/unit/shared_pages_fixture.h"
 
+#include <ATen/Parallel.h>
+
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>

@@ -245,6 +245,11 @@ void ArenaPages::destroyUnused() {
   }
 }
 
+bool ArenaPages::hasAllPages(const PagedSlab& slab) const {
+  const auto& pages = sharing_.pagesOf(slab.tenant);
+  return std::find(pages.begin(), pages.end(), PageSharing::kNoPage) == pages.end();
+}
+
 bool ArenaPages::enter(PagedSlab& slab, std::string& why) {
   std::lock_guard lock(mutex_);
   TORCH_INTERNAL_ASSERT(!slab.running, "an arena is used by two steps at once");
@@ -253,16 +258,19 @@ bool ArenaPages::enter(PagedSlab& slab, std::string& why) {
     --slab.patience;
     return false;
   }
-  try {
-    const bool met = noteWhoLives(slab);
-    if ((met || slab.unfit) && !fit(slab)) {
-      why = "held values of it would have to move";
+  const bool met = noteWhoLives(slab);
+  if (met || slab.unfit) {
+    try {
+      if (!fit(slab)) why = "held values in it would have to move";
+    } catch (const c10::Error& error) {
+      why = error.what_without_backtrace();
+    }
+    if (!why.empty() && (met || !hasAllPages(slab))) {
+      slab.patience = kPatience;
       return false;
     }
-  } catch (const c10::Error& error) {
-    slab.patience = kPatience;
-    why = error.what_without_backtrace();
-    return false;
+    why.clear();  // a broken rule does no harm while nobody meets
+    slab.unfit = false;
   }
   orderAfterOthers(slab);
   slab.running = true;

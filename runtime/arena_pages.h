@@ -105,6 +105,7 @@ class ArenaPages {
   PagedSlab& slabAt(const void* address) const;
   size_t takeChunks(PagedSlab& slab, int64_t bytes);
   bool fit(PagedSlab& slab);
+  bool hasAllPages(const PagedSlab& slab) const;
   void remap(PagedSlab& slab, const std::vector<PageSharing::Move>& moves);
   bool noteWhoLives(PagedSlab& slab);
   void orderAfterOthers(PagedSlab& slab);

@@ -1,7 +1,9 @@
 // Which arenas may lie on the same pages, and the memory that they take so.
 #include "runtime/arena_pages.h"
 #include "runtime/page_sharing.h"
+#include "runtime/results.h"
 
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -260,6 +262,35 @@ TEST_CASE("without memory a step does not enter, and it is tried again later") {
   b->leave();
   CHECK_THROWS_WITH(device.pages.make(shapeOf(100)), Catch::Contains("are missing"));
   CHECK(device.pages.arenas() == 2);
+}
+
+TEST_CASE("what is held has its pages to itself, and a rule costs no step while nobody meets") {
+  Counted device;
+  ArenaShape saving = shapeOf(8), returning = shapeOf(8);
+  saving.saved = {{0, 100}};  // on the first of two large pages
+  saving.savedBook = std::make_shared<LoanBook>();
+  returning.results = {{7 * 4096, 8 * 4096}};  // on the second
+  auto a = device.pages.make(saving), b = device.pages.make(returning);
+  CHECK(device.pages.bytes() == 8 * 4096);
+
+  REQUIRE(enter(*a));
+  at::Tensor lent = Lender(a).lend(at::from_blob(a->base(), {25}), saving.savedBook);
+  a->leave();
+  CHECK_FALSE(a->mayHaveChanged());
+  device.source->limit = 12 * 4096;
+  REQUIRE(enter(*b));
+  CHECK(device.pages.bytes() == 12 * 4096);  // the first page is a's alone
+  b->leave();
+
+  // a's backward comes when what b returned may be held: they are to be apart, and there is no memory.
+  const auto before = device.source->behind(*a);
+  REQUIRE(enter(*a));
+  CHECK(device.source->behind(*a) == before);
+  a->leave();
+  CHECK(b->mayHaveChanged());
+  lent = at::Tensor();
+  CHECK(a->mayHaveChanged());
+  CHECK(device.pages.releaseAtRest() == 12 * 4096);
 }
 
 TEST_CASE("memory that rests is given back, and comes again at the same addresses") {

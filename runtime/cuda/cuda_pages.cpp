@@ -14,6 +14,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -123,23 +124,22 @@ class CudaPageSource final : public PageSource {
   }
 
   std::vector<PageHandle> create(const std::vector<int64_t>& sizes) override {
+    if (sizes.empty()) return {};
     const OnDevice here(device_);
+    const int64_t bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    if (bytes > available()) CudaAllocator::install().base().emptyCache({0, 0});
+    if (const int64_t rest = available(); bytes > rest) failFor(bytes, rest);
     std::vector<PageHandle> made;
-    int64_t bytes = 0;
-    bool emptied = false;
-    for (size_t i = 0; i < sizes.size();) {
+    for (const int64_t size : sizes) {
       CUmemGenericAllocationHandle handle = 0;
-      const CUresult result = driver_.create(&handle, sizes[i], &properties_, 0);
+      const CUresult result = driver_.create(&handle, size, &properties_, 0);
       if (result == CUDA_SUCCESS) {
         made.push_back(handle);
-        bytes += sizes[i++];
-      } else if (result == CUDA_ERROR_OUT_OF_MEMORY && !emptied) {
-        emptied = true;
-        CudaAllocator::install().base().emptyCache({0, 0});
-      } else {
-        for (const PageHandle each : made) driver_.release(each);
-        fail(result, sizes);
+        continue;
       }
+      for (const PageHandle each : made) driver_.release(each);
+      if (result == CUDA_ERROR_OUT_OF_MEMORY) failFor(bytes, available());
+      driver_.check(result, "memory for the arena");
     }
     CudaAllocator::install().stats(device_).add(bytes);
     return made;
@@ -199,18 +199,24 @@ class CudaPageSource final : public PageSource {
   }
 
  private:
-  [[noreturn]] void fail(CUresult result, const std::vector<int64_t>& sizes) const {
-    if (result != CUDA_ERROR_OUT_OF_MEMORY) driver_.check(result, "memory for the arena");
-    int64_t wanted = 0;
-    for (const int64_t size : sizes) wanted += size;
+  /// Bytes that the device has, within the share that PyTorch may take of it.
+  int64_t available() const {
     size_t free = 0, total = 0;
-    (void)cudaMemGetInfo(&free, &total);
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    CudaAllocator& allocator = CudaAllocator::install();
+    const double share = allocator.base().getMemoryFraction(device_);
+    if (share >= 1) return static_cast<int64_t>(free);
+    const int64_t taken = allocator.stats(device_).withArenas().reserved_bytes[0].current;
+    const auto most = static_cast<int64_t>(share * static_cast<double>(total));
+    return std::min(static_cast<int64_t>(free), most - taken);
+  }
+
+  [[noreturn]] void failFor(int64_t bytes, int64_t available) const {
     constexpr int64_t kMiB = int64_t{1} << 20;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory: the arena needs ", wanted / kMiB,
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory: the arena needs ", bytes / kMiB,
                      " MiB more on cuda:", static_cast<int>(device_), ", and ",
-                     std::max<int64_t>(1, (wanted - static_cast<int64_t>(free)) / kMiB),
-                     " MiB of them are missing: ", free / kMiB, " of ", total / kMiB,
-                     " MiB are free, with PyTorch's cache emptied");
+                     std::max<int64_t>(1, (bytes - available) / kMiB),
+                     " MiB of them are missing, with PyTorch's cache emptied");
     std::abort();
   }
 

@@ -158,6 +158,21 @@ TEST_CASE("without memory for it an arena says how much is missing") {
   CHECK(arena->bytes() == most / 2);
 }
 
+TEST_CASE("the share of the memory that PyTorch may take binds the arenas, too") {
+  NEEDS_GPU();
+  CudaDevice device(0);
+  emptyCache();
+  struct Limit {
+    explicit Limit(double share) { setMemoryFraction(share, 0); }
+    ~Limit() { setMemoryFraction(1.0, 0); }
+  } limit(0.05);
+  const int64_t before = reserved();
+  CHECK_THROWS_WITH(device.makeSlab(shapeOfBytes(20'000 * kMiB)), Catch::Contains("are missing"));
+  CHECK(reserved() == before);
+  auto arena = device.makeSlab(shapeOfBytes(64 * kMiB));
+  CHECK(reserved() == before + 64 * kMiB);
+}
+
 TEST_CASE("what lies in an arena is not shared with another process") {
   NEEDS_GPU();
   CudaDevice device(0);

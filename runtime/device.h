@@ -87,8 +87,8 @@ class Slab {
   /// Before a step that may read held values alone: what the current stream gets next comes after the
   /// last step that used the memory.
   virtual void follow() = 0;
-  /// True if nobody holds anything in it and another arena lies on its pages: every byte may be other
-  /// than the last step left it.
+  /// True if nobody holds anything in it, and its pages are new or those of another arena, too: every
+  /// byte may be other than the last step left it.
   virtual bool mayHaveChanged() const = 0;
 };
 

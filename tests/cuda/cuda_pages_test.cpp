@@ -23,8 +23,9 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 /// kLarge on n x n matrices.
 std::string large(int64_t n) {
   std::string text = kLarge;
-  for (size_t at = 0; (at = text.find("4096", at)) != std::string::npos;)
-    text.replace(at, 4, std::to_string(n));
+  const std::string size = std::to_string(n);
+  for (size_t at = 0; (at = text.find("4096", at)) != std::string::npos; at += size.size())
+    text.replace(at, 4, size);
   return text;
 }
 

@@ -2,6 +2,7 @@
 
 #include "ir/args.h"
 #include "ir/op_facts.h"
+#include "runtime/low_placement.h"
 
 #include <llvm/ADT/DenseSet.h>
 
@@ -79,10 +80,12 @@ class LayoutBuilder {
     }
     if (options.edit) options.edit(buffers_);
     layout_.plan = planBuffers(std::move(buffers_), options.alignment);
+    placeLow(layout_.plan, rests_);
     const std::string fault = layout_.plan.verify();
     TORCH_INTERNAL_ASSERT(fault.empty(), fault);
     for (size_t i = 0; i < offsets_.size(); ++i) *offsets_[i] = layout_.plan.buffers[i].offset;
     noteDeaths();
+    noteResting();
     return std::move(layout_);
   }
 
@@ -178,6 +181,25 @@ class LayoutBuilder {
     std::string label = describe(node) + " #" + std::to_string(number);
     buffers_.push_back({life.begin, life.end, bytes, -1, std::move(label)});
     staysOn_.push_back(life.reserved);
+    rests_.push_back(life.reserved || crossesEntries(life));
+  }
+
+  /// True if it is alive when one entry has run and the next one has not.
+  bool crossesEntries(const Life& life) const {
+    for (size_t e = 0; e + 1 < codes_.size(); ++e) {
+      const int64_t boundary = timeline_.entryRange(e).second;
+      if (life.begin < boundary && life.end > boundary) return true;
+    }
+    return false;
+  }
+
+  void noteResting() {
+    for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
+      const Buffer& buffer = layout_.plan.buffers[i];
+      if (!rests_[i]) continue;
+      auto& extents = staysOn_[i] ? layout_.results : layout_.saved;
+      extents.push_back({buffer.offset, buffer.offset + buffer.bytes});
+    }
   }
 
   void noteDeaths() {
@@ -200,6 +222,7 @@ class LayoutBuilder {
   ArenaLayout layout_;
   std::vector<Buffer> buffers_;
   std::vector<bool> staysOn_;      // by buffer: Life::reserved
+  std::vector<bool> rests_;        // by buffer: may be held between two steps
   std::vector<int64_t*> offsets_;  // stable: rows are reserved before their members are claimed
 };
 

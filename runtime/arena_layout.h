@@ -5,6 +5,7 @@
 #include "ir/remark.h"
 #include "ir/timeline.h"
 #include "runtime/arena_session.h"
+#include "runtime/device.h"
 #include "runtime/device_map.h"
 #include "runtime/instruction.h"
 
@@ -16,6 +17,9 @@ struct ArenaLayout {
   MemoryPlan plan;
   ServePlan serve;                            // one row a Timeline step
   std::vector<std::vector<DeadBlock>> dying;  // by the step they die with
+  // What may be held between steps.
+  std::vector<Extent> saved;    // alive from one entry to the next
+  std::vector<Extent> results;  // reserved
   /// [entry][stage][operand]: offset of a staged copy, -1 where its shape is known only at run time.
   std::vector<std::vector<std::vector<int64_t>>> staged;
 };

@@ -59,8 +59,25 @@ bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& 
             "may not be reused yet");
     return false;
   }
-  if (resultsHeld(entry)) return false;
+  if (resultsHeld(entry) || !enterArena()) return false;
   lentOverwritten_ = lent;
+  return true;
+}
+
+/// Takes the arena's memory for a step, which must leave it. False if there is none for it now.
+bool Runtime::Impl::enterArena() {
+  std::string why;
+  if (!slab_->enter(why)) {
+    TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", why);
+    once_.missedAs("enter", "no-arena", nullptr,
+                   "no memory for the arena of " + std::to_string(slab_->bytes()) +
+                       " bytes, which other programs of the device use or which was given back: " +
+                       why + "; this step ran uncaptured");
+    return false;
+  }
+  if (device_->poisons() && slab_->mayHaveChanged()) {
+    device_->poison(slab_->base(), slab_->bytes());
+  }
   return true;
 }
 

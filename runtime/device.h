@@ -52,12 +52,44 @@ class Capture {
 /// What an injected fault hits next: fault injection for tests (design law 6).
 enum class FaultPoint : uint8_t { CaptureBegin, CaptureCall, CaptureEnd, Launch, Allocation };
 
-/// Memory of the arena: one range of addresses, reserved once, that does not move while alive.
+class LoanBook;  // runtime/loan_book.h
+
+/// Bytes [begin, end) of an arena.
+struct Extent {
+  int64_t begin = 0, end = 0;
+};
+
+/// An arena as its program uses it. The rest of its memory means nothing between two steps.
+struct ArenaShape {
+  int64_t bytes = 0;
+  std::vector<Extent> saved;    // where saved values lie from forward to backward
+  std::vector<Extent> results;  // where lent and static results lie
+  // Who holds them: what nobody holds means nothing either.
+  std::shared_ptr<LoanBook> savedBook;
+  std::vector<std::shared_ptr<LoanBook>> resultBooks;
+  bool resultsStay = false;  // static results are held for as long as the arena lives
+};
+
+/// Memory of an arena: one range of addresses that does not move while alive. The pages behind it may
+/// be those of another arena, too (runtime/arena_pages.h): between two steps only what somebody holds
+/// keeps its bytes.
 class Slab {
  public:
   virtual ~Slab() = default;
   virtual char* base() const = 0;
   virtual int64_t bytes() const = 0;
+
+  /// Before a step that uses the memory, on its thread and stream: no other program uses these pages
+  /// until leave(), and what the current stream gets next comes after what was done with them. False,
+  /// and `why`, if there is no memory for it; then nothing was taken.
+  virtual bool enter(std::string& why) = 0;
+  virtual void leave() = 0;
+  /// Before a step that may read held values alone: what the current stream gets next comes after the
+  /// last step that used the memory.
+  virtual void follow() = 0;
+  /// True if nobody holds anything in it, and its pages are new or those of another arena, too: every
+  /// byte may be other than the last step left it.
+  virtual bool mayHaveChanged() const = 0;
 };
 
 class Device {
@@ -70,7 +102,12 @@ class Device {
   /// Routes the tensor allocations of threads that have an open ArenaSession
   /// (runtime/arena_session.h) through it, for the life of the process. Idempotent.
   virtual void installAllocator() = 0;
-  virtual std::shared_ptr<Slab> makeSlab(int64_t bytes) = 0;
+  /// Throws c10::Error saying how much is missing if there is no memory for it.
+  virtual std::shared_ptr<Slab> makeSlab(const ArenaShape& shape) = 0;
+  /// Gives back what of the arenas of this device, whoever's they are, holds nothing that anybody
+  /// needs. Captures stay: the next step of a program gets memory at the same addresses again.
+  /// Returns the bytes given back.
+  virtual int64_t releaseMemory() = 0;
 
   /// `generators`: the RNG states that the partition's calls draw from.
   virtual std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) = 0;
@@ -86,9 +123,6 @@ class Device {
   /// Gives the pool of the recorded steps back, but for what is still in use. Idempotent.
   virtual void dropWarmUp() {}
 
-  /// Called before the first instruction of a step and after its last: streams, events.
-  virtual void beginStep() {}
-  virtual void endStep() {}
   /// Waits until all work given to the device is done (for tools and tests, never in a step).
   virtual void synchronize() = 0;
 
@@ -104,6 +138,9 @@ class Device {
 /// The emulation of runtime/host_device.cpp.
 /// `poison`: fill arena memory with 0xFF bytes whenever its life ends; for tests and --verify.
 std::unique_ptr<Device> makeHostDevice(bool poison = true);
+/// Device::releaseMemory() of devices that nobody has at hand; 0 where no program ran.
+int64_t releaseHostMemory();
+int64_t releaseCudaMemory();
 /// runtime/cuda/cuda_device.cpp; the target //runtime:cuda. TORCH_CHECK names what is missing.
 std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index);
 

@@ -25,8 +25,8 @@ void hostDelete(void* address) {
   if (ArenaSession* session = hostSession(); session && session->recording()) {
     session->noteFree(address);
   }
-  if (inHostArena(address)) {
-    releaseHostArena(address);
+  if (hostPages().contains(address)) {
+    hostPages().release(address);
   } else {
     forwardedDeleter(address);
   }
@@ -76,7 +76,7 @@ void installHostAllocator() {
     TORCH_CHECK(forwardedDeleter,
                 "the installed CPU allocator gives no raw deleter; Gravure cannot ",
                 "forward to it");
-    inHostArena(nullptr);                       // reserve addresses before the first free asks
+    hostPages();                                // reserve addresses before the first free asks
     auto* allocator = new HostAllocator(base);  // storages remember it: never destroyed
     c10::SetAllocator(c10::kCPU, allocator, 255);
     TORCH_CHECK(
@@ -86,7 +86,7 @@ void installHostAllocator() {
 }
 
 c10::DataPtr hostArenaPtr(void* address) {
-  retainHostArena(address);
+  hostPages().retain(address);
   return {address, address, &hostDelete, c10::Device(c10::kCPU)};
 }
 

@@ -17,12 +17,11 @@ class HostDevice final : public Device {
   int64_t alignment() const override { return 64; }  // less changes the bits of some kernels
 
   void installAllocator() override { installHostAllocator(); }
-  std::shared_ptr<Slab> makeSlab(int64_t bytes) override {
+  std::shared_ptr<Slab> makeSlab(const ArenaShape& shape) override {
     passFaultPoint(FaultPoint::Allocation);
-    auto slab = makeHostSlab(bytes);
-    poison(slab->base(), slab->bytes());
-    return slab;
+    return hostPages().make(shape);
   }
+  int64_t releaseMemory() override { return hostPages().releaseAtRest(); }
   std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>&) override {
     return beginHostCapture(*this);
   }
@@ -37,6 +36,8 @@ class HostDevice final : public Device {
 };
 
 }  // namespace
+
+int64_t releaseHostMemory() { return hostPages().releaseAtRest(); }
 
 std::unique_ptr<Device> makeHostDevice(bool poison) { return std::make_unique<HostDevice>(poison); }
 

@@ -2,133 +2,117 @@
 
 #include <c10/util/Exception.h>
 
+#include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <cstring>
-#include <mutex>
+#include <map>
 
 namespace gravure {
 namespace {
 
-constexpr size_t kChunkBits = 28;  // 256 MiB
-constexpr size_t kChunkBytes = size_t{1} << kChunkBits;
-constexpr size_t kChunks = 4096;  // 1 TiB of addresses; no memory until mapped
+constexpr int64_t kReserved = int64_t{1} << 40;  // 1 TiB of addresses; no memory until mapped
 
-struct Range {
-  std::atomic<int64_t> references{1};
-  size_t firstChunk = 0;
-  size_t chunks = 0;
-  size_t mapped = 0;
-};
-
-/// The reservation. Never destroyed: tensors of static storage duration may outlive everything.
-class Reservation {
+/// Pages are places in a memory file.
+class HostPageSource final : public PageSource {
  public:
-  static Reservation& instance() {
-    static auto* reservation = new Reservation();
-    return *reservation;
-  }
+  int64_t largePage() const override { return int64_t{1} << 20; }
+  int64_t smallPage() const override { return sysconf(_SC_PAGESIZE); }
 
-  bool contains(const void* address) const {
-    return static_cast<size_t>(static_cast<const char*>(address) - base_) < kChunkBytes * kChunks;
-  }
-  char* base() const { return base_; }
-  Range& rangeOf(const void* address) {
-    const size_t offset = static_cast<const char*>(address) - base_;
-    return *owner_[offset >> kChunkBits].load(std::memory_order_acquire);
-  }
-
-  Range& map(size_t bytes) {
-    const size_t chunks = (bytes + kChunkBytes - 1) >> kChunkBits;
-    std::lock_guard<std::mutex> lock(mutex_);
-    const size_t first = findFree(chunks);
-    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    const size_t mapped = (bytes + page - 1) / page * page;
-    char* start = base_ + (first << kChunkBits);
-    TORCH_CHECK(mprotect(start, mapped, PROT_READ | PROT_WRITE) == 0, "the arena needs ", bytes,
-                " bytes, which this machine does not have");
-    auto* range = new Range();
-    range->firstChunk = first;
-    range->chunks = chunks;
-    range->mapped = mapped;
-    for (size_t i = 0; i < chunks; ++i) owner_[first + i].store(range, std::memory_order_release);
-    live_.fetch_add(1);
-    return *range;
-  }
-
-  void release(Range& range) {
-    if (range.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    char* start = base_ + (range.firstChunk << kChunkBits);
-    // A fresh mapping over the old one gives the pages back and makes late accesses fault.
-    mmap(start, range.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-         -1, 0);
-    for (size_t i = 0; i < range.chunks; ++i) owner_[range.firstChunk + i].store(nullptr);
-    live_.fetch_sub(1);
-    delete &range;
-  }
-
-  int64_t live() const { return live_.load(); }
-
- private:
-  Reservation() {
-    void* at = mmap(nullptr, kChunkBytes * kChunks, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  Addresses reserve() override {
+    void* at =
+        mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     TORCH_CHECK(at != MAP_FAILED, "no addresses for the arena: is `ulimit -v` set?");
-    base_ = static_cast<char*>(at);
+    return {static_cast<char*>(at), kReserved};
   }
 
-  size_t findFree(size_t chunks) const {
-    size_t run = 0;
-    for (size_t i = 0; i < kChunks; ++i) {
-      run = owner_[i].load(std::memory_order_relaxed) ? 0 : run + 1;
-      if (run == chunks) return i + 1 - chunks;
+  std::vector<PageHandle> create(const std::vector<int64_t>& sizes) override {
+    std::vector<PageHandle> made;
+    int64_t end = end_;
+    for (int64_t bytes : sizes) {
+      auto& free = free_[bytes];
+      if (!free.empty()) {
+        made.push_back(free.back());
+        free.pop_back();
+        continue;
+      }
+      made.push_back(static_cast<PageHandle>(end));
+      end += bytes;
     }
-    TORCH_CHECK(
-        false, "the arena's range of addresses is full: ", chunks,
-        " chunks of 256 MiB wanted; drop runtimes, or results that keep their memory alive");
+    if (end == end_) return made;
+    openFile();
+    TORCH_CHECK(ftruncate(file_, end) == 0, "the arena needs ", end - end_,
+                " bytes more, which this machine does not have: ", std::strerror(errno));
+    end_ = end;
+    return made;
   }
 
-  char* base_ = nullptr;
-  std::array<std::atomic<Range*>, kChunks> owner_{};
-  std::mutex mutex_;
-  std::atomic<int64_t> live_{0};
-};
-
-class HostSlab final : public Slab {
- public:
-  explicit HostSlab(int64_t bytes)
-      : range_(Reservation::instance().map(static_cast<size_t>(std::max<int64_t>(bytes, 1)))),
-        bytes_(bytes) {}
-  ~HostSlab() override { Reservation::instance().release(range_); }
-  char* base() const override {
-    return Reservation::instance().base() + (range_.firstChunk << kChunkBits);
+  void destroy(PageHandle handle, int64_t bytes) override {
+    const auto at = static_cast<off_t>(handle);
+    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, bytes);
+    free_[bytes].push_back(handle);
   }
-  int64_t bytes() const override { return bytes_; }
+
+  void map(const std::vector<Piece>& pieces) override {
+    for (const Piece& piece : pieces) {
+      const int kind = ofChild_ ? MAP_PRIVATE : MAP_SHARED;
+      void* at = mmap(piece.at, piece.bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED, file_,
+                      static_cast<off_t>(piece.handle));
+      TORCH_CHECK(at != MAP_FAILED, "the arena's memory cannot be mapped: ", std::strerror(errno));
+    }
+  }
+
+  /// Addresses without pages fault.
+  void unmap(char* at, int64_t bytes) override {
+    mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  }
+
+  c10::Stream currentStream() const override {
+    return c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU));
+  }
+  void order(c10::Stream, c10::Stream) override {}
+  void finish(const std::vector<c10::Stream>&) override {}
+
+  /// In a child: what is mapped becomes its own copy, and new pages come from a file of its own.
+  void leaveParent(ArenaPages& pages) {
+    if (file_ < 0) return;
+    ofChild_ = true;
+    map(pages.mapped());
+    ofChild_ = false;
+    close(file_);
+    file_ = -1;
+    openFile();
+    (void)!ftruncate(file_, end_);
+  }
 
  private:
-  Range& range_;
-  int64_t bytes_;
+  void openFile() {
+    if (file_ >= 0) return;
+    file_ = memfd_create("gravure-arena", MFD_CLOEXEC);
+    TORCH_CHECK(file_ >= 0, "no memory file for the arena: ", std::strerror(errno));
+  }
+
+  int file_ = -1;
+  int64_t end_ = 0;
+  bool ofChild_ = false;
+  std::map<int64_t, std::vector<PageHandle>> free_;  // by size
 };
 
 }  // namespace
 
-std::shared_ptr<Slab> makeHostSlab(int64_t bytes) { return std::make_shared<HostSlab>(bytes); }
-
-bool inHostArena(const void* address) { return Reservation::instance().contains(address); }
-
-void retainHostArena(const void* address) {
-  Reservation::instance().rangeOf(address).references.fetch_add(1, std::memory_order_relaxed);
+ArenaPages& hostPages() {
+  static auto* pages = [] {
+    auto* made = new ArenaPages(std::make_unique<HostPageSource>());
+    pthread_atfork([] { hostPages().lock(); }, [] { hostPages().unlock(); },
+                   [] {
+                     static_cast<HostPageSource&>(hostPages().source()).leaveParent(hostPages());
+                     hostPages().unlock();
+                   });
+    return made;
+  }();
+  return *pages;
 }
-
-void releaseHostArena(const void* address) {
-  Reservation& reservation = Reservation::instance();
-  reservation.release(reservation.rangeOf(address));
-}
-
-int64_t liveHostSlabs() { return Reservation::instance().live(); }
 
 }  // namespace gravure

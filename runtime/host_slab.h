@@ -1,24 +1,19 @@
 #pragma once
-// Arena memory of the host device: ranges of one reservation of addresses, so that a pointer tells
-// whether it is the arena's, and whose, in two instructions.
+// Arena memory of the host device: one memory file, whose pages are mapped at the addresses of several
+// arenas, as a GPU's pages are.
 
-#include "runtime/device.h"
-
-#include <c10/core/Allocator.h>
+#include "runtime/arena_pages.h"
 
 namespace gravure {
 
-/// Memory that stays mapped, at its address, until the Slab and every DataPtr into it are gone.
-/// Throws c10::Error if the machine has no memory for it.
-std::shared_ptr<Slab> makeHostSlab(int64_t bytes);
+/// The arenas of this process. Never destroyed: tensors of static storage duration may outlive
+/// everything. What a child process made by fork() writes there stays its own.
+ArenaPages& hostPages();
 
-/// True if `address` lies in the reservation of host slabs.
-bool inHostArena(const void* address);
-/// Keeps the slab that holds `address` alive until releaseHostArena(address).
-void retainHostArena(const void* address);
-void releaseHostArena(const void* address);
+/// True if `address` lies in an arena of the host device.
+inline bool inHostArena(const void* address) { return hostPages().contains(address); }
 
-/// Slabs whose memory is mapped; for tests that look for lost memory.
-int64_t liveHostSlabs();
+/// Arenas that are alive; for tests that look for lost memory.
+inline int64_t liveHostSlabs() { return hostPages().arenas(); }
 
 }  // namespace gravure

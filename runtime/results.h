@@ -3,26 +3,16 @@
 
 #include "ir/program.h"
 #include "runtime/device.h"
+#include "runtime/loan_book.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <llvm/ADT/DenseMap.h>
 
-#include <atomic>
 #include <memory>
 
 namespace gravure {
-
-/// Who still holds memory that was lent. Loans return from any thread, at the storage's last drop.
-class LoanBook {
- public:
-  int64_t outstanding() const { return outstanding_.load(std::memory_order_acquire); }
-
- private:
-  friend class Lender;
-  std::atomic<int64_t> outstanding_{0};
-};
 
 /// Lends, for one step, memory that the next step writes over: the arena's, or what a graph allocated
 /// beside it. Each storage once, whatever views of it are lent.

@@ -25,13 +25,16 @@ struct BelowAutograd {
   c10::AutoGradMode gradMode{true};
 };
 
-class DeviceStep {
+/// Leaves the arena that a step entered, also when it throws.
+class ArenaStay {
  public:
-  explicit DeviceStep(Device& device) : device_(device) { device_.beginStep(); }
-  ~DeviceStep() { device_.endStep(); }
+  explicit ArenaStay(std::shared_ptr<Slab> entered) : entered_(std::move(entered)) {}
+  ~ArenaStay() {
+    if (entered_) entered_->leave();
+  }
 
  private:
-  Device& device_;
+  const std::shared_ptr<Slab> entered_;
 };
 
 /// Drops a step's values also when it throws.
@@ -131,6 +134,8 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
               entry.checks.size(), " inputs, got ", inputs.size());
   const BelowAutograd guards;
   const Path path = choosePath(entry, inputs, uncaptured);
+  const ArenaStay stay(path == Path::Served ? slab_ : nullptr);
+  if (path == Path::Plain && slab_) slab_->follow();  // it may read saved values
   return step(entry, std::move(inputs), path);
 }
 
@@ -143,7 +148,6 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
   const KeptInputs kept(*entry.code, inputs);
   FrameCleaner cleaner(*entry.executor);
   fillFrame(entry, inputs, path);
-  DeviceStep deviceStep(*device_);
   if (path == Path::Recorded) {
     runRecorded(entry);
   } else if (path == Path::Plain) {

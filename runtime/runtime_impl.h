@@ -72,6 +72,7 @@ class Runtime::Impl {
   bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool resultsHeld(EntryState& entry);
   bool layOutAnew();
+  bool enterArena();
   bool sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers);
   bool giversAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
@@ -93,6 +94,7 @@ class Runtime::Impl {
   void settle(EntryState& entry, AllocationRecord record);
   bool allSettled() const;
   bool plan();
+  ArenaShape shapeOf(const ArenaLayout& layout) const;
   void forgetArena();
   void installLayout();
   at::Tensor stagedBuffer(const Value* value, int64_t offset) const;

@@ -56,6 +56,21 @@ bool Runtime::Impl::allSettled() const {
                      [](const EntryState& e) { return e.settled; });
 }
 
+/// The arena of a layout, and new books for who holds what of it.
+ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
+  ArenaShape shape;
+  shape.bytes = std::max<int64_t>(layout.plan.bytes, device_->alignment());
+  shape.saved = layout.saved;
+  shape.results = layout.results;
+  shape.savedBook = std::make_shared<LoanBook>();
+  for (const EntryState& entry : entries_) {
+    for (size_t o = 0; o < entry.lent.size(); ++o)
+      shape.resultBooks.push_back(std::make_shared<LoanBook>());
+  }
+  shape.resultsStay = options_.results == ResultPolicy::Static;
+  return shape;
+}
+
 /// Lays the arena out and makes its memory; captures of an older one are forgotten. False, and all as it
 /// was, if there is no memory for it.
 bool Runtime::Impl::plan() {
@@ -66,9 +81,10 @@ bool Runtime::Impl::plan() {
   ArenaLayout layout =
       layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
   device_->dropWarmUp();
+  const ArenaShape shape = shapeOf(layout);
   std::shared_ptr<Slab> slab;
   try {
-    slab = device_->makeSlab(std::max<int64_t>(layout.plan.bytes, device_->alignment()));
+    slab = device_->makeSlab(shape);
   } catch (const c10::Error& error) {
     const std::string reason = error.what_without_backtrace();
     TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", reason);
@@ -80,6 +96,11 @@ bool Runtime::Impl::plan() {
     return false;
   }
   if (layout_) forgetArena();
+  loans_ = shape.savedBook;
+  size_t book = 0;
+  for (EntryState& entry : entries_) {
+    for (auto& lent : entry.lent) lent = shape.resultBooks[book++];
+  }
   layout_ = std::move(layout);
   slab_ = std::move(slab);
   threads_ = at::get_num_threads();
@@ -94,7 +115,6 @@ void Runtime::Impl::forgetArena() {
     forgetCaptures(entry);
     entry.wasServed = false;
     entry.served.staged.clear();
-    for (auto& book : entry.lent) book = std::make_shared<LoanBook>();
     std::fill(entry.statics.begin(), entry.statics.end(), at::Tensor());
   }
 }

@@ -28,6 +28,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("partition_states", &LoadedProgram::partitionStates)
       .def("inject_fault", &LoadedProgram::injectFault)
       .def("synchronize", &LoadedProgram::synchronize)
+      .def_static("release_memory", &LoadedProgram::releaseMemory)
       .def("shutdown", &LoadedProgram::shutdown);
 }
 

@@ -255,4 +255,6 @@ void LoadedProgram::synchronize() { runtime_->device().synchronize(); }
 
 void LoadedProgram::shutdown() { runtime_->shutdown(); }
 
+int64_t LoadedProgram::releaseMemory() { return releaseHostMemory() + releaseCudaMemory(); }
+
 }  // namespace gravure

@@ -7,7 +7,7 @@ from .compile_step import compile_step
 from .errors import ExportError
 from .export import export_joint, export_step
 from .report import Report, report
-from .runtime import Program, load
+from .runtime import Program, load, release_memory
 
 __all__ = [
     "ExportError",
@@ -18,5 +18,6 @@ __all__ = [
     "export_joint",
     "export_step",
     "load",
+    "release_memory",
     "report",
 ]

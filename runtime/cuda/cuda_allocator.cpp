@@ -1,7 +1,8 @@
 #include "runtime/cuda/cuda_allocator.h"
 
 #include "runtime/arena_session.h"
-#include "runtime/cuda/cuda_slab.h"
+#include "runtime/cuda/cuda_arena_stats.h"
+#include "runtime/cuda/cuda_pages.h"
 
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -23,10 +24,20 @@ ArenaSession* cudaSession() {
   return session != nullptr && session->deviceType() == c10::DeviceType::CUDA ? session : nullptr;
 }
 
-/// What PyTorch's allocator knows `address` as: for memory in a slab, the slab.
-void* known(void* address) {
-  const auto slab = CudaSlab::find(address);
-  return slab == nullptr ? address : slab->base();
+/// A run of the arenas' pages as PyTorch's snapshots have memory: one block in use.
+SegmentInfo segmentOf(c10::DeviceIndex device, const Extent& run) {
+  const auto bytes = static_cast<size_t>(run.end - run.begin);
+  BlockInfo block;
+  block.size = block.requested_size = bytes;
+  block.allocated = block.active = true;
+  SegmentInfo segment;
+  segment.device = device;
+  segment.address = static_cast<size_t>(run.begin);
+  segment.total_size = segment.requested_size = bytes;
+  segment.allocated_size = segment.active_size = bytes;
+  segment.is_large = segment.is_expandable = true;
+  segment.blocks.push_back(std::move(block));
+  return segment;
 }
 
 }  // namespace
@@ -72,16 +83,20 @@ c10::DataPtr CudaAllocator::record(ArenaSession& session, size_t bytes) {
 c10::DataPtr CudaAllocator::serve(ArenaSession& session, size_t bytes) {
   void* address = session.serve(bytes);
   if (address == nullptr) return base_->allocate(bytes);
-  const bool ours = CudaSlab::retain(address);
-  TORCH_INTERNAL_ASSERT(ours, "the plan gave an address outside every slab of CUDA memory");
+  ArenaPages* arenas = cudaPagesAt(address);
+  TORCH_INTERNAL_ASSERT(arenas != nullptr, "the plan gave an address outside every arena");
+  arenas->retain(address);
   return {address, address, &deleteOurs, c10::Device(c10::kCUDA, c10::cuda::current_device())};
 }
 
 void CudaAllocator::deleteOurs(void* address) {
   // The free may come on any thread; only its own session may be told.
   if (ArenaSession* session = cudaSession()) session->noteFree(address);
-  if (CudaSlab::release(address)) return;
-  installed.load()->baseDeleter_(address);
+  if (ArenaPages* arenas = cudaPagesAt(address)) {
+    arenas->release(address);
+  } else {
+    installed.load()->baseDeleter_(address);
+  }
 }
 
 // raw_allocate hands out what allocate() gave, and frees it with this.
@@ -89,8 +104,8 @@ c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &deleteOurs; }
 
 void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream stream) {
   // What was lent has a deleter that PyTorch does not know.
-  if (const auto slab = CudaSlab::find(ptr.get())) {
-    slab->readOn(stream);
+  if (ArenaPages* arenas = cudaPagesAt(ptr.get())) {
+    arenas->readOn(ptr.get(), stream.unwrap());
     return;
   }
   if (ptr.get_deleter() != &deleteOurs) {
@@ -109,14 +124,67 @@ void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream 
 }
 
 void* CudaAllocator::getBaseAllocation(void* address, size_t* size) {
-  return base_->getBaseAllocation(known(address), size);
+  const ArenaPages* arenas = cudaPagesAt(address);
+  if (arenas == nullptr) return base_->getBaseAllocation(address, size);
+  const Extent arena = arenas->arenaAt(address);
+  if (size != nullptr) *size = static_cast<size_t>(arena.end - arena.begin);
+  return reinterpret_cast<void*>(arena.begin);
 }
 
 ShareableHandle CudaAllocator::shareIpcHandle(void* address) {
-  void* start = known(address);
-  ShareableHandle shared = base_->shareIpcHandle(start);
-  shared.offset += static_cast<char*>(address) - static_cast<char*>(start);
-  return shared;
+  TORCH_CHECK(cudaPagesAt(address) == nullptr,
+              "a tensor that lies in a program's arena cannot be shared with another process, "
+              "since the program writes there again: share a clone() of it, or load the program "
+              "with results=\"copied\"");
+  return base_->shareIpcHandle(address);
+}
+
+CudaArenaStats& CudaAllocator::stats(c10::DeviceIndex device) {
+  std::lock_guard lock(mutex_);
+  auto& stats = stats_[device];
+  if (!stats) stats = std::make_unique<CudaArenaStats>(*base_, device);
+  return *stats;
+}
+
+c10::CachingDeviceAllocator::DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
+  return stats(device).withArenas();
+}
+void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  stats(device).resetAccumulated();
+}
+void CudaAllocator::resetPeakStats(c10::DeviceIndex device) { stats(device).resetPeaks(); }
+
+SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool traces) {
+  SnapshotInfo info = base_->snapshot(pool, traces);
+  if (pool != c10::MempoolId_t{0, 0}) return info;
+  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
+    const ArenaPages* arenas = knownCudaPages(device);
+    if (arenas == nullptr) continue;
+    for (const Extent& run : arenas->runs()) {
+      info.segments.push_back(segmentOf(device, run));
+      c10::CachingDeviceAllocator::AnnotationEntry name(device, c10::getApproximateTime());
+      name.recordUserMetadata("name", "gravure arena");
+      name.recordUserMetadata("address", std::to_string(run.begin));
+      name.recordUserMetadata("size", std::to_string(run.end - run.begin));
+      info.external_annotations.push_back(std::move(name));
+    }
+  }
+  return info;
+}
+
+void CudaAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex other) {
+  base_->enablePeerAccess(device, other);
+  openArenasTo(other, device);
+}
+
+cudaError_t CudaAllocator::memcpyAsync(void* to, int toDevice, const void* from, int fromDevice,
+                                       size_t bytes, cudaStream_t stream, bool peer) {
+  // As for PyTorch's own expandable segments: only cudaMalloc's memory is copied without a peer.
+  const bool ours = cudaPagesAt(to) != nullptr || cudaPagesAt(from) != nullptr;
+  if (toDevice != fromDevice && !peer && ours) {
+    return cudaMemcpyPeerAsync(to, toDevice, from, fromDevice, bytes, stream);
+  }
+  return base_->memcpyAsync(to, toDevice, from, fromDevice, bytes, stream, peer);
 }
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
@@ -139,13 +207,6 @@ void CudaAllocator::copy_data(void* to, const void* from, std::size_t bytes) con
 }
 bool CudaAllocator::initialized() { return base_->initialized(); }
 void CudaAllocator::emptyCache(c10::MempoolId_t pool) { base_->emptyCache(pool); }
-c10::CachingDeviceAllocator::DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
-  return base_->getDeviceStats(device);
-}
-void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
-  base_->resetAccumulatedStats(device);
-}
-void CudaAllocator::resetPeakStats(c10::DeviceIndex device) { base_->resetPeakStats(device); }
 std::pair<size_t, size_t> CudaAllocator::getMemoryInfo(c10::DeviceIndex device) {
   return base_->getMemoryInfo(device);
 }
@@ -168,9 +229,6 @@ void CudaAllocator::enable(bool value) { base_->enable(value); }
 bool CudaAllocator::isEnabled() const { return base_->isEnabled(); }
 void CudaAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
   base_->cacheInfo(device, largest);
-}
-SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool traces) {
-  return base_->snapshot(pool, traces);
 }
 void CudaAllocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) {
   base_->releasePool(device, pool);
@@ -216,13 +274,6 @@ void CudaAllocator::attachOutOfMemoryObserver(OutOfMemoryObserver observer) {
 }
 void CudaAllocator::attachAllocatorTraceTracker(AllocatorTraceTracker tracker) {
   base_->attachAllocatorTraceTracker(std::move(tracker));
-}
-void CudaAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex other) {
-  base_->enablePeerAccess(device, other);
-}
-cudaError_t CudaAllocator::memcpyAsync(void* to, int toDevice, const void* from, int fromDevice,
-                                       size_t bytes, cudaStream_t stream, bool peer) {
-  return base_->memcpyAsync(to, toDevice, from, fromDevice, bytes, stream, peer);
 }
 std::shared_ptr<AllocatorState> CudaAllocator::getCheckpointState(c10::DeviceIndex device,
                                                                   c10::MempoolId_t pool) {

@@ -3,6 +3,8 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -10,11 +12,12 @@
 namespace gravure {
 
 class ArenaSession;
+class CudaArenaStats;
 
 /// Forwards everything to the allocator that was in force before it. Only allocate() on a thread
 /// with an open ArenaSession for CUDA differs:
 ///   record   PyTorch's memory, with a deleter of ours that tells the session of the free
-///   serve    the planned address in the session's slab, or PyTorch's memory where the plan has none
+///   serve    the planned address in the session's arena, or PyTorch's memory where the plan has none
 /// Every DataPtr made here has its own address as context, as raw_allocate and copy-on-write need it.
 class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
@@ -25,6 +28,8 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
 
   /// PyTorch's own.
   Base& base() const { return *base_; }
+  /// What is said of a device's memory; CUDA's arenas are told of here.
+  CudaArenaStats& stats(c10::DeviceIndex device);
   /// Whether allocations are being routed to this pool: begun here and not ended.
   bool isRouted(c10::DeviceIndex device, c10::MempoolId_t pool);
 
@@ -52,7 +57,7 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
   void enable(bool value) override;
   bool isEnabled() const override;
   void cacheInfo(c10::DeviceIndex device, size_t* largest) override;
-  /// For an address in a slab: that of the slab.
+  /// For an address in an arena: that of the arena.
   void* getBaseAllocation(void* address, size_t* size) override;
   c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t pool,
                                                          bool traces) override;
@@ -106,6 +111,7 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
   const c10::DeleterFnPtr baseDeleter_;
   std::mutex mutex_;
   std::set<std::pair<c10::DeviceIndex, c10::MempoolId_t>> routed_;
+  std::map<c10::DeviceIndex, std::unique_ptr<CudaArenaStats>> stats_;
 };
 
 /// While one lives, the thread's allocations are PyTorch's own, whatever session is open: for what

@@ -70,7 +70,9 @@ void CudaCapture::begin(const std::vector<at::Generator>& generators) {
   ArenaBypass bypass;
   {
     // In the pool, workspaces stay at their addresses whoever drops PyTorch's workspaces and cache.
-    PoolRouting routing(device_.allocator(), device_.captureStream(), device_.pool());
+    const cudaStream_t ours = device_.captureStream();
+    PoolRouting routing(device_.allocator(), device_.tensorDevice().index(), device_.pool(),
+                        [ours](cudaStream_t stream) { return stream == ours; });
     readyLibraries();
   }
   graph_ = std::make_unique<PartitionGraph>(device_.allocator(), device_.captureStream(),

@@ -2,7 +2,7 @@
 
 #include "runtime/cuda/cuda_capture.h"
 #include "runtime/cuda/cuda_libraries.h"
-#include "runtime/cuda/cuda_slab.h"
+#include "runtime/cuda/cuda_pages.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -99,12 +99,14 @@ std::string CudaDevice::name() const { return tensorDevice().str(); }
 
 void CudaDevice::installAllocator() { CudaAllocator::install(); }
 
-std::shared_ptr<Slab> CudaDevice::makeSlab(int64_t bytes) {
+std::shared_ptr<Slab> CudaDevice::makeSlab(const ArenaShape& shape) {
   passFaultPoint(FaultPoint::Allocation);
-  auto slab = CudaSlab::make(allocator_.base(), currentStream(), bytes);
-  std::erase_if(slabs_, [](const auto& each) { return each.expired(); });
-  slabs_.push_back(slab);
-  return slab;
+  return cudaPages(index_).make(shape);
+}
+
+int64_t CudaDevice::releaseMemory() {
+  ArenaPages* arenas = knownCudaPages(index_);
+  return arenas == nullptr ? 0 : arenas->releaseAtRest();
 }
 
 std::unique_ptr<Capture> CudaDevice::beginCapture(const std::vector<at::Generator>& generators) {
@@ -122,18 +124,13 @@ void CudaDevice::beginWarmUp() {
     warmUpHeld_ = true;
   }
   warmingUp = true;
-  // The filter runs on the thread that allocates.
-  allocator_.beginAllocateToPool(index_, *warmUpPool_, [](cudaStream_t) { return warmingUp; });
+  warmUpRouting_ = std::make_unique<PoolRouting>(allocator_, index_, *warmUpPool_,
+                                                 [](cudaStream_t) { return warmingUp; });
 }
 
 void CudaDevice::endWarmUp() {
   warmingUp = false;
-  try {
-    allocator_.endAllocateToPool(index_, *warmUpPool_);
-    allocator_.releasePool(index_, *warmUpPool_);  // beginAllocateToPool took a use of it
-  } catch (const std::exception& error) {
-    TORCH_WARN("ending the routing of allocations failed: ", error.what());
-  }
+  warmUpRouting_.reset();
 }
 
 void CudaDevice::dropWarmUp() {
@@ -143,39 +140,15 @@ void CudaDevice::dropWarmUp() {
   allocator_.emptyCache(*warmUpPool_);
 }
 
-void CudaDevice::beginStep() {
-  const c10::cuda::CUDAStream stream = currentStream();
-  for (const auto& weak : slabs_) {
-    if (const auto slab = weak.lock()) slab->waitForReaders(stream);
-  }
-  if (lastStream_ && *lastStream_ != stream) {
-    lastUse_.block(stream);
-    for (const auto& weak : slabs_) {
-      if (const auto slab = weak.lock()) slab->usedOn(stream);
-    }
-  }
-  lastStream_ = stream;
-}
-
-void CudaDevice::endStep() {
-  try {
-    lastUse_.record(currentStream());
-  } catch (const std::exception& error) {
-    // It runs while a step's own error unwinds. The next step on another stream waits for less.
-    TORCH_WARN("the end of a step on ", name(), " could not be marked: ", error.what());
-  }
-}
-
 void CudaDevice::synchronize() {
   c10::cuda::CUDAGuard guard(index_);
   c10::cuda::device_synchronize();
 }
 
-PoolRouting::PoolRouting(CudaAllocator& allocator, c10::cuda::CUDAStream stream,
-                         c10::MempoolId_t pool)
-    : allocator_(allocator), device_(stream.device_index()), pool_(pool) {
-  allocator_.beginAllocateToPool(
-      device_, pool_, [routed = stream.stream()](cudaStream_t s) { return s == routed; });
+PoolRouting::PoolRouting(CudaAllocator& allocator, c10::DeviceIndex device, c10::MempoolId_t pool,
+                         std::function<bool(cudaStream_t)> routed)
+    : allocator_(allocator), device_(device), pool_(pool) {
+  allocator_.beginAllocateToPool(device_, pool_, std::move(routed));
 }
 
 PoolRouting::~PoolRouting() {
@@ -185,6 +158,15 @@ PoolRouting::~PoolRouting() {
   } catch (const std::exception& error) {
     TORCH_WARN("ending the routing of allocations failed: ", error.what());
   }
+}
+
+int64_t releaseCudaMemory() {
+  int64_t bytes = 0;
+  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
+    ArenaPages* arenas = knownCudaPages(device);
+    if (arenas != nullptr) bytes += arenas->releaseAtRest();
+  }
+  return bytes;
 }
 
 std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index) {

@@ -7,12 +7,28 @@
 #include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 namespace gravure {
 
-class CudaSlab;
+/// While one lives, what `routed` says yes to is allocated from `pool`. It is asked on the thread that
+/// allocates, for the stream that it allocates for.
+class PoolRouting {
+ public:
+  PoolRouting(CudaAllocator& allocator, c10::DeviceIndex device, c10::MempoolId_t pool,
+              std::function<bool(cudaStream_t)> routed);
+  ~PoolRouting();
+  PoolRouting(const PoolRouting&) = delete;
+  PoolRouting& operator=(const PoolRouting&) = delete;
+
+ private:
+  CudaAllocator& allocator_;
+  const c10::DeviceIndex device_;
+  const c10::MempoolId_t pool_;
+};
 
 /// One program's steps run on the caller's current stream; captures are made on a stream of the
 /// device's own. Not thread-safe, like the Runtime that owns it.
@@ -27,17 +43,14 @@ class CudaDevice final : public Device {
   int64_t alignment() const override { return 512; }  // as the caching allocator's blocks
 
   void installAllocator() override;
-  std::shared_ptr<Slab> makeSlab(int64_t bytes) override;
+  std::shared_ptr<Slab> makeSlab(const ArenaShape& shape) override;
+  int64_t releaseMemory() override;
   std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) override;
 
   void beginWarmUp() override;
   void endWarmUp() override;
   void dropWarmUp() override;
 
-  /// Planned reuse has no order between streams: if the caller's stream is another one than the last
-  /// step's, it waits for that step.
-  void beginStep() override;
-  void endStep() override;
   void synchronize() override;
 
   CudaAllocator& allocator() { return allocator_; }
@@ -56,23 +69,7 @@ class CudaDevice final : public Device {
   const c10::MempoolId_t pool_;
   std::optional<c10::MempoolId_t> warmUpPool_;
   bool warmUpHeld_ = false;  // we hold a use of it
-  std::optional<c10::cuda::CUDAStream> lastStream_;
-  c10::cuda::CUDAEvent lastUse_;
-  std::vector<std::weak_ptr<CudaSlab>> slabs_;
-};
-
-/// While one lives, what `stream` allocates comes from `pool`.
-class PoolRouting {
- public:
-  PoolRouting(CudaAllocator& allocator, c10::cuda::CUDAStream stream, c10::MempoolId_t pool);
-  ~PoolRouting();
-  PoolRouting(const PoolRouting&) = delete;
-  PoolRouting& operator=(const PoolRouting&) = delete;
-
- private:
-  CudaAllocator& allocator_;
-  const c10::DeviceIndex device_;
-  const c10::MempoolId_t pool_;
+  std::unique_ptr<PoolRouting> warmUpRouting_;
 };
 
 }  // namespace gravure

@@ -29,7 +29,7 @@ Captured captureOne(CudaDevice& device, const Call& call, const at::Tensor& inpu
                     const std::vector<at::Generator>& generators = {}) {
   Captured captured;
   captured.plan = planOf(allocations);
-  captured.slab = device.makeSlab(bytesOf(captured.plan));
+  captured.slab = device.makeSlab(shapeOf(captured.plan));
   ArenaSession session(captured.plan, captured.slab, c10::DeviceType::CUDA);
   session.enterStep(0);
   auto capture = device.beginCapture(generators);
@@ -159,7 +159,7 @@ TEST_CASE("a partition draws from a paired generator, and the default one stays 
   const uint64_t before = gpuGenerator().get_offset();
 
   ServePlan plan = planOf(kDropout);
-  auto slab = device.makeSlab(bytesOf(plan));
+  auto slab = device.makeSlab(shapeOf(plan));
   at::Tensor output;
   std::unique_ptr<Executable> executable;
   {
@@ -285,7 +285,7 @@ TEST_CASE("law 12: other threads work while a capture goes on") {
   const at::Tensor input = values({64, 64}, 0);
   (void)eagerDraw();
   ServePlan plan = planOf({kBytes, kBytes});
-  auto slab = device.makeSlab(bytesOf(plan));
+  auto slab = device.makeSlab(shapeOf(plan));
   ArenaSession session(plan, slab, c10::DeviceType::CUDA);
   session.enterStep(0);
   auto capture = device.beginCapture({});

@@ -63,7 +63,7 @@ TEST_CASE("recorded and served memory answers as PyTorch's own does") {
   device.installAllocator();
   at::Tensor recorded, served;
   ServePlan plan = planOf({kBytes, kBytes});
-  auto slab = device.makeSlab(bytesOf(plan));
+  auto slab = device.makeSlab(shapeOf(plan));
   {
     ArenaSession session(1, c10::DeviceType::CUDA);
     session.enterStep(0);
@@ -97,7 +97,7 @@ TEST_CASE("raw allocations inside a session are given back without complaint") {
   CudaDevice device(0);
   CudaAllocator& allocator = CudaAllocator::install();
   ServePlan plan = planOf({kBytes});
-  auto slab = device.makeSlab(bytesOf(plan));
+  auto slab = device.makeSlab(shapeOf(plan));
   for (const bool serving : {true, false}) {
     auto session = serving ? std::make_unique<ArenaSession>(plan, slab, c10::DeviceType::CUDA)
                            : std::make_unique<ArenaSession>(size_t{1}, c10::DeviceType::CUDA);
@@ -114,18 +114,20 @@ TEST_CASE("a step on another stream waits for the last step") {
   const at::Tensor big = values({4096, 4096}, 0);
   at::Tensor shared = at::zeros({4096, 4096}, at::TensorOptions(kGpu));
   device.synchronize();
-  device.beginStep();
+  auto arena = device.makeSlab(shapeOf(planOf({kBytes})));
+  std::string why;
+  REQUIRE(arena->enter(why));
   at::Tensor product = big;
   for (int i = 0; i < 30; ++i) product = big.mm(big);
   shared.copy_(product);
-  device.endStep();
+  arena->leave();
   const auto other = c10::cuda::getStreamFromPool(false, 0);
   at::Tensor seen;
   {
     c10::cuda::CUDAStreamGuard guard(other);
-    device.beginStep();
+    REQUIRE(arena->enter(why));
     seen = shared.clone();
-    device.endStep();
+    arena->leave();
   }
   device.synchronize();
   CHECK(sameBits(seen, product));

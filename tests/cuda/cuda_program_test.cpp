@@ -1,11 +1,8 @@
 // Whole programs on a GPU, through the passes and the runtime: captured equals uncaptured in bits.
 
-#include "tests/cuda/gpu.h"
+#include "tests/cuda/pair.h"
 
-#include "ir/program_text.h"
-#include "passes/pass.h"
-#include "runtime/cuda/cuda_slab.h"
-#include "runtime/runtime.h"
+#include "runtime/cuda/cuda_pages.h"
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
@@ -18,18 +15,6 @@ namespace {
 
 /// Captures must refuse it, and nothing in its schema says so.
 at::Tensor readsInside(const at::Tensor& x) { return x + x.sum().item(); }
-
-const char* const kLinear = R"(gravure 1
-graph step(%w : Float(64, 64, strides=[64, 1], device=cuda:0) {parameter "w"},
-           %x : Float(32, 64, strides=[64, 1], device=cuda:0) {user_input "x"}):
-  %wt : Float(64, 64, strides=[1, 64], device=cuda:0) = aten::t(%w)
-  %y : Float(32, 64, strides=[64, 1], device=cuda:0) = aten::mm(%x, %wt)
-  %r : Float(32, 64, strides=[64, 1], device=cuda:0) = aten::relu(%y)
-  %rt : Float(64, 32, strides=[1, 64], device=cuda:0) = aten::t(%r)
-  %g : Float(64, 64, strides=[64, 1], device=cuda:0) = aten::mm(%rt, %x)
-  %loss : Float(device=cuda:0) = aten::sum(%r)
-  return (%loss {loss}, %g {gradient "w"}, %r {output "r"})
-)";
 
 const char* const kDropout = R"(gravure 1
 graph step(%w : Float(64, 64, strides=[64, 1], device=cuda:0) {parameter "w"},
@@ -66,73 +51,6 @@ graph step(%w : Float(64, 64, strides=[64, 1], device=cuda:0) {parameter "w"},
   %loss : Float(device=cuda:0) = aten::sum(%q)
   return (%loss {loss}, %q {output "q"})
 )";
-
-/// Six intermediates of 64 MiB, and a gradient of 64 MiB.
-const char* const kLarge = R"(gravure 1
-graph step(%w : Float(4096, 4096, strides=[4096, 1], device=cuda:0) {parameter "w"},
-           %x : Float(4096, 4096, strides=[4096, 1], device=cuda:0) {user_input "x"}):
-  %a : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%x, %w)
-  %b : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::relu(%a)
-  %c : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%b, %a)
-  %d : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%c, %b)
-  %e : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%d, %c)
-  %f : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::mul.Tensor(%e, %d)
-  %g : Float(4096, 4096, strides=[4096, 1], device=cuda:0) = aten::add.Tensor(%f, %a)
-  %loss : Float(device=cuda:0) = aten::sum(%g)
-  return (%loss {loss}, %g {gradient "w"})
-)";
-
-std::unique_ptr<Runtime> load(const char* text, bool uncaptured,
-                              ResultPolicy results = ResultPolicy::Owned) {
-  auto device = std::make_unique<CudaDevice>(0);
-  Program program = readProgram(text);
-  PassContext context;
-  context.options.alignment = device->alignment();
-  runPasses(program, context);
-  RuntimeOptions options;
-  options.uncaptured = uncaptured;
-  options.results = results;
-  return std::make_unique<Runtime>(std::move(program), std::move(device), options);
-}
-
-struct Pair {
-  explicit Pair(const char* text, std::vector<int64_t> sizes = {32, 64},
-                ResultPolicy policy = ResultPolicy::Owned)
-      : xSizes(std::move(sizes)), weight(values({xSizes[1], xSizes[1]}, 99)),
-        captured(load(text, false, policy)), reference(load(text, true)) {}
-
-  /// One step on both, on new data and with the same random state. What differs first, or "".
-  std::string step(uint64_t number) {
-    const at::Tensor x = values(xSizes, number);
-    const at::Tensor kept = x.clone();
-    seed(1000 + number);
-    results.clear();
-    results = run(*captured, x);
-    const at::Tensor after = eagerDraw();
-    seed(1000 + number);
-    const auto expected = run(*reference, x);
-    if (!sameBits(eagerDraw(), after)) return "the generator was left in different states";
-    if (!sameBits(x, kept)) return "the caller's input was written";
-    for (size_t i = 0; i < expected.size(); ++i) {
-      if (!sameBits(results[i].toTensor(), expected[i].toTensor())) {
-        return "output " + std::to_string(i) + " in step " + std::to_string(number);
-      }
-    }
-    return "";
-  }
-
-  std::vector<c10::IValue> run(Runtime& runtime, const at::Tensor& x) {
-    std::vector<c10::IValue> inputs{weight, x};
-    inputs.resize(runtime.program().entries[0].inputs.size());  // default generators: None
-    return runtime.run("step", std::move(inputs));
-  }
-
-  std::vector<int64_t> xSizes;
-  at::Tensor weight;
-  std::unique_ptr<Runtime> captured;
-  std::unique_ptr<Runtime> reference;
-  std::vector<c10::IValue> results;
-};
 
 size_t count(const Pair& pair, PartitionState state) {
   size_t found = 0;
@@ -216,13 +134,13 @@ TEST_CASE("law 5: a gradient that nobody holds is lent, and a held one keeps its
   NEEDS_GPU();
   Pair pair(kLinear);
   for (uint64_t step = 0; step < 6; ++step) CHECK(pair.step(step) == "");
-  CHECK(CudaSlab::find(pair.results[1].toTensor().const_data_ptr()) != nullptr);
-  CHECK(CudaSlab::find(pair.results[2].toTensor().const_data_ptr()) == nullptr);
+  CHECK(cudaPagesAt(pair.results[1].toTensor().const_data_ptr()) != nullptr);
+  CHECK(cudaPagesAt(pair.results[2].toTensor().const_data_ptr()) == nullptr);
   CHECK(pair.captured->stats().uncapturedSteps == 2);
   const at::Tensor held = pair.results[1].toTensor(), bits = held.clone();
   for (uint64_t step = 6; step < 30; ++step) CHECK(pair.step(step) == "");
   CHECK(sameBits(held, bits));
-  CHECK(CudaSlab::find(pair.results[1].toTensor().const_data_ptr()) == nullptr);
+  CHECK(cudaPagesAt(pair.results[1].toTensor().const_data_ptr()) == nullptr);
   // Whoever holds it for many steps is left the memory, and steps are replayed in another.
   const int64_t replays = pair.captured->stats().replays;
   CHECK(pair.step(30) == "");

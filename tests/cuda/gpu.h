@@ -80,6 +80,13 @@ inline int64_t bytesOf(const ServePlan& plan) {
   return last.offset + (last.bytes + 511) / 512 * 512;
 }
 
+/// An arena for the plan.
+inline ArenaShape shapeOf(const ServePlan& plan) {
+  ArenaShape shape;
+  shape.bytes = bytesOf(plan);
+  return shape;
+}
+
 inline int poolUses(CudaDevice& device) {
   return device.allocator().getPoolUseCount(0, device.pool());
 }

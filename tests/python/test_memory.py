@@ -1,0 +1,52 @@
+"""All programs of a device share memory, which can be given back."""
+
+from __future__ import annotations
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+from running import need_library
+from torch import Tensor
+from training import same_as_eager
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class Broken(nn.Module):
+    """Three graphs: Dynamo breaks it up twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x)).relu()
+        torch._dynamo.graph_break()
+        x = torch.tanh(self.second(x)).relu()
+        torch._dynamo.graph_break()
+        return torch.tanh(self.third(x)).relu()
+
+
+def test_frames_that_nest_run_captured_and_share_memory() -> None:
+    report = same_as_eager(Broken(), lambda _: (torch.randn(500, 64),), steps=8)
+    stats = [program.stats for graph in report.graphs for program in graph.programs]
+    assert len(stats) >= 3
+    for each in stats:
+        assert each["captures"] > 0 and each["uncaptured_steps"] <= 4
+
+
+def test_released_memory_comes_back_with_the_next_step() -> None:
+    released = []
+
+    def batch(step: int) -> tuple[Tensor]:
+        if step >= 4:
+            released.append(gravure.release_memory())
+        return (torch.randn(300, 64),)
+
+    report = same_as_eager(Broken(), batch, steps=9)
+    assert all(bytes_ > 0 for bytes_ in released)
+    for graph in report.graphs:
+        for program in graph.programs:
+            assert program.stats["uncaptured_steps"] <= 4

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from .torch_version import check_torch
+
+check_torch()  # on another torch, what follows fails in ways that say nothing
+
+# ruff: noqa: E402
 from .backend import compile_graph
 from .compile_step import compile_step
 from .errors import ExportError
 from .export import export_joint, export_step
+from .registration import register
 from .report import Report, report
 from .runtime import Program, load
 
@@ -20,3 +26,5 @@ __all__ = [
     "load",
     "report",
 ]
+
+register()

@@ -10,7 +10,6 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.registry import register_backend
 from torch._guards import CompileContext, TracingContext
 
 from .aot_entries import FrameNamer
@@ -27,7 +26,6 @@ from .runtime import program_class
 from .trace import unique_names
 
 
-@register_backend(name="gravure")
 @unpacks_as_eager
 def compile_graph(
     graph: fx.GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None

@@ -10,6 +10,7 @@ check_torch()  # on another torch, what follows fails in ways that say nothing
 from .backend import compile_graph
 from .compile_step import compile_step
 from .errors import ExportError
+from .explain import Explanation, explain
 from .export import export_joint, export_step
 from .registration import register
 from .report import Report, report
@@ -17,10 +18,12 @@ from .runtime import Program, load
 
 __all__ = [
     "ExportError",
+    "Explanation",
     "Program",
     "Report",
     "compile_graph",
     "compile_step",
+    "explain",
     "export_joint",
     "export_step",
     "load",

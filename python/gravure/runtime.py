@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from gravure_native import library_path
 
+from . import log  # noqa: F401  what the library logs through
 from .options import library_options
 from .torch_version import check_torch
 

@@ -6,6 +6,8 @@
 
 #include <ATen/ops/empty_strided.h>
 
+#include <algorithm>
+
 namespace gravure {
 
 void RemarkOnce::missed(const std::string& name, const Node* node, const std::string& message) {
@@ -146,6 +148,13 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
 
 /// Captures; if that fails, quarantines the partition, runs its calls, and returns false.
 bool Executor::captureNow(Partition& partition, Launch& launch) {
+  if (options_.onCapture) {
+    const auto& all = served_->partitions;
+    const auto waits = [](const Partition& p) { return p.state() == PartitionState::WarmedUp; };
+    const int64_t left = std::count_if(all.begin(), all.end(), waits);
+    const auto total = static_cast<int64_t>(all.size());
+    options_.onCapture(code_.entry->name, total - left, total);
+  }
   detachOperands(launch);
   returnLoans(launch);
   ranInside_ = true;
@@ -156,7 +165,8 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
   } catch (const c10::Error& error) {
     partition.quarantine();
     const std::string reason = error.what_without_backtrace();
-    TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", reason);
+    TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", reason, "; ",
+                reasonCure(HostReason::CaptureFailed));
     remarks_.missed("capture-failed", launch.node, reason);
   }
   runCalls(launch);

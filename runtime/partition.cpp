@@ -52,13 +52,26 @@ class RngRollback {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
+/// An operator's own words do not say where it stands in the program.
+void addPlace(c10::Error& error, const Node* node) {
+  const std::string nodeText = describe(node);
+  if (error.msg().find(nodeText) != std::string::npos) return;
+  const std::string& source = sourceOf(node);
+  error.add_context("in " + nodeText + (source.empty() ? "" : " at " + source));
+}
+
 void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
                   ArenaSession& session) {
   for (const Call& call : launch.calls) {
     session.enterStep(-1);
     call.push(frame, stack);
     session.enterStep(call.step);
-    capture.call(call, rngOf(call, frame), stack);
+    try {
+      capture.call(call, rngOf(call, frame), stack);
+    } catch (c10::Error& error) {
+      addPlace(error, call.node);
+      throw;
+    }
     TORCH_CHECK(!anyMisplaced(call, stack, session), describe(call.node),
                 ": allocates otherwise than in warm-up, and a result came to lie in the place of "
                 "another one");

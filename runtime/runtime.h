@@ -33,6 +33,9 @@ struct RuntimeOptions {
   ResultPolicy results = ResultPolicy::Owned;
   /// A missed capture is an error instead of a remark.
   bool requireCapture = false;
+  /// Called before each capture: the entry, how many of its partitions are captured or quarantined,
+  /// and how many it has.
+  std::function<void(const std::string& entry, int64_t done, int64_t total)> onCapture;
   /// Sees the buffers before they are placed. Tests shorten lives with it, to prove that poison
   /// finds that out.
   std::function<void(std::vector<Buffer>&)> editBuffers;

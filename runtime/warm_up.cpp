@@ -87,7 +87,8 @@ bool Runtime::Impl::plan() {
     slab = device_->makeSlab(shape);
   } catch (const c10::Error& error) {
     const std::string reason = error.what_without_backtrace();
-    TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", reason);
+    TORCH_CHECK(!options_.requireCapture, "no memory for the arena of ", layout.plan.bytes,
+                " bytes: ", reason, "; free memory, or use a smaller batch");
     remarks_.add(RemarkKind::Missed, "runtime", "no-arena",
                  "no memory for " + std::string(layout_ ? "another" : "the") + " arena of " +
                      std::to_string(layout.plan.bytes) + " bytes: " + reason +

@@ -1,12 +1,12 @@
 """Prints, as JSON, where the running interpreter's PyTorch and the CUDA headers are.
 
-Nothing is imported from torch itself: a look-up costs milliseconds, not seconds.
+Nothing but torch's version.py is run: a look-up costs milliseconds, not seconds.
 """
 
-import importlib.metadata
 import importlib.util
 import json
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -65,9 +65,11 @@ def describe_cuda(torch: Path) -> dict[str, str]:
         "crt": "nvidia-cuda-crt",
         "nv": "nvidia-cuda-cccl",
     }
-    for name, wheel in wheels.items():
-        if found[name] is None:
-            return {"no_cuda": f"{name} was not found; the package {wheel} brings it"}
+    missing = [name for name in wheels if found[name] is None]
+    if missing:
+        packages = " ".join(wheels[name] for name in missing)
+        names = " and ".join(missing)
+        return {"no_cuda": f"missing {names}; it comes with: {packages}", "packages": packages}
     return {"cuda": str(cuda), **{name: str(path) for name, path in found.items() if path}}
 
 
@@ -80,10 +82,12 @@ def describe() -> dict[str, object]:
         return {"problem": f"{torch} holds no C++ headers"}
     if not (torch / "lib/libtorch_cpu.so").is_file():
         return {"problem": f"{torch}/lib holds no libtorch_cpu.so"}
+    version = runpy.run_path(str(torch / "version.py"))
     return {
         "include": str(torch / "include"),
         "lib": str(torch / "lib"),
-        "version": importlib.metadata.version("torch"),
+        "version": version["__version__"],  # with what it was built for: 2.11.0+cu130
+        "cuda_version": version["cuda"] or "",
         **describe_cuda(torch),
     }
 

@@ -5,7 +5,8 @@ environment that tools/setup makes, python3 on PATH.
 
 @torch//:torch     libtorch without CUDA
 @torch//:cuda      the same with libtorch_cuda, the CUDA headers and NCCL's (empty without them)
-@torch//:defs.bzl  HAS_CUDA, TORCH_VERSION
+@torch//:rpath     where both are found at run time: for what runs on the machine that builds
+@torch//:defs.bzl  HAS_CUDA, TORCH_VERSION, CUDA_VERSION ("" without CUDA)
 """
 
 _REMEDY = "\n".join([
@@ -27,10 +28,14 @@ cc_library(
     ],
     linkopts = [
         "-L{lib}",
-        "-Wl,-rpath,{lib}",
         "-ltorch_cpu",
         "-lc10",
     ],
+)
+
+cc_library(
+    name = "rpath",
+    linkopts = [{rpath}],
 )
 """
 
@@ -49,7 +54,6 @@ cc_library(
         "-lc10_cuda",
         "-l:{cudart}",
         "-L{cudart_folder}",
-        "-Wl,-rpath,{cudart_folder}",
     ],
     deps = [":torch"],
 )
@@ -87,8 +91,12 @@ def _torch_repository_impl(ctx):
         fail("No libtorch to build with: {}.{}".format(found["problem"], _REMEDY))
     ctx.symlink(found["include"], "include")
 
-    build = _BUILD.format(lib = found["lib"])
     has_cuda = "cuda" in found
+    places = [found["lib"]]
+    if has_cuda:
+        places.append(found["cudart"].rpartition("/")[0])
+    rpath = ", ".join(["\"-Wl,-rpath,{}\"".format(place) for place in places])
+    build = _BUILD.format(lib = found["lib"], rpath = rpath)
     if has_cuda:
         ctx.symlink(found["cuda"], "cuda_include")
         ctx.symlink(found["crt"], "more_include/crt")
@@ -114,7 +122,11 @@ def _torch_repository_impl(ctx):
     ctx.file("BUILD.bazel", build, executable = False)
     ctx.file(
         "defs.bzl",
-        "HAS_CUDA = {}\n\nTORCH_VERSION = \"{}\"\n".format(has_cuda, found["version"]),
+        "HAS_CUDA = {}\n\nTORCH_VERSION = \"{}\"\n\nCUDA_VERSION = \"{}\"\n".format(
+            has_cuda,
+            found["version"],
+            found["cuda_version"] if has_cuda else "",
+        ),
         executable = False,
     )
 

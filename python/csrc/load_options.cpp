@@ -81,7 +81,9 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
     } else if (name == "uncaptured") {
       parsed.runtime.uncaptured = parseBool(name, value);
     } else if (name == "require_capture") {
-      parsed.runtime.requireCapture = parseBool(name, value);
+      const bool partitions = value == "partitions";
+      parsed.requireNodes = !partitions && parseBool(name, value);
+      parsed.runtime.requireCapture = partitions || parsed.requireNodes;
     } else if (name == "results") {
       parsed.runtime.results = parseResults(value);
     } else if (name == "poison") {

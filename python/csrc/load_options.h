@@ -14,6 +14,7 @@ namespace gravure {
 struct LoadOptions {
   PassOptions passes;
   RuntimeOptions runtime;
+  bool requireNodes = false;  // that none is kept out of graphs
   bool poison = true;
 };
 

@@ -4,6 +4,7 @@
 #include "ir/verify.h"
 #include "passes/partition_plan.h"
 #include "python/csrc/load_options.h"
+#include "python/csrc/planning.h"
 
 #include <llvm/Support/raw_ostream.h>
 
@@ -84,7 +85,13 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device,
     }
   };
   runPasses(program, passes_, {}, pipeline);
-  runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), options.runtime);
+  if (options.requireNodes) requireAllCaptured(program, passes_);
+  logMissed(passes_.remarks, 0);
+  RuntimeOptions runtime = options.runtime;
+  runtime.onCapture = [this](const std::string& entry, int64_t done, int64_t total) {
+    progress_.show(entry, done, total);
+  };
+  runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), std::move(runtime));
 }
 
 const Entry& LoadedProgram::entry(const std::string& name) const {
@@ -144,15 +151,26 @@ std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name, const
   return inputs;
 }
 
+std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
+                                                  std::vector<c10::IValue> inputs) {
+  auto results = runtime_->run(name, std::move(inputs));
+  const Remarks& remarks = runtime_->remarks();
+  if (remarks.all().size() > logged_) {
+    logMissed(remarks, logged_);
+    logged_ = remarks.all().size();
+  }
+  return results;
+}
+
 LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
   const std::lock_guard lock(mutex_);
-  return asList(runtime_->run(name, allInputs(name, values)));
+  return asList(runLogged(name, allInputs(name, values)));
 }
 
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
                                                   const std::vector<at::Tensor>& values) {
   const std::lock_guard lock(mutex_);
-  return asTensors(runtime_->run(name, allInputs(name, values)));
+  return asTensors(runLogged(name, allInputs(name, values)));
 }
 
 LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
@@ -171,7 +189,7 @@ std::vector<c10::IValue> LoadedProgram::step(const std::string& name,
                                              std::vector<c10::IValue> inputs, bool checkHooks) {
   const GradientTargets& targets = gradientTargets(name);
   targets.check(inputs, checkHooks);
-  return targets.accumulate(inputs, runtime_->run(name, inputs));
+  return targets.accumulate(inputs, runLogged(name, inputs));
 }
 
 LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,

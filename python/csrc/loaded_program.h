@@ -3,6 +3,7 @@
 
 #include "passes/pass.h"
 #include "python/csrc/gradients.h"
+#include "python/csrc/user_log.h"
 #include "runtime/runtime.h"
 
 #include <ATen/core/ivalue.h>
@@ -31,7 +32,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///   order               "levels" or "program"
   ///   min_partition_size, memory_growth
   ///   uncaptured          "1": the reference, node by node
-  ///   require_capture     "1": a partition that fails to capture is an error
+  ///   require_capture     "1": a node outside of graphs that `host` does not name is an error, and a
+  ///                       partition that fails to capture; "partitions": the latter alone
   ///   poison              "0": the host device does not overwrite dead memory
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(Program program, const std::string& device, const LoadOptions& options);
@@ -94,12 +96,15 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> step(const std::string& name, std::vector<c10::IValue> inputs,
                                 bool checkHooks);
   const GradientTargets& gradientTargets(const std::string& name);
+  std::vector<c10::IValue> runLogged(const std::string& entry, std::vector<c10::IValue> inputs);
   Remarks allRemarks() const;
 
   // A Python operator in the program may come back to it.
   mutable std::recursive_mutex mutex_;
   PassContext passes_;
   std::string partitionPlan_;
+  CaptureProgress progress_;
+  size_t logged_ = 0;  // of the runtime's remarks
   std::unique_ptr<Runtime> runtime_;
   std::map<std::string, Bound> bound_;
   std::map<std::string, GradientTargets> gradients_;

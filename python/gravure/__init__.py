@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from .torch_version import check_torch
+
+check_torch()  # on another torch, what follows fails in ways that say nothing
+
+# ruff: noqa: E402
 from .backend import compile_graph
 from .compile_step import compile_step
 from .errors import ExportError
+from .explain import Explanation, explain
 from .export import export_joint, export_step
+from .registration import register
 from .report import Report, report
 from .runtime import Program, load, release_memory
 
 __all__ = [
     "ExportError",
+    "Explanation",
     "Program",
     "Report",
     "compile_graph",
     "compile_step",
+    "explain",
     "export_joint",
     "export_step",
     "load",
     "release_memory",
     "report",
 ]
+
+register()

@@ -10,7 +10,6 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.registry import register_backend
 from torch._guards import CompileContext, TracingContext
 
 from .aot_entries import FrameNamer
@@ -27,7 +26,6 @@ from .runtime import program_class
 from .trace import unique_names
 
 
-@register_backend(name="gravure")
 @unpacks_as_eager
 def compile_graph(
     graph: fx.GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None
@@ -39,7 +37,24 @@ def compile_graph(
     """
     chosen = CompileOptions.parse(options)
     program_class()
-    frame = _Frame(graph, inputs, chosen)
+    return compile_frame(graph, inputs, chosen, _followed)
+
+
+# Makes what runs a graph: from its label and the names of its values.
+Maker = Callable[[str, FrameNamer, CompileOptions], CompiledGraph]
+
+
+def _followed(label: str, namer: FrameNamer, options: CompileOptions) -> CompiledGraph:
+    graph = CompiledGraph(label, namer, options)
+    follow(graph)
+    return graph
+
+
+def compile_frame(
+    graph: fx.GraphModule, inputs: list[Any], chosen: CompileOptions, maker: Maker
+) -> Callable[..., Any]:
+    """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes."""
+    frame = _Frame(graph, inputs, chosen, maker)
     settings = {
         "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
         "enable_autograd_cache": False,
@@ -61,14 +76,15 @@ def compile_graph(
 class _Frame:
     """Takes AOTAutograd's graphs of one graph of Dynamo's as they come."""
 
-    def __init__(self, graph: fx.GraphModule, inputs: list[Any], options: CompileOptions) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, inputs: list[Any], options: CompileOptions, maker: Maker
+    ) -> None:
         self._namer = FrameNamer()
         nodes = graph.graph.find_nodes(op="placeholder")
         self._inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
         self._outputs = 0
-        self._compiled = CompiledGraph(label_of(graph), self._namer, options)
-        follow(self._compiled)
+        self._compiled = maker(label_of(graph), self._namer, options)
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         self._outputs = num_fwd_outputs

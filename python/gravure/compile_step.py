@@ -6,6 +6,7 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -76,8 +77,15 @@ def compile_step(
                 f"compile_step takes no option {name!r}: it makes a program for each shape, and "
                 "raises ExportError where it cannot"
             )
-    chosen = CompileOptions.parse(options)
     name = getattr(fn, "__name__", type(fn).__name__)
+    compiler = StepCompiler(fn, name, CompileOptions.parse(options))
+    step = step_with(fn, name, compiler)
+    step.gravure_step = (fn, options)  # type: ignore[attr-defined]  for gravure.explain
+    return step
+
+
+def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Callable[..., Any]:
+    """`fn` under Dynamo, its loss marked, with `compiler` as backend."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
@@ -89,11 +97,12 @@ def compile_step(
             return [_LOSS(result[0]), *result[1:]]
         return result
 
-    compiler = unpacks_as_eager(_Compiler(fn, name, chosen))
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
-    compiled = torch.compile(fresh, backend=compiler, fullgraph=True, dynamic=False)
+    compiled = torch.compile(
+        fresh, backend=unpacks_as_eager(compiler), fullgraph=True, dynamic=False
+    )
 
     def step(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -122,10 +131,26 @@ def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> A
         with torch._dynamo.config.patch(settings), unlogged:
             return compiled(*args, **kwargs)
     except TorchDynamoException as error:
+        inner = getattr(error, "inner_exception", None)
+        if type(inner) is RuntimeError:  # the library's words say what to do
+            raise inner from None
         raise refusal(error, name) from error
 
 
-class _Compiler:
+@dataclass
+class WrittenStep:
+    """A step as a program text, and how it is called."""
+
+    label: str
+    text: str
+    writer: EntryWriter
+    device: str
+    places: list[int]  # of Dynamo's outputs, among the entry's that are no gradients
+    kept: list[int]  # positions of parameters and buffers
+    only_tensors: bool  # taken and returned
+
+
+class StepCompiler:
     """Dynamo's backend: from its graph of a step to what runs it."""
 
     def __init__(self, fn: Callable[..., Any], name: str, options: CompileOptions) -> None:
@@ -136,6 +161,20 @@ class _Compiler:
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         library = program_class()
+        written = self.write(graph, inputs)
+        with unset_fake_temporarily():
+            options = self.options.for_library()
+            program = library.of_text(written.text, written.device, options)
+            _bind(program, written.writer)
+        self.programs += 1
+        run = _caller(program, written.places, written.kept, only_tensors=written.only_tensors)
+        engraved = CompiledGraph.around(written.label, self.options, Instance(run, None, program))
+        run.compiled_graph = engraved  # type: ignore[attr-defined]  lives as long as it can run
+        follow(engraved)
+        return run
+
+    def write(self, graph: fx.GraphModule, inputs: list[Any]) -> WrittenStep:
+        """Raises ExportError. The loss becomes the first of `graph`'s outputs."""
         for value in inputs:
             if is_traceable_wrapper_subclass(value):
                 kind = type(value).__name__
@@ -153,18 +192,15 @@ class _Compiler:
         outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
         traced = Traced(self.name, *halves[:2], unique_names(specs), outputs, halves[2], namer)
         text, writer, places = step_entry(traced)
-        with unset_fake_temporarily():
-            device = device_of(halves[:2], label)
-            program = library.of_text(f"{HEADER}\n{text}", device, self.options.for_library())
-            _bind(program, writer)
-        self.programs += 1
-        tensors = all(isinstance(value, torch.Tensor) for value in [*inputs, *examples])
-        kept = [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")]
-        run = _caller(program, [places[i] for i in order], kept, only_tensors=tensors)
-        engraved = CompiledGraph.around(label, self.options, Instance(run, None, program))
-        run.compiled_graph = engraved  # type: ignore[attr-defined]  lives as long as it can run
-        follow(engraved)
-        return run
+        return WrittenStep(
+            label,
+            f"{HEADER}\n{text}",
+            writer,
+            device_of(halves[:2], label),
+            [places[i] for i in order],
+            [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")],
+            all(isinstance(value, torch.Tensor) for value in [*inputs, *examples]),
+        )
 
 
 def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:

@@ -152,7 +152,9 @@ class CompiledGraph:
     def _instance(self, key: Key) -> Instance:
         """A new instance, or the one for all where there are too many."""
         if self._any is None and (excess := self._excess(key)):
-            logger.warning("%s: %s", self.label, excess)
+            if self.options.raises:
+                raise ExportError(self.label, *excess)
+            logger.warning("%s: %s; further ones run uncaptured; %s", self.label, *excess)
             self._any = self._make((), keeps=False)
         if self._any is not None:
             return self._any
@@ -164,7 +166,8 @@ class CompiledGraph:
             self._instances[key] = instance
         return instance
 
-    def _excess(self, key: Key) -> str:
+    def _excess(self, key: Key) -> tuple[str, str] | None:
+        """What there is too much of for another program, and the remedy."""
         sizes, modules = (
             (set(part) for part in zip(*self._instances, strict=True))
             if (self._instances)
@@ -172,15 +175,15 @@ class CompiledGraph:
         )
         if key[0] not in sizes and len(sizes) >= self.options.max_shapes:
             return (
-                f"called with more than {len(sizes)} sets of sizes; further ones run uncaptured; "
-                "raise the option max_shapes, or pad to fewer sizes"
+                f"it is called with more than {len(sizes)} sets of sizes",
+                "raise the option max_shapes, or pad to fewer sizes",
             )
         if key[1] not in modules and len(modules) >= self.options.max_modules:
             return (
-                f"called for more than {len(modules)} modules; further ones run uncaptured; "
-                "raise the option max_modules"
+                f"it is called for more than {len(modules)} modules",
+                "raise the option max_modules",
             )
-        return ""
+        return None
 
     def _make(self, sizes: tuple[int, ...], *, keeps: bool) -> Instance:
         try:
@@ -188,7 +191,7 @@ class CompiledGraph:
                 known = dict(zip(self._symbols, sizes, strict=False))
                 return self._maker.make(known, keeps=keeps)
         except Exception as error:
-            if self.options.on_missed == "raise":
+            if self.options.raises:
                 raise
             self.failure = str(error).splitlines()[0]
             logger.warning(

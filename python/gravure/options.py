@@ -20,13 +20,14 @@ def library_options(
     memory_growth: float | None = None,
     memory_slack: int | None = None,
     uncaptured: bool = False,
-    require_capture: bool = False,
+    require_capture: bool | str = False,
     results: str = "owned",
     poison: bool | None = None,
 ) -> dict[str, str]:
-    """Options as the C++ library reads them."""
+    """Options as the C++ library reads them: `require_capture` may also be "partitions"."""
     options = {"order": order, "uncaptured": str(int(uncaptured))}
-    options["require_capture"] = str(int(require_capture))
+    named = isinstance(require_capture, str)
+    options["require_capture"] = require_capture if named else str(int(require_capture))
     options["results"] = results
     if host:
         options["host"] = ",".join(host)
@@ -102,7 +103,13 @@ class CompileOptions:
                 raise ValueError(f"option {name!r}: expected {expected}, found {value!r}")
         return cls(**(given or {}))
 
+    @property
+    def raises(self) -> bool:
+        """Whether it is an error that a graph, or a call of it, gets no program."""
+        return self.require_capture or self.on_missed == "raise"
+
     def for_library(self) -> dict[str, str]:
+        planned = "partitions" if self.on_missed == "raise" else False
         return library_options(
             host=self.host,
             order=self.order,
@@ -110,7 +117,7 @@ class CompileOptions:
             memory_growth=self.memory_growth,
             memory_slack=self.memory_slack,
             uncaptured=self.uncaptured,
-            require_capture=self.require_capture or self.on_missed == "raise",
+            require_capture=self.require_capture or planned,
             results=self.results,
             poison=self.poison,
         )

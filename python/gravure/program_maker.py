@@ -91,13 +91,8 @@ class ProgramMaker:
 
     def make(self, known: dict[Any, int], *, keeps: bool) -> Instance:
         """A program for these values of symbols. With `keeps` it is for one module's tensors."""
-        key = tuple(known.items())
-        if key not in self._texts:
-            for half in self.halves:
-                _refuse_nested(half.module)
-            self._texts[key] = self._text(KnownNumbers(known))
-        text, calls = self._texts[key]
-        device = device_of([half.module for half in self.halves], self.label)
+        text, calls = self.text(known)
+        device = self.device()
         program = program_class().of_text(text, device, self.options.for_library())
         logger.info("%s: made a program for %s", self.label, device)
         runs = [_bound_run(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
@@ -112,6 +107,18 @@ class ProgramMaker:
             return again(args) if _get_current_graph_task_keep_graph() else last(args)
 
         return Instance(runs[0], backward, program, kept, sizes)
+
+    def device(self) -> str:
+        return device_of([half.module for half in self.halves], self.label)
+
+    def text(self, known: dict[Any, int]) -> tuple[str, list[Call]]:
+        """The program for these values of symbols, and how its entries are called."""
+        key = tuple(known.items())
+        if key not in self._texts:
+            for half in self.halves:
+                _refuse_nested(half.module)
+            self._texts[key] = self._text(KnownNumbers(known))
+        return self._texts[key]
 
     def marker(self) -> tuple[int, int] | None:
         """A saved tensor: its position among the forward's results and the backward's arguments.

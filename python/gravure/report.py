@@ -82,13 +82,8 @@ def _of_graph(graph: CompiledGraph) -> GraphReport:
 
 def _of_program(instance: Instance) -> ProgramReport:
     program = instance.program
-    host: Counter[str] = Counter()
-    missed: Counter[str] = Counter()
-    for remark in json.loads(program.remarks_json()):
-        if remark["kind"] == "missed" and remark["pass"] == "runtime":
-            missed[f"{remark['name']}: {remark['message']}"] += 1
-        elif remark["kind"] == "missed":
-            host[f"{remark['name']}: {_place(remark)}"] += 1
+    remarks = json.loads(program.remarks_json())
+    missed = Counter(missed_otherwise(remarks))
     states = {entry: program.partition_states(entry) for entry in program.entries()}
     stats = dict(program.stats())
     if stats["steps"] > _PATIENCE and set(states.get("backward", ())) == {"cold"}:
@@ -99,11 +94,28 @@ def _of_program(instance: Instance) -> ProgramReport:
     return ProgramReport(
         sizes=list(instance.sizes),
         partitions=states,
-        host_nodes=dict(host.most_common()),
+        host_nodes=host_nodes(remarks),
         remarks=dict(missed.most_common()),
         stats=stats,
         plan=program.plan(),
     )
+
+
+def host_nodes(remarks: list[dict[str, Any]]) -> dict[str, int]:
+    """What the passes kept out of graphs: "reason: operator at place", and how many there are."""
+    found: Counter[str] = Counter()
+    for remark in remarks:
+        if remark["kind"] == "missed" and remark["node"] and remark["pass"] != "runtime":
+            found[f"{remark['name']}: {_place(remark)}"] += 1
+    return dict(found.most_common())
+
+
+def missed_otherwise(remarks: list[dict[str, Any]]) -> list[str]:
+    """What was missed besides: by the runtime, or for a whole entry."""
+    missed = (r for r in remarks if r["kind"] == "missed")
+    return [
+        f"{r['name']}: {r['message']}" for r in missed if r["pass"] == "runtime" or not r["node"]
+    ]
 
 
 def _place(remark: dict[str, Any]) -> str:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gravure_native import library_path
 
+from . import log  # noqa: F401  what the library logs through
 from .options import library_options
+from .torch_version import check_torch
 
-LIBRARY = "libgravure.so"
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
 
@@ -27,28 +29,22 @@ class Slot(NamedTuple):
     name: str
 
 
-def library_path() -> Path:
-    """The C++ library: named by GRAVURE_LIBRARY, beside this package, or as Bazel built it."""
-    named = os.environ.get("GRAVURE_LIBRARY")
-    if named:
-        if not Path(named).is_file():
-            raise FileNotFoundError(f"GRAVURE_LIBRARY names {named}, which is not a file")
-        return Path(named)
-    package = Path(__file__).resolve().parent
-    places = (package / LIBRARY, package.parents[1] / "bazel-bin" / "python" / LIBRARY)
-    for place in places:
-        if place.is_file():
-            return place
-    raise FileNotFoundError(
-        f"{LIBRARY} is at none of {', '.join(map(str, places))}; "
-        "build it with tools/build, or name it in GRAVURE_LIBRARY"
-    )
-
-
 @cache
 def program_class() -> Any:
-    """`torch.classes.gravure.Program`. Raises FileNotFoundError where the library is not built."""
-    torch.ops.load_library(str(library_path()))
+    """`torch.classes.gravure.Program`.
+
+    Raises FileNotFoundError where the library is not built, ImportError where it was built for
+    another torch.
+    """
+    path = library_path()
+    check_torch(path.parent)
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise ImportError(
+            f"{path} does not load with torch {torch.__version__}: {error}. It was built for "
+            "another torch; build it anew, with tools/build or `pip install .`"
+        ) from error
     return torch.classes.gravure.Program
 
 
@@ -245,7 +241,8 @@ def load(
     `"host"`, which emulates capture on the CPU, or `"cuda"`, `"cuda:1"`. `host` names operators
     (`"aten::mm"`) and module paths (`"blocks.3.moe"`) to keep out of graphs; `order` is
     `"levels"` or `"program"`. `uncaptured` runs node by node, for comparisons; `require_capture`
-    makes a failed capture an error. `results` are the caller's (`"owned"`: gradients are lent
+    makes it an error that a node which `host` does not name stays out of graphs, or that a capture
+    fails. `results` are the caller's (`"owned"`: gradients are lent
     without a copy until somebody still holds one when the next step comes; `"copied"`: always a
     copy), or the arena's own, at the same address each step (`"static"`). Raises RuntimeError,
     which names the place or the node.

@@ -83,6 +83,8 @@ def language(config: str, model: str, **how: Any) -> tuple[nn.Module, Callable[[
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MLP = SIZES | {"intermediate_size": 128}
+DECODER = MLP | {"use_cache": False}
+GROUPED = DECODER | {"num_key_value_heads": 2}
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Batch]]]] = {
     "resnet18": lambda: vision("resnet18"),
@@ -91,10 +93,18 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Batch]]]] = {
     "regnet": lambda: vision("regnet_y_400mf"),
     "efficientnet": lambda: vision("efficientnet_b0"),
     "densenet": lambda: vision("densenet121"),
+    "squeezenet": lambda: vision("squeezenet1_1"),
+    "mnasnet": lambda: vision("mnasnet0_5"),
+    "swin": lambda: vision("swin_t"),
+    "googlenet": lambda: vision("googlenet", aux_logits=False, init_weights=False),
     "timm_vit": lambda: timm_model("vit_tiny_patch16_224", 64, img_size=64, depth=3),
     "timm_mixer": lambda: timm_model("mixer_s32_224", 224),
     "timm_convnext": lambda: timm_model("convnext_atto", 64),
     "timm_resnet": lambda: timm_model("resnet10t", 64),
+    "timm_mobilevit": lambda: timm_model("mobilevit_xxs", 64),
+    "timm_ghostnet": lambda: timm_model("ghostnet_050", 64),
+    "timm_efficientvit": lambda: timm_model("efficientvit_b0", 64),
+    "timm_nfnet": lambda: timm_model("nf_resnet26", 64),
     "gpt2": lambda: language(
         "GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4, n_positions=32
     ),
@@ -114,6 +124,44 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Batch]]]] = {
         num_heads=4,
         decoder_start_token_id=0,
         use_cache=False,
+    ),
+    "bart": lambda: language(
+        "BartConfig",
+        "BartForConditionalGeneration",
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_position_embeddings=64,
+        use_cache=False,
+    ),
+    "roberta": lambda: language("RobertaConfig", "RobertaForMaskedLM", pad_token_id=0, **MLP),
+    "electra": lambda: language("ElectraConfig", "ElectraForMaskedLM", embedding_size=32, **MLP),
+    "gpt_neox": lambda: language("GPTNeoXConfig", "GPTNeoXForCausalLM", **DECODER),
+    "opt": lambda: language(
+        "OPTConfig",
+        "OPTForCausalLM",
+        ffn_dim=128,
+        word_embed_proj_dim=64,
+        max_position_embeddings=64,
+        use_cache=False,
+        **SIZES,
+    ),
+    "bloom": lambda: language(
+        "BloomConfig", "BloomForCausalLM", hidden_size=64, n_layer=2, n_head=4, use_cache=False
+    ),
+    "phi": lambda: language("PhiConfig", "PhiForCausalLM", **DECODER),
+    "mistral": lambda: language("MistralConfig", "MistralForCausalLM", **GROUPED),
+    "qwen3": lambda: language("Qwen3Config", "Qwen3ForCausalLM", head_dim=16, **GROUPED),
+    "gemma2": lambda: language("Gemma2Config", "Gemma2ForCausalLM", head_dim=16, **GROUPED),
+    "mixtral": lambda: language(
+        "MixtralConfig", "MixtralForCausalLM", num_local_experts=4, **GROUPED
+    ),
+    "mamba": lambda: language(
+        "MambaConfig", "MambaForCausalLM", hidden_size=64, num_hidden_layers=2, use_cache=False
     ),
 }
 

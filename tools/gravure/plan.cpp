@@ -2,7 +2,7 @@
 
 #include "tools/gravure/load.h"
 #include "tools/gravure/pass_flags.h"
-#include "tools/gravure/plan_report.h"
+#include "tools/gravure/plan_print.h"
 #include "tools/gravure/remark_output.h"
 
 #include <llvm/Support/raw_ostream.h>

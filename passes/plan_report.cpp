@@ -1,4 +1,4 @@
-#include "tools/gravure/plan_report.h"
+#include "passes/plan_report.h"
 
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
@@ -7,7 +7,7 @@
 
 #include <llvm/ADT/DenseMap.h>
 
-namespace gravure::tool {
+namespace gravure {
 namespace {
 
 int64_t countCalls(const Block* block) {
@@ -107,4 +107,4 @@ PlanReport planProgram(Program& program, PassContext& context, const std::string
   return report;
 }
 
-}  // namespace gravure::tool
+}  // namespace gravure

@@ -1,5 +1,6 @@
 #pragma once
-// How a program will be cut and where its memory lies, as gravure plan shows it.
+// How a program will be cut and where its memory lies, before anything runs: for gravure plan and
+// gravure.explain.
 
 #include "ir/memory_plan.h"
 #include "passes/pass.h"
@@ -8,7 +9,11 @@
 #include <string>
 #include <vector>
 
-namespace gravure::tool {
+namespace llvm {
+class raw_ostream;
+}
+
+namespace gravure {
 
 /// One partition, with how its operands keep their addresses.
 struct PartitionRow {
@@ -51,10 +56,9 @@ struct PlanReport {
   MemoryPlan memory;
 };
 
-/// Runs all passes on `program` and notes what they decide.
+/// Runs all passes on `program` and notes what they decide. `file` is what the report calls it.
 PlanReport planProgram(Program& program, PassContext& context, const std::string& file);
-
-void printPlan(const PlanReport& report, bool map, llvm::raw_ostream& os);
+/// One JSON object with the fields of PlanReport.
 void printPlanJson(const PlanReport& report, llvm::raw_ostream& os);
 
-}  // namespace gravure::tool
+}  // namespace gravure

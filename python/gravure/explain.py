@@ -1,0 +1,219 @@
+"""`gravure.explain(fn, args)`: how a model or a step will be cut, before anything of it runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
+
+from .aot_entries import FrameNamer
+from .backend import compile_frame
+from .compile_step import StepCompiler, step_with
+from .compiled_graph import CompiledGraph
+from .eager_unpack import unpacks_as_eager
+from .errors import ExportError
+from .options import CompileOptions
+from .program_maker import Instance
+from .report import host_nodes, missed_otherwise
+from .runtime import program_class
+from .untouched import faked, forgotten
+
+
+@dataclass
+class GraphPlan:
+    """How one graph of Dynamo's will be cut. `failure` says why it runs as it is, if it does."""
+
+    label: str
+    device: str  # "host", "cuda:0"
+    sizes: list[int]  # of a graph with symbolic sizes: those that were planned for
+    failure: str
+    plan: dict[str, Any]  # entries, partitions, host runs, bytes: what `gravure plan --json` prints
+    host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
+    remarks: list[dict[str, str]] = field(repr=False)  # docs/remarks.md
+    text: str = field(repr=False)  # the program, docs/program-text.md
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        if self.failure:
+            return [f"{self.label}: runs as it is: {self.failure}"]
+        sizes = f" for sizes {self.sizes}" if self.sizes else ""
+        lines = [f"{self.label}{sizes}, on {self.device}:"]
+        for entry in self.plan["entries"]:
+            own = [p for p in self.plan["partitions"] if p["entry"] == entry["name"]]
+            captured = sum(partition["calls"] for partition in own)
+            lines.append(
+                f"  {entry['name']}: {len(own)} partitions of {captured} nodes; "
+                f"{entry['calls'] - captured} on the host"
+            )
+        lines += [f"  {n} on the host, {node}" for node, n in self.host_nodes.items()]
+        lines.append(
+            f"  {self.plan['staged_bytes']} bytes staged a step; planned arena of "
+            f"{self.plan['arena_bytes']} bytes, {self.plan['live_bytes']} live at once"
+        )
+        return lines + [f"  {remark}" for remark in missed_otherwise(self.remarks)]
+
+
+@dataclass
+class Explanation:
+    """Every graph that Dynamo made, in order. `str` of it is for reading."""
+
+    name: str
+    graphs: list[GraphPlan]
+    graph_breaks: dict[str, int]  # Dynamo's reasons to cut between graphs
+    stopped: str  # why nothing was seen of what comes next; "" if all was seen
+
+    def __str__(self) -> str:
+        lines = [str(graph) for graph in self.graphs]
+        lines += [f"graph break: {reason}" for reason in self.graph_breaks]
+        if self.stopped:
+            lines.append(f"seen up to here: {self.stopped}")
+        return "\n".join(lines or [f"{self.name}: no graph, it runs as it is"])
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+def explain(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """How `fn(*args, **kwargs)` will be cut: partitions, what stays on the host and why, memory.
+
+    `fn` is what `torch.compile(fn, backend="gravure")` would be given, or is compiled so already;
+    or a step that `compile_step` made. Nothing of it is run or changed: operators work on shapes
+    alone, on any device. Code between graphs runs, on tensors without values; where it needs a
+    value, `Explanation.stopped` says so. Sizes of the arena are planned from types: the runtime
+    plans again, with the temporaries of operators.
+
+    Raises ValueError for an option that there is not; ExportError for a step that cannot become a
+    program.
+    """
+    kwargs = dict(kwargs or {})
+    step = getattr(fn, "gravure_step", None)
+    if step is not None:
+        return _explain_step(step[0], tuple(args), kwargs, options or step[1])
+    fn = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
+    return _explain_graphs(fn, tuple(args), kwargs, options)
+
+
+def _explain_step(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
+    name = getattr(fn, "__name__", type(fn).__name__)
+    planner = _StepPlanner(fn, name, CompileOptions.parse(options))
+    with faked(fn, args, kwargs), forgotten(planner):
+        step_with(fn, name, planner)(*args, **kwargs)
+    return Explanation(name, planner.plans, {}, "")
+
+
+def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
+    name = getattr(fn, "__name__", type(fn).__name__)
+    chosen = CompileOptions.parse(options)
+    plans: list[GraphPlan] = []
+
+    def maker(label: str, namer: FrameNamer, options: CompileOptions) -> CompiledGraph:
+        return _PlannedGraph(label, namer, options, plans)
+
+    @unpacks_as_eager
+    def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return compile_frame(graph, inputs, chosen, maker)
+
+    breaks = Counter(counters["graph_break"])
+    stopped = ""
+    with faked(fn, args, kwargs), forgotten(backend):
+        try:
+            torch.compile(fn, backend=backend)(*args, **kwargs)
+        except _BackwardCalled:
+            stopped = "it calls backward(); compile_step explains a step with its backward"
+        except Exception as error:
+            stopped = _reason(error)
+    reasons = Counter(counters["graph_break"]) - breaks
+    return Explanation(name, plans, dict(reasons), stopped)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BackendCompilerFailed):
+        error = error.inner_exception
+    if isinstance(error, DataDependentOutputException):
+        return f"code between graphs needs a value: {error.func}"
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+class _BackwardCalled(Exception):
+    pass
+
+
+def _plan(
+    label: str, text: str, device: str, sizes: Sequence[int], options: CompileOptions
+) -> GraphPlan:
+    """Raises RuntimeError, which names the node."""
+    with unset_fake_temporarily():
+        found = json.loads(program_class().explain(text, device, options.for_library()))
+    remarks = found["remarks"]
+    return GraphPlan(
+        label, device, list(sizes), "", found["plan"], host_nodes(remarks), remarks, text
+    )
+
+
+class _StepPlanner(StepCompiler):
+    """Plans Dynamo's graph of a step instead of loading it."""
+
+    def __init__(self, fn: Callable[..., Any], name: str, options: CompileOptions) -> None:
+        super().__init__(fn, name, options)
+        self.plans: list[GraphPlan] = []
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        written = self.write(graph, inputs)
+        plan = _plan(written.label, written.text, written.device, (), self.options)
+        self.plans.append(plan)
+        self.programs += 1
+        return lambda *_: [torch.zeros(()) for _ in written.places]
+
+
+class _PlannedGraph(CompiledGraph):
+    """Plans its programs instead of loading them. Its calls work on fake tensors."""
+
+    def __init__(
+        self, label: str, namer: FrameNamer, options: CompileOptions, plans: list[GraphPlan]
+    ) -> None:
+        super().__init__(label, namer, options)
+        self._plans = plans
+
+    def __del__(self) -> None:
+        """It is no compiled graph that a report at exit would name."""
+
+    def _make(self, sizes: tuple[int, ...], *, keeps: bool) -> Instance:
+        device = "host"
+        try:
+            with unset_fake_temporarily():
+                device = self._maker.device()
+                text, _ = self._maker.text(dict(zip(self._symbols, sizes, strict=False)))
+            plan = _plan(self.label, text, device, sizes, self.options)
+        except (ExportError, RuntimeError) as error:
+            self.failure = str(error).splitlines()[0]
+            plan = GraphPlan(self.label, device, list(sizes), self.failure, {}, {}, [], "")
+        self._plans.append(plan)
+        instance = self._maker.as_it_is()
+        if instance.backward is not None:
+            instance.backward = _refuse_backward
+        return instance
+
+
+def _refuse_backward(args: list[Any]) -> list[Any]:
+    raise _BackwardCalled
+
+
+# AOTAutograd calls it with one list of arguments.
+_refuse_backward._boxed_call = True  # type: ignore[attr-defined]

@@ -1,0 +1,126 @@
+"""What is built in C++: where it lies, and for which torch it was built.
+
+A module of its own, since `import gravure` imports torch, and the command `gravure` must not wait.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+LIBRARY = "libgravure.so"
+TOOL = "gravure"
+BUILT_FOR = "built_for.json"
+
+_SOURCES = Path(__file__).resolve().parents[1]  # in a source tree
+PACKAGE = Path(__file__).resolve().parent / "gravure"
+
+
+class Torch(NamedTuple):
+    """A release of PyTorch: `2.11.0+cu130`, and the CUDA it was built with, None without."""
+
+    version: str
+    cuda: str | None
+
+    @property
+    def release(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+    def __str__(self) -> str:
+        return f"torch {self.version} ({f'CUDA {self.cuda}' if self.cuda else 'without CUDA'})"
+
+
+# What the Python files are written for; what the C++ was built for is beside it.
+SUPPORTED = "2.11"
+
+
+def built_for(folder: Path) -> Torch | None:
+    """The torch that the library in `folder` was built for; None where nobody recorded it."""
+    record = folder / BUILT_FOR
+    return Torch(**json.loads(record.read_text())) if record.is_file() else None
+
+
+def mismatch(found: Torch, built: Torch | None) -> str:
+    """Why a build for `built` does not run with torch `found`, and what to do; "" if it does."""
+    if found.release != (built.release if built else SUPPORTED):
+        wanted = f"torch {SUPPORTED}" if built is None else str(built)
+        release = built.release if built else SUPPORTED
+        return (
+            f"gravure was built for {wanted}, and this is {found}: "
+            f"pip install 'torch=={release}.*', or a gravure that was built for torch "
+            f"{found.release}"
+        )
+    # Without CUDA it runs everywhere. With it, the library is linked with one CUDA runtime.
+    if built is not None and built.cuda and _major(found.cuda) != _major(built.cuda):
+        return (
+            f"gravure was built for {built}, and this is {found}: build it for this one, with "
+            "`pip install .` in gravure's sources, or install the other torch"
+        )
+    return ""
+
+
+def _major(version: str | None) -> str:
+    return (version or "").split(".")[0]
+
+
+def library_path() -> Path:
+    """The C++ library: named by GRAVURE_LIBRARY, beside this package, or as Bazel built it."""
+    return _find(LIBRARY, "GRAVURE_LIBRARY", "bazel-bin/python")
+
+
+def tool_path() -> Path:
+    """The command-line tool, found in the same way; GRAVURE_TOOL names another one."""
+    return _find(TOOL, "GRAVURE_TOOL", "bazel-bin/tools")
+
+
+def _find(name: str, variable: str, built: str) -> Path:
+    named = os.environ.get(variable)
+    if named:
+        if not Path(named).is_file():
+            raise FileNotFoundError(f"{variable} names {named}, which is not a file")
+        return Path(named)
+    places = (PACKAGE / name, _SOURCES / built / name)
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(
+        f"{name} is at none of {', '.join(map(str, places))}; "
+        f"build it with tools/build, or name it in {variable}"
+    )
+
+
+def main() -> NoReturn:
+    """The command `gravure`: becomes the tool, which finds the libraries of the installed torch."""
+    try:
+        tool = tool_path()
+        folder = _torch_folder()
+        facts = runpy.run_path(str(folder / "version.py"))
+        problem = mismatch(Torch(facts["__version__"], facts["cuda"]), built_for(tool.parent))
+        if problem:
+            raise ImportError(problem)
+    except (FileNotFoundError, ImportError) as error:
+        sys.exit(f"gravure: {error}")
+    libraries = [folder / "lib", *sorted(folder.parent.glob("nvidia/*/lib"))]
+    former = os.environ.get("LD_LIBRARY_PATH")
+    places = [*map(str, libraries), *([former] if former else [])]
+    environment = os.environ | {"LD_LIBRARY_PATH": ":".join(places)}
+    os.execve(tool, [str(tool), *sys.argv[1:]], environment)
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(
+            f"{sys.executable} has no torch, whose libraries the tool needs: "
+            f"pip install 'torch=={SUPPORTED}.*'"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -20,12 +22,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .aot_entries import device_of, picker
 from .backend import input_spec, label_of
+from .codegen import Stretches, Style, compile_graphs, styles
 from .compiled_graph import CompiledGraph
-from .eager_kernels import LIBRARY, eager_kernels
+from .eager_kernels import LIBRARY
 from .errors import ExportError
 from .export import step_entry
 from .fx_import import EntryWriter
-from .names import Namer
+from .known_numbers import KnownNumbers
+from .names import InputSpec, Namer
 from .options import CompileOptions
 from .program_maker import Instance
 from .program_text import HEADER
@@ -42,6 +46,8 @@ from .trace import (
     silent_functions,
     unique_names,
 )
+
+logger = logging.getLogger("gravure")
 
 # Marks the loss in Dynamo's graph, whose outputs come in an order of Dynamo's own.
 LIBRARY.define("loss(Tensor loss) -> Tensor")
@@ -144,26 +150,66 @@ class _Compiler:
         specs = [input_spec(n, namer) for n in graph.graph.find_nodes(op="placeholder")]
         order = _loss_first(graph, self.name)
         capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
-        with eager_kernels():
-            halves = differentiate(capture, self.name, not self.options.eager_rng)
-        values = output_node(graph).args[0]
-        examples = [value.meta.get("example_value") for value in values]
-        names = ["loss", *[f"output{i}" for i in range(1, len(values))]]
-        outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
-        traced = Traced(self.name, *halves[:2], unique_names(specs), outputs, halves[2], namer)
-        text, writer, places = step_entry(traced)
+        traced, stretches = self._traced(graph, capture, unique_names(specs), label)
+        text, writer, places = step_entry(traced, carries_python=True)
         with unset_fake_temporarily():
-            device = device_of(halves[:2], label)
+            device = device_of([traced.forward, traced.backward], label)
             program = library.of_text(f"{HEADER}\n{text}", device, self.options.for_library())
             _bind(program, writer)
+        examples = [value.meta.get("example_value") for value in output_node(graph).args[0]]
         self.programs += 1
         tensors = all(isinstance(value, torch.Tensor) for value in [*inputs, *examples])
         kept = [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")]
         run = _caller(program, [places[i] for i in order], kept, only_tensors=tensors)
-        engraved = CompiledGraph.around(label, self.options, Instance(run, None, program))
-        run.compiled_graph = engraved  # type: ignore[attr-defined]  lives as long as it can run
+        missed = stretches.missed if stretches else []
+        instance = Instance(run, None, program, missed=missed)
+        engraved = CompiledGraph.around(label, self.options, instance)
+        # Both live as long as it can run.
+        run.compiled_graph = engraved  # type: ignore[attr-defined]
+        run.stretches = stretches  # type: ignore[attr-defined]
         follow(engraved)
         return run
+
+    def _traced(
+        self, graph: fx.GraphModule, capture: Capture, specs: list[InputSpec], label: str
+    ) -> tuple[Traced, Stretches | None]:
+        """Forward and backward, and what was compiled of them."""
+        *others, last = styles(self.options, symbolic=False)
+        for style in others:
+            try:
+                return self._of_style(graph, capture, specs, label, style)
+            except Exception as error:
+                logger.debug("%s: not whole by Inductor: %r", label, error)
+        return self._of_style(graph, capture, specs, label, last)
+
+    def _of_style(
+        self,
+        graph: fx.GraphModule,
+        capture: Capture,
+        specs: list[InputSpec],
+        label: str,
+        style: Style,
+    ) -> tuple[Traced, Stretches | None]:
+        halves = differentiate(capture, self.name, not self.options.eager_rng, style)
+        count = len(output_node(graph).args[0])
+        names = ["loss", *[f"output{i}" for i in range(1, count)]]
+        outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
+        specs = [replace(spec) for spec in specs]
+        traced = Traced(self.name, *halves[:2], specs, outputs, halves[2], self.namer)
+        if not style.inductor:
+            return traced, None
+        text, writer, _ = step_entry(traced, carries_python=True)
+        made = compile_graphs(
+            [(traced.forward, "step"), (traced.backward, "step")],
+            {"step": writer.owners},
+            f"{HEADER}\n{text}",
+            KnownNumbers(),
+            style,
+            self.options,
+            label,
+        )
+        forward, backward = made.modules
+        return replace(traced, forward=forward, backward=backward), made
 
 
 def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:

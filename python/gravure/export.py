@@ -51,13 +51,16 @@ def export_step(
     return _save(fn, traced, path, {"step": (text, writer)})
 
 
-def step_entry(traced: Traced) -> tuple[str, EntryWriter, list[int]]:
-    """Forward and backward as the entry `step`.
+def step_entry(
+    traced: Traced, *, carries_python: bool = False
+) -> tuple[str, EntryWriter, list[int]]:
+    """Forward and backward as the entry `step`. `carries_python`: EntryWriter's.
 
     Also returns, for each of `traced.outputs`, its position among the entry's outputs that are no
     gradients; -1 for one that is None.
     """
     writer = EntryWriter(traced.namer)
+    writer.carries_python = carries_python
     forward = _write_forward(writer, traced)
     tangents = [_tangent(writer, forward, node) for node in _tangent_nodes(traced.backward)]
     rng = _backward_generators(writer, traced.backward)

@@ -88,6 +88,7 @@ def _of_program(instance: Instance) -> ProgramReport:
             missed[f"{remark['name']}: {remark['message']}"] += 1
         elif remark["kind"] == "missed":
             host[f"{remark['name']}: {_place(remark)}"] += 1
+    missed.update(instance.missed)
     states = {entry: program.partition_states(entry) for entry in program.entries()}
     stats = dict(program.stats())
     if stats["steps"] > _PATIENCE and set(states.get("backward", ())) == {"cold"}:

@@ -31,6 +31,14 @@ std::vector<int64_t> asList(const PlannedRun& run, const Places& places) {
   return list;
 }
 
+std::vector<int64_t> draws(const Entry& entry, const Places& places) {
+  std::vector<int64_t> list{kDraws};
+  for (const Node* node : entry.graph->nodes()) {
+    if (drawsRandom(node)) list.push_back(places.at(node));
+  }
+  return list;
+}
+
 }  // namespace
 
 PlannedRuns plannedRuns(const std::string& text,
@@ -47,6 +55,7 @@ PlannedRuns plannedRuns(const std::string& text,
     std::vector<std::vector<int64_t>> runs;
     for (const PlannedRun& run : planPartitions(entry, context.options).runs)
       runs.push_back(asList(run, places));
+    runs.push_back(draws(entry, places));
     planned.insert(entry.name, std::move(runs));
   }
   return planned;

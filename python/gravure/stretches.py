@@ -1,4 +1,4 @@
-"""Graphs with their capturable stretches as compiled code, where the passes would cut partitions."""
+"""Graphs with stretches as compiled code: where the passes would cut partitions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .known_numbers import KnownNumbers
 logger = logging.getLogger("gravure")
 
 _KINDLESS = (operator.getitem,)
-_SEEDED = torch.Tag.nondeterministic_seeded
 _NOT_INDUCTORS = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d")
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 # Compiles one stretch: see inductor.compile_stretch.
 Compiler = Callable[[fx.GraphModule], Callable[[list[Tensor]], Sequence[Tensor]]]
-# A run of the plan: its kind, then statements by position (python/csrc/planned_runs.h).
+# Runs of the plan: a kind, then statements by position (python/csrc/planned_runs.h).
 Runs = Sequence[Sequence[int]]
 _HOST_RUN = -1
+_DRAWS = -3
 
 
 def has_host_parts(runs: Runs) -> bool:
@@ -57,7 +57,8 @@ def compile_stretches(
     `owners` says for each statement of the text which node it was written for. A stretch that the
     compiler refuses stays as it was; `missed` says why.
     """
-    cutter = _Cutter(module, known, label, compiler)
+    draws = {owners[at] for kind, *statements in runs if kind == _DRAWS for at in statements}
+    cutter = _Cutter(module, known, label, compiler, draws)
     for partition, nodes in _planned(module, owners, runs):
         if partition < 0:
             cutter.copy(nodes)
@@ -81,7 +82,7 @@ def _planned(
     places: dict[fx.Node, tuple[int, int]] = {}  # rank of its last statement, partition
     rank = 0
     for kind, *statements in runs:
-        for at in statements:
+        for at in statements if kind != _DRAWS else ():
             rank += 1
             node = owners[at]
             if node is None or node.graph is not module.graph:
@@ -170,10 +171,6 @@ def _is_free(node: fx.Node) -> bool:
     return _is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list))
 
 
-def _draws(node: fx.Node) -> bool:
-    return _SEEDED in getattr(node.target, "tags", ())
-
-
 def _can_be_compiled(node: fx.Node, known: KnownNumbers) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
@@ -203,12 +200,18 @@ def _fixed(value: Any, known: KnownNumbers) -> Any:
 
 class _Cutter:
     def __init__(
-        self, module: fx.GraphModule, known: KnownNumbers, label: str, compiler: Compiler
+        self,
+        module: fx.GraphModule,
+        known: KnownNumbers,
+        label: str,
+        compiler: Compiler,
+        draws: set[fx.Node | None],
     ) -> None:
         self._module = module
         self._known = known
         self._label = label
         self._compiler = compiler
+        self._draws = draws
         self._graph = fx.Graph()
         self._env: dict[fx.Node, fx.Node] = {}
         self._codes: list[CompiledCode] = []
@@ -253,7 +256,8 @@ class _Cutter:
             self._missed.append(f"compile-failed: {label}: {reason}")
             return self.copy(nodes)
         inputs, outputs = stretch.layouts()
-        code = CompiledCode(label, run, inputs, outputs, random=any(map(_draws, nodes)))
+        random = not self._draws.isdisjoint(nodes)
+        code = CompiledCode(label, run, inputs, outputs, random=random)
         self._codes.append(code)
         self._call(code, stretch, calls)
 

@@ -13,7 +13,7 @@ from torch import fx
 from .compiled_ops import CompiledCode
 from .eager_kernels import eager_kernels
 from .errors import ExportError
-from .inductor import compile_stretch
+from .inductor import compile_stretch, cut_for_inductor
 from .known_numbers import KnownNumbers
 from .options import CompileOptions
 from .partition import partition
@@ -52,9 +52,7 @@ class Style:
     def partition(self, joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
         if not self.whole:
             return partition(joint, inputs, **rest)
-        from torch._inductor.compile_fx import partition_fn
-
-        return partition_fn(joint, inputs, **rest)
+        return cut_for_inductor(joint, inputs, **rest)
 
 
 ATEN = Style()

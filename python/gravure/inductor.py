@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch import Tensor, fx
+from torch._dynamo.utils import detect_fake_mode
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import make_fx
 
 # The runtime captures, not Inductor; random operators draw what ATen's draw, from the generator that
 # the runtime gives them.
@@ -28,17 +31,18 @@ def compile_stretch(
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """Inductor's code for `module`, which takes and returns tensors alone and writes no input.
 
-    Every placeholder has `meta["val"]`, a fake tensor of known sizes. With `decompose` its operators
-    are those that eager runs, and are taken apart first. The result takes its inputs as one list,
-    which it empties. Raises what Inductor raises.
+    Every placeholder has `meta["val"]`, a fake tensor of known sizes. With `decompose` its
+    operators are those that eager runs, and are taken apart first. The result takes its inputs as
+    one list, which it empties. Raises what Inductor raises.
     """
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    mode = examples[0].fake_mode if examples else FakeTensorMode()
+    mode = detect_fake_mode(examples) or FakeTensorMode()
     with (
         unset_fake_temporarily(),
         tracing(TracingContext(mode)),
+        V.set_fake_mode(mode),
         inductor_config.patch(_SETTINGS),
         torch.no_grad(),
     ):
@@ -46,7 +50,7 @@ def compile_stretch(
             module = _decomposed(module, examples)
         if decompose or inference:
             module = _recursive_joint_graph_passes(module)
-        end = next(iter(module.graph.find_nodes(op="output")))
+        end = module.graph.output_node()
         # All strides are part of the program.
         end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))
         return compile_fx_inner(
@@ -54,11 +58,30 @@ def compile_stretch(
         )
 
 
+def cut_for_inductor(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+    """Forward and backward as Inductor cuts them: what is cheap is computed again."""
+    from torch._inductor.compile_fx import partition_fn
+
+    with V.set_fake_mode(detect_fake_mode(inputs) or FakeTensorMode()):
+        return partition_fn(joint, inputs, **rest)
+
+
 def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
     from torch._inductor.decomposition import select_decomp_table
 
-    run = torch.func.functionalize(fx.Interpreter(module).run)
-    traced = make_fx(run, decomposition_table=select_decomp_table(), tracing_mode="fake")(*examples)
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
-    return traced
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return lambda *args: None
+
+    with functorch_config.patch({"enable_autograd_cache": False}):
+        aot_module_simplified(
+            module, examples, fw_compiler=keep, decompositions=select_decomp_table()
+        )
+    (graph,) = graphs
+    given, wanted = (len(g.graph.find_nodes(op="placeholder")) for g in (graph, module))
+    results, asked = (len(g.graph.output_node().args[0]) for g in (graph, module))
+    if (given, results) != (wanted, asked):
+        raise AssertionError(f"a stretch of {wanted} inputs and {asked} results lost some")
+    return graph

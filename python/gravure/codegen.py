@@ -29,8 +29,8 @@ class HostParts(Exception):
 class Style:
     """How AOTAutograd makes graphs.
 
-    `whole`: as Inductor wants them, taken apart and with what is cheap recomputed; for graphs without
-    a node for the host. Otherwise: eager's operators, from which Inductor takes its stretches.
+    `whole`: as Inductor wants them, taken apart and with what is cheap recomputed; for graphs
+    without a node for the host. Otherwise: eager's operators, from which Inductor takes stretches.
     """
 
     inductor: bool = False

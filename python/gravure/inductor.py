@@ -15,8 +15,8 @@ from torch._guards import TracingContext, tracing
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-# The runtime captures, not Inductor; random operators draw what ATen's draw, from the generator that
-# the runtime gives them.
+# The runtime captures, not Inductor; random operators draw what ATen's draw, from the generator
+# that the runtime gives them.
 _SETTINGS = {
     "triton.cudagraphs": False,
     "fallback_random": True,

@@ -13,7 +13,7 @@ from torch import fx
 from .compiled_ops import CompiledCode
 from .eager_kernels import eager_kernels
 from .errors import ExportError
-from .inductor import compile_stretch, cut_for_inductor
+from .inductor import compile_stretch, cut_for_inductor, decompositions
 from .known_numbers import KnownNumbers
 from .options import CompileOptions
 from .partition import partition
@@ -38,11 +38,7 @@ class Style:
 
     @property
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        if not self.whole:
-            return {}
-        from torch._inductor.decomposition import select_decomp_table
-
-        return select_decomp_table()
+        return decompositions() if self.whole else {}
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

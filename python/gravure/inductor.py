@@ -58,6 +58,14 @@ def compile_stretch(
         )
 
 
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """How Inductor takes operators apart, but for those that draw."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    with inductor_config.patch(_SETTINGS):
+        return select_decomp_table()
+
+
 def cut_for_inductor(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
     """Forward and backward as Inductor cuts them: what is cheap is computed again."""
     from torch._inductor.compile_fx import partition_fn
@@ -67,8 +75,6 @@ def cut_for_inductor(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
 
 
 def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
-    from torch._inductor.decomposition import select_decomp_table
-
     graphs: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -76,9 +82,7 @@ def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
         return lambda *args: None
 
     with functorch_config.patch({"enable_autograd_cache": False}):
-        aot_module_simplified(
-            module, examples, fw_compiler=keep, decompositions=select_decomp_table()
-        )
+        aot_module_simplified(module, examples, fw_compiler=keep, decompositions=decompositions())
     (graph,) = graphs
     given, wanted = (len(g.graph.find_nodes(op="placeholder")) for g in (graph, module))
     results, asked = (len(g.graph.output_node().args[0]) for g in (graph, module))

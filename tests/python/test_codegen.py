@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gravure import backend, codegen, compile_step
+from gravure import codegen
 from gravure.compiled_ops import CompiledCode, Layout
 from running import bits, need_library
 from torch import Tensor, fx
@@ -34,7 +35,7 @@ class Stretches:
         self.calls = 0
 
     def __call__(self, module: fx.GraphModule, **_: Any) -> Callable[[list[Tensor]], Any]:
-        self.operators.append(len(module.graph.find_nodes(op="call_function")))
+        self.operators.append(sum(n.op == "call_function" for n in module.graph.nodes))
 
         def run(inputs: list[Tensor]) -> Any:
             self.calls += 1
@@ -53,8 +54,8 @@ def stretches(monkeypatch: pytest.MonkeyPatch) -> Stretches:
         return [codegen.Style(inductor=True)]
 
     monkeypatch.setattr(codegen, "compile_stretch", compiler)
-    monkeypatch.setattr(backend, "styles", parts)
-    monkeypatch.setattr(compile_step, "styles", parts)
+    for name in ("backend", "compile_step"):
+        monkeypatch.setattr(importlib.import_module(f"gravure.{name}"), "styles", parts)
     return compiler
 
 

@@ -166,7 +166,7 @@ class _Compiler:
         engraved = CompiledGraph.around(label, self.options, instance)
         # Both live as long as it can run.
         run.compiled_graph = engraved  # type: ignore[attr-defined]
-        run.stretches = stretches  # type: ignore[attr-defined]
+        run.called = stretches, writer.held  # type: ignore[attr-defined]
         follow(engraved)
         return run
 

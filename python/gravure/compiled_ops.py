@@ -20,6 +20,10 @@ _SCHEMA = "(str name, int calls, Tensor[] inputs) -> Tensor[]"
 LIBRARY.define(f"compiled{_SCHEMA}")
 LIBRARY.define(f"compiled_random{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
 
+# What dispatch includes and excludes where nothing is special. A program runs below autograd, where
+# vmap, for one, takes other ways.
+_PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
 _NUMBERS = itertools.count(1)
 _LIVE: weakref.WeakValueDictionary[str, CompiledCode] = weakref.WeakValueDictionary()
 
@@ -82,8 +86,9 @@ class CompiledCode:
         ]
         taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         results = []
-        # The list is the code's to empty.
-        for tensor, layout in zip(self._run(given), self._outputs, strict=True):
+        with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.no_grad():
+            made = self._run(given)  # the list is the code's to empty
+        for tensor, layout in zip(made, self._outputs, strict=True):
             place = tensor.untyped_storage().data_ptr()
             if (place in taken and tensor.numel() > 0) or not layout.conforms(tensor):
                 tensor = layout.copy_of(tensor)

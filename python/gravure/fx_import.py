@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from . import higher_order
+from .compiled_ops import CompiledCode
 from .eager_kernels import BERNOULLI_LIKE
 from .errors import ExportError
 from .known_numbers import KnownNumbers
@@ -54,6 +55,7 @@ class EntryWriter:
         # The outermost node that each statement was written for; None for statements of the entry.
         self.owners: list[fx.Node | None] = []
         self.carries_python = False  # operators that only Python has are called as they are
+        self.held: list[CompiledCode] = []  # what a program of this text calls
         self._owner: fx.Node | None = None
         self._input_names: set[str] = set()
         self._constants: dict[int, str] = {}
@@ -306,7 +308,7 @@ class EntryWriter:
         if isinstance(ref, ListValue):
             kind = self.types.of(node.meta.get("val"))
             self.env[node] = self.define(node.name, kind, f"aten::__getitem__.t({ref}, {index})")
-        elif isinstance(ref, (list, tuple)):
+        elif isinstance(ref, (list, tuple, dict)):
             self.env[node] = ref[index]
         else:
             raise self.refusal(node, "it takes a member of what has none", "report this")

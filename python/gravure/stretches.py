@@ -20,6 +20,7 @@ logger = logging.getLogger("gravure")
 
 _KINDLESS = (operator.getitem,)
 _NOT_INDUCTORS = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d")
+_INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 # Compiles one stretch: see inductor.compile_stretch.
@@ -147,10 +148,19 @@ def _schema(node: fx.Node) -> Any:
     return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
 
 
+def _is_inductors_own(node: fx.Node) -> bool:
+    return getattr(node.target, "_name", "") in _INDUCTORS_OWN
+
+
+def _is_graph(node: fx.Node) -> bool:
+    """A graph that a node takes."""
+    return node.op == "get_attr" and "val" not in node.meta
+
+
 def _writes(node: fx.Node) -> bool:
     schema = _schema(node)
     if schema is None:
-        return node.target not in _KINDLESS
+        return node.target not in _KINDLESS and not _is_inductors_own(node)
     return schema.is_mutable or not schema.returns
 
 
@@ -168,20 +178,24 @@ def _is_view(node: fx.Node) -> bool:
 
 def _is_free(node: fx.Node) -> bool:
     """May be made anywhere, again and again: a view, or a number."""
-    return _is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list))
+    return _is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list, dict))
 
 
 def _can_be_compiled(node: fx.Node, known: KnownNumbers) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and _can_be_compiled(source, known)
-    schema = _schema(node)
-    if schema is None or _writes(node) or node.target.namespace in _NOT_INDUCTORS:
+    if not _is_inductors_own(node) and _schema(node) is None:
         return False
-    return all(_is_known(n.meta.get("val"), known) for n in (node, *node.all_input_nodes))
+    if _writes(node) or getattr(node.target, "namespace", "") in _NOT_INDUCTORS:
+        return False
+    values = [node, *(n for n in node.all_input_nodes if not _is_graph(n))]
+    return all(_is_known(n.meta.get("val"), known) for n in values)
 
 
 def _is_known(value: Any, known: KnownNumbers) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
     if isinstance(value, (tuple, list)):
         return all(member is None or _is_known(member, known) for member in value)
     if isinstance(value, Tensor):
@@ -196,6 +210,18 @@ def _fixed(value: Any, known: KnownNumbers) -> Any:
 
 
 # ---- the new graph
+
+
+def say_what_constants_are(module: fx.GraphModule) -> None:
+    """Gives each tensor constant of the graph its `meta["val"]`."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    mode = detect_fake_mode([n.meta.get("val") for n in nodes]) or FakeTensorMode()
+    for node in module.graph.nodes:
+        if node.op != "get_attr" or "val" in node.meta:
+            continue
+        held = operator.attrgetter(str(node.target))(module)
+        if isinstance(held, Tensor):
+            node.meta["val"] = mode.from_tensor(held.detach(), static_shapes=True)
 
 
 class _Cutter:
@@ -216,16 +242,8 @@ class _Cutter:
         self._env: dict[fx.Node, fx.Node] = {}
         self._codes: list[CompiledCode] = []
         self._missed: list[str] = []
-        self._say_what_constants_are()
+        say_what_constants_are(module)
         self.copy([n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")])
-
-    def _say_what_constants_are(self) -> None:
-        nodes = self._module.graph.find_nodes(op="placeholder")
-        mode = detect_fake_mode([n.meta.get("val") for n in nodes]) or FakeTensorMode()
-        for node in self._module.graph.find_nodes(op="get_attr"):
-            held = operator.attrgetter(str(node.target))(self._module)
-            if isinstance(held, Tensor):
-                node.meta["val"] = mode.from_tensor(held.detach(), static_shapes=True)
 
     def copy(self, nodes: list[fx.Node]) -> None:
         for node in nodes:
@@ -284,10 +302,17 @@ class _Stretch:
     takes and returns, so that no two of its tensors share memory.
     """
 
-    def __init__(self, owner: fx.GraphModule, nodes: list[fx.Node], known: KnownNumbers) -> None:
+    def __init__(
+        self,
+        owner: fx.GraphModule,
+        nodes: list[fx.Node],
+        known: KnownNumbers,
+        *,
+        always: bool = False,
+    ) -> None:
         inside = set(nodes)
         self.first = nodes[0]
-        needed = [n for n in nodes if any(user not in inside for user in n.users)]
+        needed = [n for n in nodes if always or any(user not in inside for user in n.users)]
         views = {n for n in needed if _is_free(n)}
         pending = list(views)
         outputs = {n for n in needed if n not in views}
@@ -323,6 +348,9 @@ class _Stretch:
             if operand in inside or operand in self._env:
                 continue
             value = operand.meta.get("val")
+            if _is_graph(operand):
+                self._env[operand] = self._graph.node_copy(operand)
+                continue
             if not isinstance(value, Tensor):
                 self._env[operand] = _fixed(value, self._known)
                 continue
@@ -347,5 +375,24 @@ class _Stretch:
         return Layout(size, stride)
 
     def layouts(self) -> tuple[list[Layout], list[Layout]]:
-        of = [[self._layout(n.meta["val"]) for n in ns] for ns in (self.inputs, self.outputs)]
+        of = []
+        for nodes in (self.inputs, self.outputs):
+            leaves = torch.utils._pytree.tree_leaves([n.meta["val"] for n in nodes])
+            of.append([self._layout(leaf) for leaf in leaves if isinstance(leaf, Tensor)])
         return of[0], of[1]
+
+
+def carried(node: fx.Node, known: KnownNumbers) -> tuple[CompiledCode, list[fx.Node]]:
+    """A node that is no operator as compiled code, and its operands; results as one flat list."""
+    owner = node.graph.owning_module
+    assert owner is not None
+    say_what_constants_are(owner)
+    stretch = _Stretch(owner, [node], known, always=True)
+    module = stretch.module
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        leaves = torch.utils._pytree.tree_leaves(module(*inputs))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    code = CompiledCode(node.name, run, *stretch.layouts(), random=False)
+    return code, stretch.inputs

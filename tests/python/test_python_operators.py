@@ -12,6 +12,7 @@ import torch
 import torch.nn as nn
 from running import bits, need_library
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from training import leaves, replays, rows, same_as_eager, state_of
 
 need_library()
@@ -138,6 +139,25 @@ def test_an_error_in_one_reaches_the_caller_and_the_next_step_is_right() -> None
                 compiled(x)
             continue
         assert bits(compiled(x)) == bits(x * 2 * weight)
+
+
+def test_flex_attention_is_carried() -> None:
+    bias = torch.randn(16)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return s + bias[i] * 0.1
+
+        return flex_attention(q * 2, k, v, score_mod=score, block_mask=mask).tanh()
+
+    compiled = torch.compile(attend, backend="gravure", options={"on_missed": "raise"})
+    with torch.no_grad():
+        for _ in range(5):
+            q, k, v = (torch.randn(1, 2, 16, 16) for _ in range(3))
+            assert bits(compiled(q, k, v, mask)) == bits(attend(q, k, v, mask))
+    graph = gravure.report().graphs[-1]
+    assert graph.programs[0].partitions == {"step": ["captured"]}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
+import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +18,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from gravure import codegen
 from gravure.compiled_ops import CompiledCode, Layout
+from gravure.known_numbers import KnownNumbers
+from gravure.stretches import compile_stretches
 from running import bits, need_library
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from training import Mlp, Normed, images, leaves, replays, rows, same_as_eager, state_of
 
@@ -104,6 +109,38 @@ def test_stretches_change_no_bit(
     report = same_as_eager(model, batches, options=INDUCTOR, fullgraph=True)
     assert replays(report) and stretches.operators and stretches.calls
     assert max(stretches.operators) > 1
+
+
+def test_a_write_stays_behind_what_reads_the_old_value() -> None:
+    aten, graph = torch.ops.aten, fx.Graph()
+    x, old = (graph.placeholder(name) for name in ("x", "old"))
+    more = graph.call_function(aten.add.Tensor, (x, x))
+    new = graph.call_function(aten.mul.Tensor, (more, more))
+    waited = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (new,))
+    read = graph.call_function(aten.mul.Tensor, (waited, old))
+    result = graph.call_function(aten.add.Tensor, (read, old))
+    written = graph.call_function(aten.copy_.default, (old, new))
+    graph.output((result, written))
+    with FakeTensorMode():
+        for node in graph.nodes:
+            node.meta["val"] = torch.empty(4)
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    compiled = compile_stretches(
+        module, calls, [[0, *range(len(calls))], [-3]], KnownNumbers(), "test", Stretches()
+    )
+    targets = [n.target for n in compiled.module.graph.nodes if n.op == "call_function"]
+    kept = [t for t in targets if t is not operator.getitem]
+    code = torch.ops.gravure.compiled.default
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    assert kept == [code, wait, code, aten.copy_.default] and not compiled.missed
+
+
+def test_code_that_draws_says_so(stretches: Stretches) -> None:
+    for model, name in ((Mlp(), "compiled"), (Mlp(0.15), "compiled_random")):
+        report = same_as_eager(model, rows, steps=1, options=INDUCTOR)
+        text = report.graphs[0].programs[0].plan
+        assert re.search(rf"= gravure::{name}\b", text), text
 
 
 def test_other_sizes_are_other_stretches(stretches: Stretches) -> None:

@@ -18,6 +18,7 @@ from torch import fx
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .aot_entries import device_of, picker
@@ -30,6 +31,7 @@ from .export import step_entry
 from .fx_import import EntryWriter
 from .known_numbers import KnownNumbers
 from .names import InputSpec, Namer
+from .optimizer_step import Update, refuse_hooks, settings_of
 from .options import CompileOptions
 from .program_maker import Instance
 from .program_text import HEADER
@@ -59,7 +61,10 @@ _NOT_FOR_STEPS = ("on_missed", "max_shapes", "max_modules")
 
 
 def compile_step(
-    fn: Callable[..., Any], *, options: Mapping[str, Any] | None = None
+    fn: Callable[..., Any],
+    *,
+    optimizer: Optimizer | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """`fn` as a step: a call runs forward, loss and backward as one program, without autograd.
 
@@ -68,6 +73,11 @@ def compile_step(
     to what is there, as `loss.backward()` does: do not call backward yourself. Parameters stay the
     caller's tensors; a replaced one is used from the next call on. A call with arguments of another
     shape compiles another program.
+
+    With `optimizer` a call ends with its step, in the same program: the gradients of its parameters
+    are used up inside, and their `.grad` stays None. Parameters and state stay the caller's
+    tensors. The first call runs `optimizer.step()` itself, which makes the state. A setting that is
+    a number is part of the program: a learning rate that changes belongs in a tensor.
 
     Raises ValueError for an option that there is not; ExportError, at the first call, for a
     function that cannot become a program, and RuntimeError, before anything has run, for a
@@ -83,8 +93,50 @@ def compile_step(
             )
     chosen = CompileOptions.parse(options)
     name = getattr(fn, "__name__", type(fn).__name__)
+    if optimizer is not None:
+        return _with_optimizer(fn, optimizer, options, name)
+    return _step(fn, name, _Compiler(fn, name, chosen))
 
+
+def _with_optimizer(
+    fn: Callable[..., Any],
+    optimizer: Optimizer,
+    options: Mapping[str, Any] | None,
+    name: str,
+) -> Callable[..., Any]:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")
+    refuse_hooks(optimizer, name)
+    first: Callable[..., Any] | None = compile_step(fn, options=options)
+    compiler = _Compiler(fn, name, CompileOptions.parse(options), optimizer)
+    further = _step(fn, name, compiler)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        if first is None:
+            compiler.settings = compiler.known.setdefault(
+                settings_of(optimizer), len(compiler.known)
+            )
+            return further(*args, **kwargs)
+        for group in optimizer.param_groups:
+            if any(p.grad is not None for p in group["params"]):
+                raise RuntimeError(
+                    "a parameter has a gradient already, which a step with its optimizer would "
+                    "not add to; call zero_grad(set_to_none=True) before"
+                )
+        result = first(*args, **kwargs)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        first = None
+        return result
+
+    return functools.update_wrapper(step, fn) if isinstance(fn, types.FunctionType) else step
+
+
+def _step(fn: Callable[..., Any], name: str, compiler: _Compiler) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
+        if compiler.settings < 0:  # Dynamo compiles anew for other settings
+            return None
         result = fn(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             return _LOSS(result)
@@ -94,7 +146,6 @@ def compile_step(
             return [_LOSS(result[0]), *result[1:]]
         return result
 
-    compiler = _Compiler(fn, name, chosen)
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
@@ -107,8 +158,9 @@ def compile_step(
             raise ExportError(
                 name,
                 f"it was called with more than {torch._dynamo.config.recompile_limit} kinds of "
-                "arguments",
-                "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
+                "arguments" + (" or settings of its optimizer" if compiler.optimizer else ""),
+                ("make a learning rate that changes a tensor, " if compiler.optimizer else "")
+                + "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
             ) from error
         except TorchDynamoException:
             result = _again(compiled, args, kwargs, name)
@@ -133,7 +185,16 @@ def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> A
 class _Compiler:
     """Dynamo's backend: from its graph of a step to what runs it."""
 
-    def __init__(self, fn: Callable[..., Any], name: str, options: CompileOptions) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        options: CompileOptions,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.known: dict[Any, int] = {}  # settings of the optimizer, by number
+        self.settings = 0  # those of this call
         self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
         self.name = name
         self.options = options
@@ -151,7 +212,8 @@ class _Compiler:
         order = _loss_first(graph, self.name)
         capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
         traced, stretches = self._traced(graph, capture, unique_names(specs), label)
-        text, writer, places = step_entry(traced, carries_python=True)
+        update = Update(self.optimizer, inputs) if self.optimizer is not None else None
+        text, writer, places = step_entry(traced, carries_python=True, update=update)
         with unset_fake_temporarily():
             device = device_of([traced.forward, traced.backward], label)
             program = library.of_text(f"{HEADER}\n{text}", device, self.options.for_library())
@@ -161,6 +223,8 @@ class _Compiler:
         tensors = all(isinstance(value, torch.Tensor) for value in [*inputs, *examples])
         kept = [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")]
         run = _caller(program, [places[i] for i in order], kept, only_tensors=tensors)
+        if update is not None:
+            run = _updating(run, program, update)
         missed = stretches.missed if stretches else []
         instance = Instance(run, None, program, missed=missed)
         engraved = CompiledGraph.around(label, self.options, instance)
@@ -210,6 +274,22 @@ class _Compiler:
         )
         forward, backward = made.modules
         return replace(traced, forward=forward, backward=backward), made
+
+
+def _updating(run: Callable[..., Any], program: Any, update: Update) -> Callable[..., Any]:
+    """`run` with the optimizer's state bound, and bound anew where it is another."""
+    held: list[torch.Tensor] = []
+
+    def call(*args: Any) -> Any:
+        nonlocal held
+        update.check()
+        tensors = update.tensors()
+        if len(held) != len(tensors) or not all(map(operator.is_, tensors, held)):
+            program.bind("step", update.positions, tensors)
+            held = tensors
+        return run(*args)
+
+    return call
 
 
 def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:

@@ -168,6 +168,24 @@ def test_a_step_of_stretches_around_host_reads(stretches: Stretches) -> None:
     assert stretches.calls
 
 
+def test_a_step_with_its_optimizer(stretches: Stretches) -> None:
+    both = [Mlp()]
+    both.append(copy.deepcopy(both[0]))
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.01, fused=True) for m in both]
+    step = gravure.compile_step(
+        lambda x: both[1](x).square().mean(), optimizer=optimizers[1], options=INDUCTOR
+    )
+    for i in range(6):
+        (x,) = rows(i)
+        found = step(x)
+        loss = both[0](x).square().mean()
+        loss.backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        assert leaves(found) == leaves(loss.detach()) and state_of(both[1]) == state_of(both[0])
+    assert stretches.calls
+
+
 def test_what_inductor_refuses_runs_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,29 +60,44 @@ class Update:
         self.names: list[str] = []
         self.positions: list[int] = []  # of the state, among the entry's inputs
         self._state: list[tuple[Tensor, str]] = []
+        self._keys: list[str] = []
+        # What `tensors` last looked the state up in: the optimizer's own dictionaries.
+        self._of: Any = None
+        self._all: list[dict[str, Any]] = []
+        self._holders: list[dict[str, Any]] = []
         self._settings: list[tuple[int, str]] = []
 
     def tensors(self) -> list[Tensor]:
-        """The state and the tensors among the settings, as they are now."""
+        """The state and the tensors among the settings, as they are now.
+
+        Looked up once in a step: without a loop of Python's, and without a hash of each parameter.
+        """
         state, groups = self._optimizer.state, self._optimizer.param_groups
-        found = [state[parameter][key] for parameter, key in self._state]
+        same = state is self._of and len(state) == len(self._all)
+        if not same or not all(map(operator.is_, state.values(), self._all)):
+            self._of, self._all = state, list(state.values())
+            self._holders = [state[parameter] for parameter, _ in self._state]
+        found = list(map(operator.getitem, self._holders, self._keys))
         return found + [groups[i][key] for i, key in self._settings]
 
     def check(self) -> None:
         """Raises RuntimeError for a gradient that is there already, or a hook on one."""
-        for i, gradient in enumerate(map(_GRADIENT, self.parameters)):
-            if gradient is not None:
-                raise RuntimeError(
-                    f'"{self.names[i]}" has a gradient already, which a step with its optimizer '
-                    "would not add to; call zero_grad(set_to_none=True) before"
-                )
+        if list(map(_GRADIENT, self.parameters)).count(None) < len(self.parameters):
+            name = self._first(lambda p: p.grad is not None)
+            raise RuntimeError(
+                f'"{name}" has a gradient already, which a step with its optimizer would not add '
+                "to; call zero_grad(set_to_none=True) before"
+            )
         for hooks in _HOOKS:
-            for i, found in enumerate(map(hooks, self.parameters)):
-                if found:
-                    raise RuntimeError(
-                        f'"{self.names[i]}" has a hook on its gradient, and a step runs without '
-                        "autograd; remove the hook"
-                    )
+            if any(map(hooks, self.parameters)):
+                raise RuntimeError(
+                    f'"{self._first(hooks)}" has a hook on its gradient, and a step runs without '
+                    "autograd; remove the hook"
+                )
+
+    def _first(self, wanted: Callable[[Tensor], Any]) -> str:
+        pairs = zip(self.names, self.parameters, strict=True)
+        return next(name for name, parameter in pairs if wanted(parameter))
 
     def write(
         self,
@@ -135,6 +150,7 @@ class Update:
             for key, value in state[p].items()
             if isinstance(value, Tensor)
         ]
+        self._keys = [key for _, key in self._state]
         self._settings = [
             (i, key)
             for i, group in enumerate(self._optimizer.param_groups)

@@ -1,5 +1,6 @@
 #include "passes/partition_plan.h"
 
+#include "ir/compiled_op.h"
 #include "ir/cudagraph_ops.h"
 #include "passes/partition_runs.h"
 
@@ -39,7 +40,8 @@ class Planner {
       const bool numbers = numbering.facts(i).scalarOnly;
       base_.captured.push_back(!host && !numbers);
       isFree_.push_back(!host && numbers);
-      isCall_.push_back(!isView(numbering.facts(i)));
+      const int64_t compiled = compiledCalls(node);
+      calls_.push_back(compiled ? compiled : !isView(numbering.facts(i)));
       base_.fate.push_back(
           node->hasAttribute(attr::fate) ? static_cast<int32_t>(node->i(attr::fate)) : -1);
       base_.fates = std::max(base_.fates, base_.fate.back() + 1);
@@ -111,7 +113,7 @@ class Planner {
       if (!order.captured[run]) continue;
       int64_t calls = 0;
       for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at)
-        calls += isCall_[order.nodes[at]];
+        calls += calls_[order.nodes[at]];
       // A run of views alone launches nothing, whatever the minimum is.
       if (calls >= std::max<int64_t>(options_.minPartitionSize, 1)) continue;
       any = true;
@@ -228,9 +230,9 @@ class Planner {
   const Dependences dependences_;
   const LiveBytes live_;
   Colouring base_;
-  std::vector<bool> isFree_;  // by node: works on numbers alone
-  std::vector<bool> isCall_;  // by node: counts towards the minimum size
-  std::vector<bool> broken_;  // by node: shares a fate with a host node
+  std::vector<bool> isFree_;    // by node: works on numbers alone
+  std::vector<int64_t> calls_;  // by node: operator calls, for the minimum size
+  std::vector<bool> broken_;    // by node: shares a fate with a host node
 };
 
 /// Inputs and outputs of each run.

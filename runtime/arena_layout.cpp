@@ -1,6 +1,7 @@
 #include "runtime/arena_layout.h"
 
 #include "ir/args.h"
+#include "ir/compiled_op.h"
 #include "ir/op_facts.h"
 #include "runtime/low_placement.h"
 
@@ -144,6 +145,9 @@ class LayoutBuilder {
       if (reserved_.contains(lives_.find(storage))) return reservedFrom(call.step);
       life.end = std::max({life.end, lives_.end(storage), call.step + 1});
     }
+    // Compiled code frees its temporaries one after another, and a place in the plan holds for a whole
+    // step: PyTorch's allocator, which a capture sends to the graph pool, takes less for them.
+    if (compiledCalls(call.node) > 0) return life;
     if (life.end < 0 && allocation.freedAtStep == call.step) life.end = call.step + 1;
     return life;
   }

@@ -2,6 +2,7 @@
 // No Python header is used, so one file serves every Python version.
 
 #include "python/csrc/loaded_program.h"
+#include "python/csrc/planned_runs.h"
 #include "python/csrc/planning.h"
 
 #include <torch/library.h>
@@ -13,6 +14,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def(torch::init<const std::string&, const std::string&, const LoadedProgram::Options&>())
       .def_static("of_text", &LoadedProgram::ofText)
       .def_static("explain", &explainProgram)
+      .def_static("planned_runs", &plannedRuns)
       .def("entries", &LoadedProgram::entries)
       .def("inputs", &LoadedProgram::inputs)
       .def("outputs", &LoadedProgram::outputs)

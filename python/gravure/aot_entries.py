@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .compiled_ops import CompiledCode
 from .errors import ExportError
 from .functional import reinplace_custom_operators
 from .fx_import import EntryWriter
@@ -48,6 +49,8 @@ class Call:
     values: list[str] = field(default_factory=list)  # each of the graph's results in the text
     kinds: dict[str, str] = field(default_factory=dict)  # and their types
     bound: dict[int, Any] = field(default_factory=dict)  # what inputs of the entry are, always
+    owners: list[fx.Node | None] = field(default_factory=list)  # by statement: EntryWriter.owners
+    held: list[CompiledCode] = field(default_factory=list)  # what the entry calls by name
 
     kept: list[int] = field(default_factory=list)  # of `taken`: parameters and buffers
     only_tensors: bool = True  # taken and returned
@@ -94,6 +97,7 @@ def write_entry(
     """
     reinplace_custom_operators(graph)
     writer = EntryWriter(namer, known)
+    writer.carries_python = True
     placeholders = graph.graph.find_nodes(op="placeholder")
     call = Call(name, len(placeholders))
     bound = []
@@ -129,6 +133,7 @@ def write_entry(
     call.bound = {
         i: spec.value for i, (spec, _, _) in enumerate(writer.inputs) if spec.role == "constant"
     }
+    call.owners, call.held = writer.owners, writer.held
     return writer.text(name, list(outputs)), call
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,17 +14,19 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
 
 from .aot_entries import FrameNamer
+from .codegen import ATEN, Style, styles
 from .compiled_graph import CompiledGraph
-from .eager_kernels import eager_kernels
 from .eager_unpack import unpacks_as_eager
 from .names import InputSpec, Namer
 from .options import CompileOptions
-from .partition import KEEP_DRAWS, partition
+from .partition import KEEP_DRAWS
 from .places import Places
 from .program_maker import Half
 from .report import follow
 from .runtime import program_class
 from .trace import unique_names
+
+logger = logging.getLogger("gravure")
 
 
 @unpacks_as_eager
@@ -37,24 +40,37 @@ def compile_graph(
     """
     chosen = CompileOptions.parse(options)
     program_class()
-    return compile_frame(graph, inputs, chosen, _followed)
+    symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
+    *others, last = styles(chosen, symbolic=symbolic)
+    for style in others:
+        try:
+            return compile_frame(graph, inputs, chosen, _followed, style)
+        except Exception as error:  # what is wrong with the graph shows again in the last one
+            logger.debug("%s: not whole by Inductor: %r", label_of(graph), error)
+    return compile_frame(graph, inputs, chosen, _followed, last)
 
 
 # Makes what runs a graph: from its label and the names of its values.
-Maker = Callable[[str, FrameNamer, CompileOptions], CompiledGraph]
+Maker = Callable[[str, FrameNamer, CompileOptions, Style], CompiledGraph]
 
 
-def _followed(label: str, namer: FrameNamer, options: CompileOptions) -> CompiledGraph:
-    graph = CompiledGraph(label, namer, options)
+def _followed(
+    label: str, namer: FrameNamer, options: CompileOptions, style: Style
+) -> CompiledGraph:
+    graph = CompiledGraph(label, namer, options, style)
     follow(graph)
     return graph
 
 
 def compile_frame(
-    graph: fx.GraphModule, inputs: list[Any], chosen: CompileOptions, maker: Maker
+    graph: fx.GraphModule,
+    inputs: list[Any],
+    chosen: CompileOptions,
+    maker: Maker,
+    style: Style = ATEN,
 ) -> Callable[..., Any]:
     """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes."""
-    frame = _Frame(graph, inputs, chosen, maker)
+    frame = _Frame(graph, inputs, chosen, maker, style)
     settings = {
         "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
         "enable_autograd_cache": False,
@@ -66,10 +82,10 @@ def compile_frame(
         bw_compiler=frame.compile_backward,
         inference_compiler=frame.compile_inference,
         partition_fn=frame.cut,
-        decompositions={},
+        decompositions=style.decompositions,
         keep_inference_input_mutations=True,
     )
-    with eager_kernels(), functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS):
+    with style.tracing(), functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS):
         return compiler(graph, inputs)
 
 
@@ -77,18 +93,24 @@ class _Frame:
     """Takes AOTAutograd's graphs of one graph of Dynamo's as they come."""
 
     def __init__(
-        self, graph: fx.GraphModule, inputs: list[Any], options: CompileOptions, maker: Maker
+        self,
+        graph: fx.GraphModule,
+        inputs: list[Any],
+        options: CompileOptions,
+        maker: Maker,
+        style: Style,
     ) -> None:
+        self._style = style
         self._namer = FrameNamer()
         nodes = graph.graph.find_nodes(op="placeholder")
         self._inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
         self._outputs = 0
-        self._compiled = maker(label_of(graph), self._namer, options)
+        self._compiled = maker(label_of(graph), self._namer, options, style)
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         self._outputs = num_fwd_outputs
-        return partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        return self._style.partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
 
     def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         return self._compiled.take_forward(Half(module, self._specs(module)), self._outputs)

@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 import functools
-import operator
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._dynamo
 import torch._dynamo.utils as dynamo_utils
-from torch import fx
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.optim import Optimizer
 
-from .aot_entries import device_of, picker
-from .backend import input_spec, label_of
-from .compiled_graph import CompiledGraph
-from .eager_kernels import LIBRARY, eager_kernels
 from .eager_unpack import unpacks_as_eager
 from .errors import ExportError
-from .export import step_entry
-from .fx_import import EntryWriter
-from .names import Namer
+from .optimizer_step import refuse_hooks, settings_of
 from .options import CompileOptions
-from .program_maker import Instance
-from .program_text import HEADER
-from .report import follow
-from .runtime import program_class
-from .trace import (
-    Capture,
-    OutputSpec,
-    Traced,
-    check_loss,
-    differentiate,
-    output_node,
-    refusal,
-    silent_functions,
-    unique_names,
-)
+from .step_compiler import StepCompiler, mark_loss
+from .trace import refusal, silent_functions
 
-# Marks the loss in Dynamo's graph, whose outputs come in an order of Dynamo's own.
-LIBRARY.define("loss(Tensor loss) -> Tensor")
-LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
-_LOSS = torch.ops.gravure.loss
-
-_NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
 _NOT_FOR_STEPS = ("on_missed", "max_shapes", "max_modules")
 
 
 def compile_step(
-    fn: Callable[..., Any], *, options: Mapping[str, Any] | None = None
+    fn: Callable[..., Any],
+    *,
+    optimizer: Optimizer | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """`fn` as a step: a call runs forward, loss and backward as one program, without autograd.
 
@@ -64,6 +37,11 @@ def compile_step(
     to what is there, as `loss.backward()` does: do not call backward yourself. Parameters stay the
     caller's tensors; a replaced one is used from the next call on. A call with arguments of another
     shape compiles another program.
+
+    With `optimizer` a call ends with its step, in the same program: the gradients of its parameters
+    are used up inside, and their `.grad` stays None. Parameters and state stay the caller's
+    tensors. The first call runs `optimizer.step()` itself, which makes the state. A setting that is
+    a number is part of the program: a learning rate that changes belongs in a tensor.
 
     Raises ValueError for an option that there is not; ExportError, at the first call, for a
     function that cannot become a program, and RuntimeError, before anything has run, for a
@@ -77,24 +55,64 @@ def compile_step(
                 f"compile_step takes no option {name!r}: it makes a program for each shape, and "
                 "raises ExportError where it cannot"
             )
+    chosen = CompileOptions.parse(options)
     name = getattr(fn, "__name__", type(fn).__name__)
-    compiler = StepCompiler(fn, name, CompileOptions.parse(options))
-    step = step_with(fn, name, compiler)
+    if optimizer is None:
+        step = step_with(fn, name, StepCompiler(fn, name, chosen))
+    else:
+        step = _with_optimizer(fn, optimizer, options, name)
     step.gravure_step = (fn, options)  # type: ignore[attr-defined]  for gravure.explain
     return step
+
+
+def _with_optimizer(
+    fn: Callable[..., Any],
+    optimizer: Optimizer,
+    options: Mapping[str, Any] | None,
+    name: str,
+) -> Callable[..., Any]:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")
+    refuse_hooks(optimizer, name)
+    first: Callable[..., Any] | None = compile_step(fn, options=options)
+    compiler = StepCompiler(fn, name, CompileOptions.parse(options), optimizer)
+    further = step_with(fn, name, compiler)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        if first is None:
+            compiler.settings = compiler.known.setdefault(
+                settings_of(optimizer), len(compiler.known)
+            )
+            return further(*args, **kwargs)
+        for group in optimizer.param_groups:
+            if any(p.grad is not None for p in group["params"]):
+                raise RuntimeError(
+                    "a parameter has a gradient already, which a step with its optimizer would "
+                    "not add to; call zero_grad(set_to_none=True) before"
+                )
+        result = first(*args, **kwargs)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        first = None
+        return result
+
+    return functools.update_wrapper(step, fn) if isinstance(fn, types.FunctionType) else step
 
 
 def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Callable[..., Any]:
     """`fn` under Dynamo, its loss marked, with `compiler` as backend."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if compiler.settings < 0:  # Dynamo compiles anew for other settings
+            return None
         result = fn(*args, **kwargs)
         if isinstance(result, torch.Tensor):
-            return _LOSS(result)
+            return mark_loss(result)
         if isinstance(result, tuple) and isinstance(result[0], torch.Tensor):
-            return (_LOSS(result[0]), *result[1:])
+            return (mark_loss(result[0]), *result[1:])
         if isinstance(result, list) and isinstance(result[0], torch.Tensor):
-            return [_LOSS(result[0]), *result[1:]]
+            return [mark_loss(result[0]), *result[1:]]
         return result
 
     # A code object of its own: Dynamo keeps what it compiled by code object.
@@ -111,8 +129,9 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
             raise ExportError(
                 name,
                 f"it was called with more than {torch._dynamo.config.recompile_limit} kinds of "
-                "arguments",
-                "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
+                "arguments" + (" or settings of its optimizer" if compiler.optimizer else ""),
+                ("make a learning rate that changes a tensor, " if compiler.optimizer else "")
+                + "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
             ) from error
         except TorchDynamoException:
             result = _again(compiled, args, kwargs, name)
@@ -135,161 +154,3 @@ def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> A
         if type(inner) is RuntimeError:  # the library's words say what to do
             raise inner from None
         raise refusal(error, name) from error
-
-
-@dataclass
-class WrittenStep:
-    """A step as a program text, and how it is called."""
-
-    label: str
-    text: str
-    writer: EntryWriter
-    device: str
-    places: list[int]  # of Dynamo's outputs, among the entry's that are no gradients
-    kept: list[int]  # positions of parameters and buffers
-    only_tensors: bool  # taken and returned
-
-
-class StepCompiler:
-    """Dynamo's backend: from its graph of a step to what runs it."""
-
-    def __init__(self, fn: Callable[..., Any], name: str, options: CompileOptions) -> None:
-        self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
-        self.name = name
-        self.options = options
-        self.programs = 0
-
-    def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        library = program_class()
-        written = self.write(graph, inputs)
-        with unset_fake_temporarily():
-            options = self.options.for_library()
-            program = library.of_text(written.text, written.device, options)
-            _bind(program, written.writer)
-        self.programs += 1
-        run = _caller(program, written.places, written.kept, only_tensors=written.only_tensors)
-        engraved = CompiledGraph.around(written.label, self.options, Instance(run, None, program))
-        run.compiled_graph = engraved  # type: ignore[attr-defined]  lives as long as it can run
-        follow(engraved)
-        return run
-
-    def write(self, graph: fx.GraphModule, inputs: list[Any]) -> WrittenStep:
-        """Raises ExportError. The loss becomes the first of `graph`'s outputs."""
-        for value in inputs:
-            if is_traceable_wrapper_subclass(value):
-                kind = type(value).__name__
-                raise ExportError(self.name, f"it reads a {kind}", "use plain tensors")
-        namer = self.namer
-        label = f"{self.name}, {label_of(graph)}"
-        specs = [input_spec(n, namer) for n in graph.graph.find_nodes(op="placeholder")]
-        order = _loss_first(graph, self.name)
-        capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
-        with eager_kernels():
-            halves = differentiate(capture, self.name, not self.options.eager_rng)
-        values = output_node(graph).args[0]
-        examples = [value.meta.get("example_value") for value in values]
-        names = ["loss", *[f"output{i}" for i in range(1, len(values))]]
-        outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
-        traced = Traced(self.name, *halves[:2], unique_names(specs), outputs, halves[2], namer)
-        text, writer, places = step_entry(traced)
-        return WrittenStep(
-            label,
-            f"{HEADER}\n{text}",
-            writer,
-            device_of(halves[:2], label),
-            [places[i] for i in order],
-            [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")],
-            all(isinstance(value, torch.Tensor) for value in [*inputs, *examples]),
-        )
-
-
-def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
-    """Makes the loss the graph's first output, and each output one of its own, without a gradient.
-
-    Returns where each of the graph's former outputs is among them.
-    """
-    marks = graph.graph.find_nodes(op="call_function", target=_LOSS)
-    if len(marks) != 1:
-        raise ExportError(
-            name,
-            "its first result is not a tensor that it computes",
-            "return the loss, or a tuple that begins with it",
-        )
-    loss = marks[0].args[0]
-    check_loss(loss.meta.get("example_value"), name, step=True)
-    marks[0].replace_all_uses_with(loss)
-    graph.graph.erase_node(marks[0])
-    end = output_node(graph)
-    former = list(end.args[0])
-    values = list(dict.fromkeys([loss, *former]))
-    order = [values.index(value) for value in former]
-    with graph.graph.inserting_before(end):
-        for i, value in enumerate(values):
-            example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
-            if i and getattr(example, "requires_grad", False):
-                values[i] = graph.graph.call_method("detach", (value,))
-    end.args = (tuple(values),)
-    graph.recompile()
-    return order
-
-
-def _bind(program: Any, writer: EntryWriter) -> None:
-    """Constants and random states, which are the same in each call."""
-    values: dict[int, Any] = {}
-    for i, (spec, _, _) in enumerate(writer.inputs):
-        if spec.role == "constant":
-            values[i] = spec.value
-        elif spec.role == "rng_state":
-            values[i] = torch.Generator(spec.name.partition("#")[0])
-            values[i].set_state(spec.value)
-    added = range(len(writer.inputs), len(program.inputs("step")))
-    values |= dict.fromkeys(added)
-    program.bind("step", list(values), list(values.values()))
-
-
-def _caller(
-    program: Any, places: list[int], kept: list[int], *, only_tensors: bool
-) -> Callable[..., Any]:
-    """What Dynamo's code calls: the graph's inputs in, its former outputs out.
-
-    Inputs at `kept`, parameters and buffers, are bound, and bound anew when they are others.
-    """
-    run = program.run_step_tensors if only_tensors else program.run_step
-    names = [name for _, name in program.inputs("step")]
-    pick = picker(kept)
-    held: tuple[Any, ...] | None = None
-    rest: Callable[[Any], tuple[Any, ...]] = picker([])
-    removed = False  # some hook was: the library still sees where it was
-
-    def hold(args: tuple[Any, ...]) -> None:
-        nonlocal held, rest
-        held = pick(args)
-        rest = picker([i for i in range(len(args)) if i not in set(kept)])
-        program.bind("step", kept, list(held))
-
-    def call(*args: Any) -> list[Any]:
-        nonlocal removed
-        if held is None or not all(map(operator.is_, pick(args), held)):
-            hold(args)
-        if removed:
-            _check_hooks(args, names)
-        try:
-            results = run("step", rest(args), not removed)
-        except RuntimeError as error:
-            if "has a hook" not in str(error):
-                raise
-            _check_hooks(args, names)
-            removed = True
-            results = run("step", rest(args), False)
-        return [results[i] if i >= 0 else None for i in places]
-
-    return call
-
-
-def _check_hooks(args: tuple[Any, ...], names: list[str]) -> None:
-    for tensor, name in zip(args, names, strict=False):
-        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
-            raise RuntimeError(
-                f'"{name}" has a hook on its gradient, and a step runs without autograd; remove '
-                'the hook, or use torch.compile(backend="gravure"), which runs it'
-            )

@@ -12,6 +12,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .aot_entries import FrameNamer, Run
+from .codegen import ATEN, Style
 from .errors import ExportError
 from .options import CompileOptions
 from .program_maker import Half, Instance, ProgramMaker, boxed
@@ -34,12 +35,18 @@ class CompiledGraph:
     program is captured with the addresses of one: each module has its own.
     """
 
-    def __init__(self, label: str, namer: FrameNamer, options: CompileOptions) -> None:
+    def __init__(
+        self,
+        label: str,
+        namer: FrameNamer,
+        options: CompileOptions,
+        style: Style = ATEN,
+    ) -> None:
         self.number = next(_NUMBERS)
         self.label = label
         self.options = options
         self.failure = ""
-        self._maker = ProgramMaker(label, namer, options)
+        self._maker = ProgramMaker(label, namer, options, style)
         self._instances: dict[Key, Instance] = {}
         self._any: Instance | None = None  # for all sizes and modules
         self._spare: Instance | None = None  # made while compiling, for the first call
@@ -191,7 +198,8 @@ class CompiledGraph:
                 known = dict(zip(self._symbols, sizes, strict=False))
                 return self._maker.make(known, keeps=keeps)
         except Exception as error:
-            if self.options.raises:
+            # As a whole by Inductor is only a try: it will be made anew.
+            if self.options.raises or self._maker.style.whole:
                 raise
             self.failure = str(error).splitlines()[0]
             logger.warning(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fa
 
 from .aot_entries import FrameNamer
 from .backend import compile_frame
-from .compile_step import StepCompiler, step_with
+from .codegen import ATEN, Style
+from .compile_step import step_with
 from .compiled_graph import CompiledGraph
 from .eager_unpack import unpacks_as_eager
 from .errors import ExportError
@@ -24,6 +25,7 @@ from .options import CompileOptions
 from .program_maker import Instance
 from .report import host_nodes, missed_otherwise
 from .runtime import program_class
+from .step_compiler import StepCompiler
 from .untouched import faked, forgotten
 
 
@@ -111,7 +113,8 @@ def explain(
 
 def _explain_step(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
     name = getattr(fn, "__name__", type(fn).__name__)
-    planner = _StepPlanner(fn, name, CompileOptions.parse(options))
+    # What Inductor compiles is cut as the operators that it is compiled from.
+    planner = _StepPlanner(fn, name, replace(CompileOptions.parse(options), codegen="aten"))
     with faked(fn, args, kwargs), forgotten(planner):
         step_with(fn, name, planner)(*args, **kwargs)
     return Explanation(name, planner.plans, {}, "")
@@ -122,7 +125,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
     chosen = CompileOptions.parse(options)
     plans: list[GraphPlan] = []
 
-    def maker(label: str, namer: FrameNamer, options: CompileOptions) -> CompiledGraph:
+    def maker(label: str, namer: FrameNamer, options: CompileOptions, _: Style) -> CompiledGraph:
         return _PlannedGraph(label, namer, options, plans)
 
     @unpacks_as_eager
@@ -188,7 +191,7 @@ class _PlannedGraph(CompiledGraph):
     def __init__(
         self, label: str, namer: FrameNamer, options: CompileOptions, plans: list[GraphPlan]
     ) -> None:
-        super().__init__(label, namer, options)
+        super().__init__(label, namer, options, ATEN)
         self._plans = plans
 
     def __del__(self) -> None:
@@ -199,7 +202,7 @@ class _PlannedGraph(CompiledGraph):
         try:
             with unset_fake_temporarily():
                 device = self._maker.device()
-                text, _ = self._maker.text(dict(zip(self._symbols, sizes, strict=False)))
+                text, *_ = self._maker.text(dict(zip(self._symbols, sizes, strict=False)))
             plan = _plan(self.label, text, device, sizes, self.options)
         except (ExportError, RuntimeError) as error:
             self.failure = str(error).splitlines()[0]

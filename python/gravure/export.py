@@ -16,6 +16,7 @@ from .errors import ExportError
 from .functional import reinplace_custom_operators
 from .fx_import import EntryWriter, Ref
 from .names import InputSpec, tied_names
+from .optimizer_step import Update
 from .program_text import HEADER, quoted
 from .saved_inputs import save_inputs
 from .trace import Traced, trace
@@ -51,19 +52,36 @@ def export_step(
     return _save(fn, traced, path, {"step": (text, writer)})
 
 
-def step_entry(traced: Traced) -> tuple[str, EntryWriter, list[int]]:
-    """Forward and backward as the entry `step`.
+def step_entry(
+    traced: Traced, *, carries_python: bool = False, update: Update | None = None
+) -> tuple[str, EntryWriter, list[int]]:
+    """Forward and backward as the entry `step`. `carries_python`: EntryWriter's.
+
+    `update` uses the gradients of its parameters up, inside the step.
 
     Also returns, for each of `traced.outputs`, its position among the entry's outputs that are no
     gradients; -1 for one that is None.
     """
     writer = EntryWriter(traced.namer)
+    writer.carries_python = carries_python
     forward = _write_forward(writer, traced)
     tangents = [_tangent(writer, forward, node) for node in _tangent_nodes(traced.backward)]
     rng = _backward_generators(writer, traced.backward)
     bound = _bind_saved(traced.backward, forward.saved, forward.symbols) + tangents + rng
     gradients = writer.add_graph(traced.backward, bound)
-    outputs = forward.outputs[:1] + _gradient_outputs(writer, traced, gradients)
+    gradient_outputs = _gradient_outputs(writer, traced, gradients)
+    if update is not None:
+        refs = [_ref(writer, g) for g in gradients[: len(traced.inputs)]]
+        pairs = [
+            None if ref == "None" else (ref, gradient)
+            for ref, gradient in zip(refs, gradients, strict=False)
+        ]
+        used = update.write(writer, traced.inputs, forward.inputs, pairs)
+        names = {quoted(traced.inputs[i].name) for i in used}
+        gradient_outputs = [
+            o for o in gradient_outputs if o.rpartition("{gradient ")[2][:-1] not in names
+        ]
+    outputs = forward.outputs[:1] + gradient_outputs
     return writer.text("step", outputs + forward.outputs[1:]), writer, forward.places
 
 
@@ -118,6 +136,7 @@ class _Forward:
     values: list[Ref] = field(default_factory=list)  # of AOTAutograd's own outputs, in order
     places: list[int] = field(default_factory=list)  # in `outputs`, of each thing returned
     saved: list[Ref] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)  # one a `Traced.inputs`
     symbols: int = 0  # how many of `saved`, at its end, are numbers
 
 
@@ -151,6 +170,7 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
     bases = first + metadata.num_outputs
     end = bases + metadata.num_intermediate_bases
     state = _Forward(values=refs[first:end], saved=refs[end:])
+    state.inputs = bound[tokens : tokens + len(traced.inputs)]
     state.symbols = metadata.num_symints_saved_for_bw or 0
     for i, spec in enumerate(traced.outputs):
         state.places.append(len(state.outputs))

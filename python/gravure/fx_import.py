@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from . import higher_order
+from .compiled_ops import CompiledCode
 from .eager_kernels import BERNOULLI_LIKE
 from .errors import ExportError
 from .known_numbers import KnownNumbers
@@ -51,6 +52,11 @@ class EntryWriter:
         self.inputs: list[tuple[InputSpec, str, str]] = []  # spec, value, type
         self.env: dict[fx.Node, Ref] = {}
         self.indent = "  "
+        # The outermost node that each statement was written for; None for statements of the entry.
+        self.owners: list[fx.Node | None] = []
+        self.carries_python = False  # operators that only Python has are called as they are
+        self.held: list[CompiledCode] = []  # what a program of this text calls
+        self._owner: fx.Node | None = None
         self._input_names: set[str] = set()
         self._constants: dict[int, str] = {}
         self._module: fx.GraphModule | None = None
@@ -71,6 +77,8 @@ class EntryWriter:
         placeholders = iter(bound)
         result: list[Any] = []
         for node in module.graph.nodes:
+            if outer is None:
+                self._owner = node
             if node.op == "call_function":
                 self._call(node)
             elif node.op == "placeholder":
@@ -83,6 +91,8 @@ class EntryWriter:
             else:
                 raise self.refusal(node, f"it is a {node.op} node", "report this")
         self._module = outer
+        if outer is None:
+            self._owner = None
         return result
 
     def text(self, name: str, outputs: list[str]) -> str:
@@ -95,6 +105,8 @@ class EntryWriter:
 
     def emit(self, outputs: list[str], call: str, suffix: str = "") -> None:
         left = f"{', '.join(outputs)} = " if outputs else ""
+        if self.indent == "  ":
+            self.owners.append(self._owner)
         self.lines.append(f"{self.indent}{left}{call}{suffix}")
 
     def define(self, wanted: str, kind: str, call: str, suffix: str = "") -> str:
@@ -239,13 +251,14 @@ class EntryWriter:
             return self._bernoulli(node, args, example, rng)
         if is_prim(overload):
             aten = lowered(overload, args, kwargs)
-            if aten is None:
+            if aten is not None:
+                overload, args, kwargs = aten
+            elif not self.carries_python:
                 raise self.refusal(
                     node,
                     "only Python knows this operator, and it has no aten form",
                     "compute this with torch's own functions, not with torch._prims or torch._refs",
                 )
-            overload, args, kwargs = aten
         op = operator_of(overload)
         if op.refused and kwargs.get(op.refused) is not None:
             raise self.refusal(node, "it draws from a generator of its own", "use the default one")
@@ -295,7 +308,7 @@ class EntryWriter:
         if isinstance(ref, ListValue):
             kind = self.types.of(node.meta.get("val"))
             self.env[node] = self.define(node.name, kind, f"aten::__getitem__.t({ref}, {index})")
-        elif isinstance(ref, (list, tuple)):
+        elif isinstance(ref, (list, tuple, dict)):
             self.env[node] = ref[index]
         else:
             raise self.refusal(node, "it takes a member of what has none", "report this")

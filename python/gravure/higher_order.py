@@ -9,11 +9,16 @@ import torch
 import torch._prims  # noqa: F401  registers the random-state operators
 from torch import fx
 
+from .stretches import carried
+
 if TYPE_CHECKING:
     from .fx_import import EntryWriter, Ref
 
 # Its length is the device's own, and a program may be loaded on another device.
 _STATE = "Byte(*, strides=[1], device=cpu)"
+
+# Those that Python runs as they are, where Python is at hand: in a program made in memory.
+_CARRIED = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
 
 _REMEDIES = {
     "flex_attention": "use scaled_dot_product_attention",
@@ -30,6 +35,8 @@ def write(writer: EntryWriter, node: fx.Node) -> Ref:
     """The statements of one higher-order node; ExportError if there is no way to write it."""
     name = getattr(node.target, "_name", None) or getattr(node.target, "__name__", str(node.target))
     handler = _HANDLERS.get(name)
+    if handler is None and writer.carries_python and name in _CARRIED:
+        return _carry(writer, node)
     if handler is None:
         raise writer.refusal(
             node,
@@ -146,6 +153,17 @@ def _inline(writer: EntryWriter, node: fx.Node) -> Ref:
     bound = [writer.env[o] if isinstance(o, fx.Node) else writer.value(o, node) for o in operands]
     outputs = writer.add_graph(writer.env[graph], bound)
     return [writer.env[o] if isinstance(o, fx.Node) else writer.value(o, node) for o in outputs]
+
+
+def _carry(writer: EntryWriter, node: fx.Node) -> Ref:
+    """One call of compiled code: the node itself. Its results keep the node's structure."""
+    code, inputs = carried(node, writer.known)
+    writer.held.append(code)
+    leaves, structure = torch.utils._pytree.tree_flatten(node.meta["val"])
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    refs = iter(writer.operator(node, code.operator, (code.name, 2, inputs), {}, tensors))
+    of = [next(refs) if isinstance(leaf, torch.Tensor) else "None" for leaf in leaves]
+    return torch.utils._pytree.tree_unflatten(of, structure)
 
 
 _HANDLERS: dict[str, Callable[[EntryWriter, fx.Node], Ref]] = {

@@ -10,6 +10,7 @@ from typing import Any
 ORDERS = ("levels", "program")
 ON_MISSED = ("warn", "raise")
 RESULTS = ("owned", "copied", "static")
+CODEGENS = ("aten", "inductor")
 
 
 def library_options(
@@ -67,6 +68,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "max_shapes": (_is_count, "a whole number of at least 1"),
     "max_modules": (_is_count, "a whole number of at least 1"),
     "results": (RESULTS.__contains__, " or ".join(map(repr, RESULTS))),
+    "codegen": (CODEGENS.__contains__, " or ".join(map(repr, CODEGENS))),
     "on_missed": (ON_MISSED.__contains__, " or ".join(map(repr, ON_MISSED))),
 }
 
@@ -75,6 +77,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
 class CompileOptions:
     """Checked options. `parse` names the nearest one for a name that there is not."""
 
+    codegen: str = "aten"
     host: Sequence[str] = ()
     order: str = "levels"
     min_partition_size: int | None = None

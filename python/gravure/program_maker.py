@@ -15,6 +15,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._functorch.partitioners import is_sym_node
 
 from .aot_entries import Call, FrameNamer, Run, device_of, picker, write_entry
+from .codegen import Stretches, Style, compile_graphs
 from .errors import ExportError
 from .known_numbers import KnownNumbers
 from .names import InputSpec
@@ -47,11 +48,13 @@ class Instance:
         program: Any = None,
         call: Call | None = None,
         sizes: tuple[int, ...] = (),
+        missed: list[str] | None = None,
     ) -> None:
         self.forward = forward
         self.backward = backward
         self.program = program
         self.sizes = sizes
+        self.missed = missed or []  # remarks on how it was made
         self.kept: tuple[Any, ...] = ()
         self._entry = call.entry if call else ""
         self._positions = [call.taken.index(i) for i in call.kept] if call else []
@@ -70,14 +73,18 @@ class Instance:
 class ProgramMaker:
     """AOTAutograd's graphs, and programs of them. `backward` is None without a gradient."""
 
-    def __init__(self, label: str, namer: FrameNamer, options: CompileOptions) -> None:
+    def __init__(
+        self, label: str, namer: FrameNamer, options: CompileOptions, style: Style
+    ) -> None:
         self.label = label
         self.options = options
+        self.style = style
         self.forward: Half | None = None
         self.backward: Half | None = None
         self.outputs = 0  # of the forward, without saved values
         self._namer = namer
-        self._texts: dict[Any, tuple[str, list[Call]]] = {}
+        self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
+        self._stretches: list[Stretches] = []  # of all texts, whose programs call them by name
 
     @property
     def halves(self) -> list[Half]:
@@ -91,14 +98,14 @@ class ProgramMaker:
 
     def make(self, known: dict[Any, int], *, keeps: bool) -> Instance:
         """A program for these values of symbols. With `keeps` it is for one module's tensors."""
-        text, calls = self.text(known)
+        text, calls, missed = self.text(known)
         device = self.device()
         program = program_class().of_text(text, device, self.options.for_library())
         logger.info("%s: made a program for %s", self.label, device)
         runs = [_bound_run(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
         kept, sizes = calls[0] if keeps else None, tuple(known.values())
         if len(calls) == 1:
-            return Instance(runs[0], None, program, kept, sizes)
+            return Instance(runs[0], None, program, kept, sizes, missed)
         again = calls[1].caller(program.run_uncaptured, keeps=False)
         last = runs[1]
 
@@ -106,18 +113,18 @@ class ProgramMaker:
             # With retain_graph the saved values are needed again, and a replay overwrites them.
             return again(args) if _get_current_graph_task_keep_graph() else last(args)
 
-        return Instance(runs[0], backward, program, kept, sizes)
+        return Instance(runs[0], backward, program, kept, sizes, missed)
 
     def device(self) -> str:
         return device_of([half.module for half in self.halves], self.label)
 
-    def text(self, known: dict[Any, int]) -> tuple[str, list[Call]]:
-        """The program for these values of symbols, and how its entries are called."""
+    def text(self, known: dict[Any, int]) -> tuple[str, list[Call], list[str]]:
+        """The program for these values of symbols, how its entries are called, what was missed."""
         key = tuple(known.items())
         if key not in self._texts:
             for half in self.halves:
                 _refuse_nested(half.module)
-            self._texts[key] = self._text(KnownNumbers(known))
+            self._texts[key] = self._compiled_text(KnownNumbers(known))
         return self._texts[key]
 
     def marker(self) -> tuple[int, int] | None:
@@ -134,9 +141,20 @@ class ProgramMaker:
             return self.outputs + i, numbers + i
         return None
 
-    def _text(self, known: KnownNumbers) -> tuple[str, list[Call]]:
-        forward, backward = self.forward, self.backward
-        assert forward is not None
+    def _compiled_text(self, known: KnownNumbers) -> tuple[str, list[Call], list[str]]:
+        halves = self.halves
+        text, calls = self._text(halves, known)
+        if not self.style.inductor:
+            return text, calls, []
+        graphs = [(half.module, call.entry) for half, call in zip(halves, calls, strict=True)]
+        owners = {call.entry: call.owners for call in calls}
+        made = compile_graphs(graphs, owners, text, known, self.style, self.options, self.label)
+        self._stretches.append(made)
+        compiled = [Half(m, half.specs) for m, half in zip(made.modules, halves, strict=True)]
+        return *self._text(compiled, known), made.missed
+
+    def _text(self, halves: list[Half], known: KnownNumbers) -> tuple[str, list[Call]]:
+        forward, backward = halves[0], halves[1] if len(halves) > 1 else None
 
         def role(i: int, value: str) -> str:
             return f'output "{i}"' if i < self.outputs else f'saved "{value[1:]}"'

@@ -84,6 +84,7 @@ def _of_program(instance: Instance) -> ProgramReport:
     program = instance.program
     remarks = json.loads(program.remarks_json())
     missed = Counter(missed_otherwise(remarks))
+    missed.update(instance.missed)
     states = {entry: program.partition_states(entry) for entry in program.entries()}
     stats = dict(program.stats())
     if stats["steps"] > _PATIENCE and set(states.get("backward", ())) == {"cold"}:

@@ -31,11 +31,11 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
 
-from .eager_kernels import eager_kernels
+from .codegen import ATEN, Style
 from .eager_unpack import unpacks_as_eager
 from .errors import ExportError
 from .names import InputSpec, Namer
-from .partition import KEEP_DRAWS, partition
+from .partition import KEEP_DRAWS
 
 
 def silent_functions() -> set[Any]:
@@ -87,7 +87,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], *, step: bool, paired_r
         raise ExportError(name, "it is not callable", "pass a function or a module")
     args = tuple(args)
     namer = Namer(fn, args)
-    with _untouched(), eager_kernels():
+    with _untouched(), ATEN.tracing():
         capture, result = _dynamo(fn, args, name)
         leaves = _leaves(result, name)
         outputs = _outputs(capture, leaves, name, step=step)
@@ -286,20 +286,20 @@ def _check_inputs(capture: Capture, namer: Namer) -> None:
 
 
 def differentiate(
-    capture: Capture, name: str, paired_rng: bool
+    capture: Capture, name: str, paired_rng: bool, style: Style = ATEN
 ) -> tuple[fx.GraphModule, fx.GraphModule, Any]:
     """AOTAutograd's forward and backward, and what it found out; the first output is the loss."""
-    forward, backward, metadata = _aot(capture, name, paired_rng)
+    forward, backward, metadata = _aot(capture, name, paired_rng, style)
     if metadata.output_info[0].output_type is not OutputType.non_alias:
         # The tangent of a view belongs to its base: give the loss memory of its own.
         assert capture.graph is not None
         _clone_loss(capture.graph)
-        forward, backward, metadata = _aot(capture, name, paired_rng)
+        forward, backward, metadata = _aot(capture, name, paired_rng, style)
     return forward, backward, metadata
 
 
 def _aot(
-    capture: Capture, name: str, paired_rng: bool
+    capture: Capture, name: str, paired_rng: bool, style: Style
 ) -> tuple[fx.GraphModule, fx.GraphModule, Any]:
     graphs: dict[str, Any] = {}
 
@@ -320,6 +320,7 @@ def _aot(
     try:
         with (
             tracing(capture.context),
+            style.tracing(),
             functorch_config.patch(settings),
             inductor_config.patch(KEEP_DRAWS),
         ):
@@ -328,8 +329,8 @@ def _aot(
                 capture.inputs,
                 fw_compiler=forward,
                 bw_compiler=backward,
-                partition_fn=partition,
-                decompositions={},
+                partition_fn=style.partition,
+                decompositions=style.decompositions,
                 keep_inference_input_mutations=False,
             )
     except Exception as error:

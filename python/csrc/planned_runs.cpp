@@ -1,0 +1,64 @@
+#include "python/csrc/planned_runs.h"
+
+#include "ir/op_facts.h"
+#include "ir/program_text.h"
+#include "ir/verify.h"
+#include "passes/partition_plan.h"
+#include "python/csrc/load_options.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace gravure {
+
+namespace {
+
+using Places = std::unordered_map<const Node*, int64_t>;
+
+Places placesIn(const Entry& entry) {
+  Places places;
+  for (const Node* node : entry.graph->nodes())
+    places.emplace(node, static_cast<int64_t>(places.size()));
+  return places;
+}
+
+std::vector<int64_t> asList(const PlannedRun& run, const Places& places) {
+  const bool numbers =
+      !run.captured && std::all_of(run.nodes.begin(), run.nodes.end(),
+                                   [](const Node* node) { return factsOf(node).scalarOnly; });
+  std::vector<int64_t> list{run.captured ? run.index : numbers ? kNumbersRun : kHostRun};
+  for (const Node* node : run.nodes) list.push_back(places.at(node));
+  return list;
+}
+
+std::vector<int64_t> draws(const Entry& entry, const Places& places) {
+  std::vector<int64_t> list{kDraws};
+  for (const Node* node : entry.graph->nodes()) {
+    if (drawsRandom(node)) list.push_back(places.at(node));
+  }
+  return list;
+}
+
+}  // namespace
+
+PlannedRuns plannedRuns(const std::string& text,
+                        const c10::Dict<std::string, std::string>& options) {
+  Program program = readProgram(text);
+  verifyProgram(program);
+  PassContext context;
+  context.options = parseLoadOptions(options).passes;
+  // Those that only mark nodes: what stands in the text can be told by its position.
+  runPasses(program, context, {"classify-capturability", "group-collectives"});
+  PlannedRuns planned;
+  for (const Entry& entry : program.entries) {
+    const Places places = placesIn(entry);
+    std::vector<std::vector<int64_t>> runs;
+    for (const PlannedRun& run : planPartitions(entry, context.options).runs)
+      runs.push_back(asList(run, places));
+    runs.push_back(draws(entry, places));
+    planned.insert(entry.name, std::move(runs));
+  }
+  return planned;
+}
+
+}  // namespace gravure

@@ -1,0 +1,111 @@
+"""What AOTAutograd is asked for, and what becomes of its graphs, by the option `codegen`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from .compiled_ops import CompiledCode
+from .eager_kernels import eager_kernels
+from .errors import ExportError
+from .inductor import compile_stretch, cut_for_inductor, decompositions
+from .known_numbers import KnownNumbers
+from .options import CompileOptions
+from .partition import partition
+from .runtime import program_class
+from .stretches import compile_stretches, has_host_parts
+
+
+class HostParts(Exception):
+    """The graphs have nodes for the host, which run faster as eager's own operators."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How AOTAutograd makes graphs.
+
+    `whole`: as Inductor wants them, taken apart and with what is cheap recomputed; for graphs
+    without a node for the host. Otherwise: eager's operators, from which Inductor takes stretches.
+    """
+
+    inductor: bool = False
+    whole: bool = False
+
+    @property
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        return decompositions() if self.whole else {}
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        with contextlib.nullcontext() if self.whole else eager_kernels():
+            yield
+
+    def partition(self, joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+        if not self.whole:
+            return partition(joint, inputs, **rest)
+        return cut_for_inductor(joint, inputs, **rest)
+
+
+ATEN = Style()
+
+
+def styles(options: CompileOptions, *, symbolic: bool) -> list[Style]:
+    """Those to try, one after the other where one raises HostParts."""
+    if options.codegen == "aten":
+        return [ATEN]
+    # With open sizes the plan comes later than the graphs.
+    return [Style(inductor=True, whole=whole) for whole in (True, False)[int(symbolic) :]]
+
+
+@dataclass
+class Stretches:
+    """Compiled stretches of some graphs: what a program needs as long as it runs."""
+
+    modules: list[fx.GraphModule]
+    codes: list[CompiledCode] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+
+
+def compile_graphs(
+    graphs: list[tuple[fx.GraphModule, str]],
+    owners: dict[str, list[fx.Node | None]],
+    text: str,
+    known: KnownNumbers,
+    style: Style,
+    options: CompileOptions,
+    label: str,
+) -> Stretches:
+    """The graphs, each with the name of its entry, with Inductor's code for their partitions.
+
+    `text` is the program as ATen's operators, `owners` says by entry for which node each statement
+    was written. Raises HostParts where `style` is for graphs without any; ExportError, with
+    on_missed="raise", for what Inductor cannot compile.
+    """
+    planned = program_class().planned_runs(text, options.for_library())
+    if style.whole and any(has_host_parts(runs) for runs in planned.values()):
+        raise HostParts
+    made = Stretches([])
+    for i, (module, entry) in enumerate(graphs):
+        compiler = functools.partial(
+            compile_stretch,
+            decompose=not style.whole or bool(known),
+            backward=i > 0,
+            inference=len(graphs) == 1,
+        )
+        name = f"{label} {('forward', 'backward')[i] if len(graphs) > 1 else 'step'}"
+        compiled = compile_stretches(module, owners[entry], planned[entry], known, name, compiler)
+        if compiled.missed and style.whole:
+            raise HostParts  # what is left of it runs better as eager's operators
+        if compiled.missed and options.on_missed == "raise":
+            raise ExportError(
+                label, compiled.missed[0], 'use codegen="aten", or keep this out of the graph'
+            )
+        made.modules.append(compiled.module)
+        made.codes += compiled.codes
+        made.missed += compiled.missed
+    return made

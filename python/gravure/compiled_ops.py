@@ -1,0 +1,112 @@
+"""Compiled code as an operator: what Inductor made of a stretch of a program, called by name.
+
+A program that holds one calls Python in warm-up and capture (and in the emulated replays of the
+host device), never in a replay on a GPU. `ir/compiled_op.h` says what passes know of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .eager_kernels import LIBRARY
+
+_SCHEMA = "(str name, int calls, Tensor[] inputs) -> Tensor[]"
+LIBRARY.define(f"compiled{_SCHEMA}")
+LIBRARY.define(f"compiled_random{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
+
+# What dispatch includes and excludes where nothing is special. A program runs below autograd, where
+# vmap, for one, takes other ways.
+_PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+_NUMBERS = itertools.count(1)
+_LIVE: weakref.WeakValueDictionary[str, CompiledCode] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def conforms(self, tensor: Tensor) -> bool:
+        if tensor.shape != self.size:
+            return False
+        if tensor.numel() == 0 or tensor.stride() == self.stride:
+            return True
+        strides = zip(tensor.shape, tensor.stride(), self.stride, strict=True)
+        return all(size == 1 or found == wanted for size, found, wanted in strides)
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        if tensor.shape != self.size:
+            raise RuntimeError(
+                f"compiled code met a tensor of {list(tensor.shape)} where its graph has "
+                f"{list(self.size)}"
+            )
+        place = torch.empty_strided(
+            self.size, self.stride, dtype=tensor.dtype, device=tensor.device
+        )
+        return place.copy_(tensor)
+
+
+class CompiledCode:
+    """A function of tensors as the operator `gravure::compiled` or `compiled_random`.
+
+    It lives as long as somebody holds it; a program that calls it by its name then does not.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        run: Callable[[list[Tensor]], Sequence[Tensor]],
+        inputs: list[Layout],
+        outputs: list[Layout],
+        *,
+        random: bool,
+    ) -> None:
+        self.name = f"{label} #{next(_NUMBERS)}"
+        ops = torch.ops.gravure
+        self.operator = ops.compiled_random.default if random else ops.compiled.default
+        self._run = run
+        self._inputs = inputs
+        self._outputs = outputs
+        _LIVE[self.name] = self
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Each result has memory of its own and the strides of the graph."""
+        given = [
+            tensor if layout.conforms(tensor) else layout.copy_of(tensor)
+            for tensor, layout in zip(inputs, self._inputs, strict=True)
+        ]
+        taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+        results = []
+        with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.no_grad():
+            made = self._run(given)  # the list is the code's to empty
+        for tensor, layout in zip(made, self._outputs, strict=True):
+            place = tensor.untyped_storage().data_ptr()
+            if (place in taken and tensor.numel() > 0) or not layout.conforms(tensor):
+                tensor = layout.copy_of(tensor)
+                place = tensor.untyped_storage().data_ptr()
+            taken.add(place)
+            results.append(tensor)
+        return results
+
+
+def _call(name: str, _calls: int, inputs: list[Tensor]) -> list[Tensor]:
+    code = _LIVE.get(name)
+    if code is None:
+        raise RuntimeError(
+            f'the compiled code "{name}" is gone; keep what torch.compile or compile_step returned '
+            "for as long as its program runs"
+        )
+    return code(inputs)
+
+
+for _name in ("compiled", "compiled_random"):
+    LIBRARY.impl(_name, _call, "CompositeExplicitAutograd")

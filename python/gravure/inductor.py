@@ -1,0 +1,91 @@
+"""Inductor's part: one stretch of a graph as a function that launches its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch import Tensor, fx
+from torch._dynamo.utils import detect_fake_mode
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext, tracing
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+# The runtime captures, not Inductor; random operators draw what ATen's draw, from the generator
+# that the runtime gives them.
+_SETTINGS = {
+    "triton.cudagraphs": False,
+    "fallback_random": True,
+    "freezing": False,
+    "cpp_wrapper": False,
+    "graph_partition": False,
+}
+
+
+def compile_stretch(
+    module: fx.GraphModule, *, decompose: bool, backward: bool, inference: bool
+) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """Inductor's code for `module`, which takes and returns tensors alone and writes no input.
+
+    Every placeholder has `meta["val"]`, a fake tensor of known sizes. With `decompose` its
+    operators are those that eager runs, and are taken apart first. The result takes its inputs as
+    one list, which it empties. Raises what Inductor raises.
+    """
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+
+    examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    mode = detect_fake_mode(examples) or FakeTensorMode()
+    with (
+        unset_fake_temporarily(),
+        tracing(TracingContext(mode)),
+        V.set_fake_mode(mode),
+        inductor_config.patch(_SETTINGS),
+        torch.no_grad(),
+    ):
+        if decompose:
+            module = _decomposed(module, examples)
+        if decompose or inference:
+            module = _recursive_joint_graph_passes(module)
+        end = module.graph.output_node()
+        # All strides are part of the program.
+        end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))
+        return compile_fx_inner(
+            module, examples, is_backward=backward, is_inference=inference, static_input_idxs=()
+        )
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """How Inductor takes operators apart, but for those that draw."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    with inductor_config.patch(_SETTINGS):
+        return select_decomp_table()
+
+
+def cut_for_inductor(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+    """Forward and backward as Inductor cuts them: what is cheap is computed again."""
+    from torch._inductor.compile_fx import partition_fn
+
+    with V.set_fake_mode(detect_fake_mode(inputs) or FakeTensorMode()):
+        return partition_fn(joint, inputs, **rest)
+
+
+def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return lambda *args: None
+
+    with functorch_config.patch({"enable_autograd_cache": False}):
+        aot_module_simplified(module, examples, fw_compiler=keep, decompositions=decompositions())
+    (graph,) = graphs
+    given, wanted = (len(g.graph.find_nodes(op="placeholder")) for g in (graph, module))
+    results, asked = (len(g.graph.output_node().args[0]) for g in (graph, module))
+    if (given, results) != (wanted, asked):
+        raise AssertionError(f"a stretch of {wanted} inputs and {asked} results lost some")
+    return graph

@@ -1,0 +1,249 @@
+"""An optimizer's step as the last statements of a program: the in-place operators that it runs."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim.optimizer import (
+    Optimizer,
+    _default_to_fused_or_foreach,
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
+
+from .errors import ExportError
+from .fx_import import EntryWriter
+from .names import InputSpec
+
+_HOOKS = tuple(map(operator.attrgetter, ("_backward_hooks", "_post_accumulate_grad_hooks")))
+_GRADIENT = operator.attrgetter("grad")
+
+
+def settings_of(optimizer: Optimizer) -> tuple[Any, ...]:
+    """What a program holds as constants: every setting that is no tensor."""
+    return tuple([tuple(sorted(map(_setting, group.items()))) for group in optimizer.param_groups])
+
+
+def _setting(item: tuple[str, Any]) -> tuple[str, str]:
+    key, value = item
+    if key == "params":
+        return key, str(len(value))
+    return key, "" if isinstance(value, Tensor) else repr(value)
+
+
+def refuse_hooks(optimizer: Optimizer, name: str) -> None:
+    """Raises ExportError if something would have to be called around the step."""
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    if any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):
+        raise ExportError(name, "its optimizer has a step hook", "remove the hook")
+
+
+class Update:
+    """What one program updates: parameters and state stay the caller's tensors, and are inputs."""
+
+    def __init__(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
+        self._optimizer = optimizer
+        self._at = {id(value): i for i, value in enumerate(inputs)}
+        self._name = type(optimizer).__name__
+        self.parameters: list[Tensor] = []
+        self.names: list[str] = []
+        self.positions: list[int] = []  # of the state, among the entry's inputs
+        self._state: list[tuple[Tensor, str]] = []
+        self._keys: list[str] = []
+        # What `tensors` last looked the state up in: the optimizer's own dictionaries.
+        self._of: Any = None
+        self._all: list[dict[str, Any]] = []
+        self._holders: list[dict[str, Any]] = []
+        self._settings: list[tuple[int, str]] = []
+
+    def tensors(self) -> list[Tensor]:
+        """The state and the tensors among the settings, as they are now.
+
+        Looked up once in a step: without a loop of Python's, and without a hash of each parameter.
+        """
+        state, groups = self._optimizer.state, self._optimizer.param_groups
+        same = state is self._of and len(state) == len(self._all)
+        if not same or not all(map(operator.is_, state.values(), self._all)):
+            self._of, self._all = state, list(state.values())
+            self._holders = [state[parameter] for parameter, _ in self._state]
+        found = list(map(operator.getitem, self._holders, self._keys))
+        return found + [groups[i][key] for i, key in self._settings]
+
+    def check(self) -> None:
+        """Raises RuntimeError for a gradient that is there already, or a hook on one."""
+        if list(map(_GRADIENT, self.parameters)).count(None) < len(self.parameters):
+            name = self._first(lambda p: p.grad is not None)
+            raise RuntimeError(
+                f'"{name}" has a gradient already, which a step with its optimizer would not add '
+                "to; call zero_grad(set_to_none=True) before"
+            )
+        for hooks in _HOOKS:
+            if any(map(hooks, self.parameters)):
+                raise RuntimeError(
+                    f'"{self._first(hooks)}" has a hook on its gradient, and a step runs without '
+                    "autograd; remove the hook"
+                )
+
+    def _first(self, wanted: Callable[[Tensor], Any]) -> str:
+        pairs = zip(self.names, self.parameters, strict=True)
+        return next(name for name, parameter in pairs if wanted(parameter))
+
+    def write(
+        self,
+        writer: EntryWriter,
+        specs: Sequence[InputSpec],
+        values: Sequence[str],
+        gradients: Sequence[tuple[str, fx.Node] | None],
+    ) -> set[int]:
+        """Writes the update of each input that has a gradient; which ones these are."""
+        known = [p for group in self._optimizer.param_groups for p in group["params"]]
+        places = [self._at.get(id(p), -1) for p in known]
+        taken = [(p, i) for p, i in zip(known, places, strict=True) if i >= 0 and gradients[i]]
+        if not taken:
+            raise ExportError(
+                self._name, "the loss reaches none of its parameters", "give it others"
+            )
+        self.parameters = [p for p, _ in taken]
+        self.names = [specs[i].name for _, i in taken]
+        self._collect()
+        bound: list[Any] = [values[i] for _, i in taken]
+        for p, i in taken:
+            found = gradients[i]
+            assert found is not None
+            bound.append(_of_strides(writer, found[0], found[1].meta["val"], p))
+        first = len(writer.inputs)
+        with unset_fake_temporarily():
+            module = self._trace()
+        nodes = module.graph.find_nodes(op="placeholder")[len(bound) :]
+        for node, name in zip(nodes, self._state_names(), strict=True):
+            kind = writer.types.of(node.meta["val"])
+            bound.append(writer.add_input(InputSpec("buffer", name, None), kind))
+        self.positions = list(range(first, len(writer.inputs)))
+        writer.add_graph(module, bound)
+        return {i for _, i in taken}
+
+    def _collect(self) -> None:
+        state = self._optimizer.state
+        with_state = [p for p in self.parameters if state.get(p)]
+        if with_state and len(with_state) < len(self.parameters):
+            missing = next(n for n, p in zip(self.names, self.parameters, strict=True)
+                           if not state.get(p))  # fmt: skip
+            raise ExportError(
+                missing,
+                f"{self._name} has no state for it yet, though it has for others",
+                "let the first step give every parameter a gradient",
+            )
+        self._state = [
+            (p, key)
+            for p in with_state
+            for key, value in state[p].items()
+            if isinstance(value, Tensor)
+        ]
+        self._keys = [key for _, key in self._state]
+        self._settings = [
+            (i, key)
+            for i, group in enumerate(self._optimizer.param_groups)
+            for key, value in group.items()
+            if isinstance(value, Tensor)
+        ]
+
+    def _state_names(self) -> list[str]:
+        names = {id(p): name for p, name in zip(self.parameters, self.names, strict=True)}
+        own = [f"{self._name}.{key}.{names[id(p)]}" for p, key in self._state]
+        return own + [f"{self._name}.{key}.{i}" for i, key in self._settings]
+
+    def _trace(self) -> fx.GraphModule:
+        mode = FakeTensorMode()
+        real = [*(p.detach() for p in self.parameters), *self.tensors()]
+        fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in real]
+        count = len(self.parameters)
+        with mode:
+            fakes[count:count] = [torch.empty_like(fake) for fake in fakes[:count]]
+        try:
+            module = make_fx(self._run, tracing_mode="fake")(*fakes)
+        except ExportError:
+            raise
+        except Exception as error:
+            reads = isinstance(error, DataDependentOutputException)
+            raise ExportError(
+                self._name,
+                "its step reads a number on the host" if reads else f"its step fails: {error}",
+                "make it with capturable=True or fused=True, or leave it outside of the step",
+            ) from error
+        for node in reversed(list(module.graph.nodes)):
+            if getattr(node.target, "namespace", "") == "profiler":
+                module.graph.erase_node(node)
+        return module
+
+    def _run(self, *args: Tensor) -> list[Any]:
+        """The step of a twin that has these tensors instead of the optimizer's."""
+        rest = iter(args)
+        parameters = {id(p): next(rest) for p in self.parameters}
+        for p in self.parameters:
+            parameters[id(p)].grad = next(rest)
+        twin = object.__new__(type(self._optimizer))
+        twin.__dict__.update(self._optimizer.__dict__)
+        twin.state = defaultdict(dict)
+        for p in self.parameters:
+            if p in self._optimizer.state:
+                twin.state[parameters[id(p)]] = dict(self._optimizer.state[p])
+        for p, key in self._state:
+            twin.state[parameters[id(p)]][key] = next(rest)
+        twin.param_groups = []
+        for group in self._optimizer.param_groups:
+            own = [parameters[id(p)] for p in group["params"] if id(p) in parameters]
+            twin.param_groups.append(dict(group, params=own, **_choice(group)))
+        for i, key in self._settings:
+            twin.param_groups[i][key] = next(rest)
+        before = _python_side(twin)
+        type(self._optimizer).step(twin)
+        after = _python_side(twin)
+        if before.keys() != after.keys() or any(before[k] is not after[k] for k in before):
+            raise ExportError(
+                self._name,
+                "its step changes Python values, or puts other tensors into its state",
+                "let it change tensors in place, or leave it outside of the step",
+            )
+        return []
+
+
+def _python_side(optimizer: Optimizer) -> dict[Any, Any]:
+    """All that a step could change besides the contents of tensors."""
+    found: dict[Any, Any] = {
+        key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")
+    }
+    for p, state in optimizer.state.items():
+        found |= {(id(p), key): value for key, value in state.items()}
+    for i, group in enumerate(optimizer.param_groups):
+        found |= {(i, key): value for key, value in group.items()}
+    return found
+
+
+def _choice(group: dict[str, Any]) -> dict[str, Any]:
+    """What eager chooses by the types of the real parameters."""
+    if group.get("foreach", True) is not None or group.get("fused") is not None:
+        return {}
+    differentiable = group.get("differentiable", False)
+    _, foreach = _default_to_fused_or_foreach(group["params"], differentiable, use_fused=False)
+    return {"foreach": foreach}
+
+
+def _of_strides(writer: EntryWriter, value: str, example: Tensor, wanted: Tensor) -> str:
+    """The gradient as `.grad` would hold it: laid out as its parameter."""
+    if tuple(example.stride()) == wanted.stride():
+        return value
+    kind = writer.types.of(wanted.detach())
+    sizes, strides = list(wanted.shape), list(wanted.stride())
+    place = writer.define("laid_out", kind, f"aten::new_empty_strided({value}, {sizes}, {strides})")
+    return writer.define("laid_out", kind, f"aten::copy_({place}, {value})")

@@ -1,0 +1,282 @@
+"""From Dynamo's graph of a step to what runs it: forward, loss, backward, and the update."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .aot_entries import device_of, picker
+from .backend import input_spec, label_of
+from .codegen import Stretches, Style, compile_graphs, styles
+from .compiled_graph import CompiledGraph
+from .eager_kernels import LIBRARY
+from .errors import ExportError
+from .export import step_entry
+from .fx_import import EntryWriter
+from .known_numbers import KnownNumbers
+from .names import InputSpec, Namer
+from .optimizer_step import Update
+from .options import CompileOptions
+from .program_maker import Instance
+from .program_text import HEADER
+from .report import follow
+from .runtime import program_class
+from .trace import (
+    Capture,
+    OutputSpec,
+    Traced,
+    check_loss,
+    differentiate,
+    output_node,
+    unique_names,
+)
+
+logger = logging.getLogger("gravure")
+
+# Marks the loss in Dynamo's graph, whose outputs come in an order of Dynamo's own.
+LIBRARY.define("loss(Tensor loss) -> Tensor")
+LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
+mark_loss = torch.ops.gravure.loss
+
+_NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
+
+
+@dataclass
+class WrittenStep:
+    """A step as a program text, and how it is called."""
+
+    label: str
+    text: str
+    writer: EntryWriter
+    device: str
+    places: list[int]  # of Dynamo's outputs, among the entry's that are no gradients
+    kept: list[int]  # positions of parameters and buffers
+    only_tensors: bool  # taken and returned
+    stretches: Stretches | None  # what Inductor compiled of it
+    update: Update | None
+
+
+class StepCompiler:
+    """Dynamo's backend: from its graph of a step to what runs it."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        options: CompileOptions,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.known: dict[Any, int] = {}  # settings of the optimizer, by number
+        self.settings = 0  # those of this call
+        self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
+        self.name = name
+        self.options = options
+        self.programs = 0
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        library = program_class()
+        written = self.write(graph, inputs)
+        with unset_fake_temporarily():
+            options = self.options.for_library()
+            program = library.of_text(written.text, written.device, options)
+            _bind(program, written.writer)
+        self.programs += 1
+        run = _caller(program, written.places, written.kept, only_tensors=written.only_tensors)
+        if written.update is not None:
+            run = _updating(run, program, written.update)
+        missed = written.stretches.missed if written.stretches else []
+        instance = Instance(run, None, program, missed=missed)
+        engraved = CompiledGraph.around(written.label, self.options, instance)
+        # Both live as long as it can run.
+        run.compiled_graph = engraved  # type: ignore[attr-defined]
+        run.called = written.stretches, written.writer.held  # type: ignore[attr-defined]
+        follow(engraved)
+        return run
+
+    def write(self, graph: fx.GraphModule, inputs: list[Any]) -> WrittenStep:
+        """Raises ExportError. The loss becomes the first of `graph`'s outputs."""
+        for value in inputs:
+            if is_traceable_wrapper_subclass(value):
+                kind = type(value).__name__
+                raise ExportError(self.name, f"it reads a {kind}", "use plain tensors")
+        label = f"{self.name}, {label_of(graph)}"
+        specs = [input_spec(n, self.namer) for n in graph.graph.find_nodes(op="placeholder")]
+        order = _loss_first(graph, self.name)
+        capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
+        traced, stretches = self._traced(graph, capture, unique_names(specs), label)
+        update = Update(self.optimizer, inputs) if self.optimizer is not None else None
+        text, writer, places = step_entry(traced, carries_python=True, update=update)
+        with unset_fake_temporarily():
+            device = device_of([traced.forward, traced.backward], label)
+        examples = [value.meta.get("example_value") for value in output_node(graph).args[0]]
+        return WrittenStep(
+            label,
+            f"{HEADER}\n{text}",
+            writer,
+            device,
+            [places[i] for i in order],
+            [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")],
+            all(isinstance(value, torch.Tensor) for value in [*inputs, *examples]),
+            stretches,
+            update,
+        )
+
+    def _traced(
+        self, graph: fx.GraphModule, capture: Capture, specs: list[InputSpec], label: str
+    ) -> tuple[Traced, Stretches | None]:
+        """Forward and backward, and what was compiled of them."""
+        *others, last = styles(self.options, symbolic=False)
+        for style in others:
+            try:
+                return self._of_style(graph, capture, specs, label, style)
+            except Exception as error:
+                logger.debug("%s: not whole by Inductor: %r", label, error)
+        return self._of_style(graph, capture, specs, label, last)
+
+    def _of_style(
+        self,
+        graph: fx.GraphModule,
+        capture: Capture,
+        specs: list[InputSpec],
+        label: str,
+        style: Style,
+    ) -> tuple[Traced, Stretches | None]:
+        halves = differentiate(capture, self.name, not self.options.eager_rng, style)
+        count = len(output_node(graph).args[0])
+        names = ["loss", *[f"output{i}" for i in range(1, count)]]
+        outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
+        specs = [replace(spec) for spec in specs]
+        traced = Traced(self.name, *halves[:2], specs, outputs, halves[2], self.namer)
+        if not style.inductor:
+            return traced, None
+        text, writer, _ = step_entry(traced, carries_python=True)
+        made = compile_graphs(
+            [(traced.forward, "step"), (traced.backward, "step")],
+            {"step": writer.owners},
+            f"{HEADER}\n{text}",
+            KnownNumbers(),
+            style,
+            self.options,
+            label,
+        )
+        forward, backward = made.modules
+        return replace(traced, forward=forward, backward=backward), made
+
+
+def _updating(run: Callable[..., Any], program: Any, update: Update) -> Callable[..., Any]:
+    """`run` with the optimizer's state bound, and bound anew where it is another."""
+    held: list[torch.Tensor] = []
+
+    def call(*args: Any) -> Any:
+        nonlocal held
+        update.check()
+        tensors = update.tensors()
+        if len(held) != len(tensors) or not all(map(operator.is_, tensors, held)):
+            program.bind("step", update.positions, tensors)
+            held = tensors
+        return run(*args)
+
+    return call
+
+
+def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
+    """Makes the loss the graph's first output, and each output one of its own, without a gradient.
+
+    Returns where each of the graph's former outputs is among them.
+    """
+    marks = graph.graph.find_nodes(op="call_function", target=mark_loss)
+    if len(marks) != 1:
+        raise ExportError(
+            name,
+            "its first result is not a tensor that it computes",
+            "return the loss, or a tuple that begins with it",
+        )
+    loss = marks[0].args[0]
+    check_loss(loss.meta.get("example_value"), name, step=True)
+    marks[0].replace_all_uses_with(loss)
+    graph.graph.erase_node(marks[0])
+    end = output_node(graph)
+    former = list(end.args[0])
+    values = list(dict.fromkeys([loss, *former]))
+    order = [values.index(value) for value in former]
+    with graph.graph.inserting_before(end):
+        for i, value in enumerate(values):
+            example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
+            if i and getattr(example, "requires_grad", False):
+                values[i] = graph.graph.call_method("detach", (value,))
+    end.args = (tuple(values),)
+    graph.recompile()
+    return order
+
+
+def _bind(program: Any, writer: EntryWriter) -> None:
+    """Constants and random states, which are the same in each call."""
+    values: dict[int, Any] = {}
+    for i, (spec, _, _) in enumerate(writer.inputs):
+        if spec.role == "constant":
+            values[i] = spec.value
+        elif spec.role == "rng_state":
+            values[i] = torch.Generator(spec.name.partition("#")[0])
+            values[i].set_state(spec.value)
+    added = range(len(writer.inputs), len(program.inputs("step")))
+    values |= dict.fromkeys(added)
+    program.bind("step", list(values), list(values.values()))
+
+
+def _caller(
+    program: Any, places: list[int], kept: list[int], *, only_tensors: bool
+) -> Callable[..., Any]:
+    """What Dynamo's code calls: the graph's inputs in, its former outputs out.
+
+    Inputs at `kept`, parameters and buffers, are bound, and bound anew when they are others.
+    """
+    run = program.run_step_tensors if only_tensors else program.run_step
+    names = [name for _, name in program.inputs("step")]
+    pick = picker(kept)
+    held: tuple[Any, ...] | None = None
+    rest: Callable[[Any], tuple[Any, ...]] = picker([])
+    removed = False  # some hook was: the library still sees where it was
+
+    def hold(args: tuple[Any, ...]) -> None:
+        nonlocal held, rest
+        held = pick(args)
+        rest = picker([i for i in range(len(args)) if i not in set(kept)])
+        program.bind("step", kept, list(held))
+
+    def call(*args: Any) -> list[Any]:
+        nonlocal removed
+        if held is None or not all(map(operator.is_, pick(args), held)):
+            hold(args)
+        if removed:
+            _check_hooks(args, names)
+        try:
+            results = run("step", rest(args), not removed)
+        except RuntimeError as error:
+            if "has a hook" not in str(error):
+                raise
+            _check_hooks(args, names)
+            removed = True
+            results = run("step", rest(args), False)
+        return [results[i] if i >= 0 else None for i in places]
+
+    return call
+
+
+def _check_hooks(args: tuple[Any, ...], names: list[str]) -> None:
+    for tensor, name in zip(args, names, strict=False):
+        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+            raise RuntimeError(
+                f'"{name}" has a hook on its gradient, and a step runs without autograd; remove '
+                'the hook, or use torch.compile(backend="gravure"), which runs it'
+            )

@@ -1,0 +1,310 @@
+"""codegen="inductor": stretches of partitions as compiled code, captured with the rest."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import gravure
+import models
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gravure import codegen
+from gravure.compiled_ops import CompiledCode, Layout
+from gravure.known_numbers import KnownNumbers
+from gravure.stretches import compile_stretches
+from running import bits, need_library
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+from training import Mlp, Normed, images, leaves, replays, rows, same_as_eager, state_of
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+INDUCTOR = {"codegen": "inductor"}
+
+
+class Stretches:
+    """A compiler that runs each stretch as it is: everything must be eager's, bit for bit."""
+
+    def __init__(self) -> None:
+        self.operators: list[int] = []
+        self.calls = 0
+
+    def __call__(self, module: fx.GraphModule, **_: Any) -> Callable[[list[Tensor]], Any]:
+        self.operators.append(sum(n.op == "call_function" for n in module.graph.nodes))
+
+        def run(inputs: list[Tensor]) -> Any:
+            self.calls += 1
+            given = list(inputs)
+            inputs.clear()
+            return module(*given)
+
+        return run
+
+
+@pytest.fixture
+def stretches(monkeypatch: pytest.MonkeyPatch) -> Stretches:
+    compiler = Stretches()
+
+    def parts(_: Any, *, symbolic: bool) -> list[codegen.Style]:
+        return [codegen.Style(inductor=True)]
+
+    monkeypatch.setattr(codegen, "compile_stretch", compiler)
+    for name in ("backend", "compile_step"):
+        monkeypatch.setattr(importlib.import_module(f"gravure.{name}"), "styles", parts)
+    return compiler
+
+
+class Mixed(nn.Module):
+    """A number read on the host, views that leave, a buffer that is written, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (nn.Linear(8, 8) for _ in range(3))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        h = F.dropout(F.silu(self.first(x)), 0.2, self.training)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(h.mean(0))
+        count = (h.detach().abs() > 0.1).sum().clamp(1, 3).item()
+        torch._check(count >= 1)
+        torch._check(count <= 3)
+        y = F.gelu(self.second(h + self.mean)) * count
+        wide = y.expand(2, *y.shape)
+        return self.last(y).tanh(), y.t(), y.view(-1), wide, x[:, ::2] + 0, y[1:].split(2, 1)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def _block(self, x: Tensor, layer: nn.Module) -> Tensor:
+        return x + F.dropout(F.gelu(layer(x)), 0.3, self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(self._block, x, layer, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "batches"),
+    [(Mlp(0.15), rows), (Normed(), images), (Mixed(), rows), (Checkpointed(), rows)],
+    ids=["mlp", "normed", "mixed", "checkpointed"],
+)
+def test_stretches_change_no_bit(
+    stretches: Stretches, model: nn.Module, batches: Callable[[int], Any]
+) -> None:
+    report = same_as_eager(model, batches, options=INDUCTOR, fullgraph=True)
+    assert replays(report) and stretches.operators and stretches.calls
+    assert max(stretches.operators) > 1
+
+
+def test_a_write_stays_behind_what_reads_the_old_value() -> None:
+    aten, graph = torch.ops.aten, fx.Graph()
+    x, old = (graph.placeholder(name) for name in ("x", "old"))
+    more = graph.call_function(aten.add.Tensor, (x, x))
+    new = graph.call_function(aten.mul.Tensor, (more, more))
+    waited = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (new,))
+    read = graph.call_function(aten.mul.Tensor, (waited, old))
+    result = graph.call_function(aten.add.Tensor, (read, old))
+    written = graph.call_function(aten.copy_.default, (old, new))
+    graph.output((result, written))
+    with FakeTensorMode():
+        for node in graph.nodes:
+            node.meta["val"] = torch.empty(4)
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    compiled = compile_stretches(
+        module, calls, [[0, *range(len(calls))], [-3]], KnownNumbers(), "test", Stretches()
+    )
+    targets = [n.target for n in compiled.module.graph.nodes if n.op == "call_function"]
+    kept = [t for t in targets if t is not operator.getitem]
+    code = torch.ops.gravure.compiled.default
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    assert kept == [code, wait, code, aten.copy_.default] and not compiled.missed
+
+
+def test_code_that_draws_says_so(stretches: Stretches) -> None:
+    for model, name in ((Mlp(), "compiled"), (Mlp(0.15), "compiled_random")):
+        report = same_as_eager(model, rows, steps=1, options=INDUCTOR)
+        text = report.graphs[0].programs[0].plan
+        assert re.search(rf"= gravure::{name}\b", text), text
+
+
+def test_other_sizes_are_other_stretches(stretches: Stretches) -> None:
+    def batches(i: int) -> tuple[Tensor]:
+        return (torch.randn(4 + i // 7, 8),)
+
+    report = same_as_eager(Mlp(), batches, steps=21, options=INDUCTOR, dynamic=True)
+    (graph,) = report.graphs
+    assert [p.sizes for p in graph.programs] == [[4], [5], [6]] and replays(report)
+    assert len(stretches.operators) == 6
+
+
+def test_a_step_of_stretches_around_host_reads(stretches: Stretches) -> None:
+    model = models.moe()
+    ours = copy.deepcopy(model.module)
+    step = gravure.compile_step(ours, options=INDUCTOR | {"poison": True})
+    for i in range(5):
+        args = models.next_args(model.args, i)
+        torch.manual_seed(i)
+        found = step(*args)
+        torch.manual_seed(i)
+        result = model.fn(*args)
+        (result if isinstance(result, Tensor) else result[0]).backward()
+        assert leaves(found) == leaves(result) and state_of(ours) == state_of(model.module)
+    assert stretches.calls
+
+
+def test_a_step_with_its_optimizer(stretches: Stretches) -> None:
+    both = [Mlp()]
+    both.append(copy.deepcopy(both[0]))
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.01, fused=True) for m in both]
+    step = gravure.compile_step(
+        lambda x: both[1](x).square().mean(), optimizer=optimizers[1], options=INDUCTOR
+    )
+    for i in range(6):
+        (x,) = rows(i)
+        found = step(x)
+        loss = both[0](x).square().mean()
+        loss.backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        assert leaves(found) == leaves(loss.detach()) and state_of(both[1]) == state_of(both[0])
+    assert stretches.calls
+
+
+def test_what_inductor_refuses_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(module: fx.GraphModule, **_: Any) -> Any:
+        raise NotImplementedError("no such kernel\nand more")
+
+    monkeypatch.setattr(codegen, "compile_stretch", refuse)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        report = same_as_eager(Mlp(), rows, options=INDUCTOR)
+    assert replays(report) and "no such kernel" in caplog.text
+    assert any("compile-failed" in r for r in report.graphs[0].programs[0].remarks)
+    torch._dynamo.reset()
+    strict = torch.compile(Mlp(), backend="gravure", options=INDUCTOR | {"on_missed": "raise"})
+    with pytest.raises(Exception, match="compile-failed.*no such kernel"):
+        strict(*rows(0))
+
+
+def test_options_of_codegen() -> None:
+    with pytest.raises(ValueError, match="expected 'aten' or 'inductor', found 'triton'"):
+        gravure.compile_step(lambda: None, options={"codegen": "triton"})
+
+
+# ---- compiled code as an operator
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return Layout(tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def test_each_result_has_memory_and_strides_of_its_own() -> None:
+    x, wanted = torch.randn(3, 4), torch.randn(4, 3).t()
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        (y,) = inputs
+        inputs.clear()
+        z = y * 2
+        return [y, z, z, z]
+
+    code = CompiledCode(
+        "test", run, [_layout(x)], [_layout(x), _layout(x), _layout(x), _layout(wanted)],
+        random=False,
+    )  # fmt: skip
+    results = code.operator(code.name, 1, [x])
+    assert [bits(r) for r in results] == [bits(x), *[bits(x * 2)] * 3]
+    assert len({t.data_ptr() for t in (x, *results)}) == 5
+    assert results[3].stride() == wanted.stride()
+    # An input of other strides is laid out as the code expects it.
+    assert bits(code.operator(code.name, 1, [x.t().contiguous().t()])[1]) == bits(x * 2)
+    with pytest.raises(RuntimeError, match=r"a tensor of \[4, 3\] where its graph has \[3, 4\]"):
+        code.operator(code.name, 1, [x.t()])
+
+
+def test_code_that_is_gone_is_an_error() -> None:
+    code = CompiledCode("test", lambda inputs: inputs, [], [], random=False)
+    operator, name = code.operator, code.name
+    del code
+    with pytest.raises(RuntimeError, match=f'compiled code "{name}" is gone'):
+        operator(name, 1, [])
+
+
+# ---- Inductor itself
+
+
+def near(found: Any, expected: Any) -> bool:
+    pairs = zip(*(torch.utils._pytree.tree_leaves(v) for v in (found, expected)), strict=True)
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in pairs if isinstance(a, Tensor))
+
+
+def trained(model: nn.Module, call: Callable[..., Any], batch: Any, *, whole: bool) -> list[Any]:
+    """What one step leaves: results, gradients, buffers, random state."""
+    model.zero_grad()
+    result = call(*batch)
+    if not whole:
+        torch.utils._pytree.tree_leaves(result)[0].square().mean().backward()
+    tensors = [t.detach() for t in torch.utils._pytree.tree_leaves(result)]
+    tensors += [p.grad for p in model.parameters()] + list(model.buffers())
+    return [t.clone() for t in tensors] + [torch.get_rng_state()]
+
+
+def loss_of(model: nn.Module) -> Callable[..., Any]:
+    def loss(*args: Any) -> Any:
+        result = model(*args)
+        return torch.utils._pytree.tree_leaves(result)[0].square().mean(), result
+
+    return loss
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["backend", "step"])
+@pytest.mark.parametrize("model", [Mlp(0.15), Mixed()], ids=["mlp", "mixed"])
+def test_captured_kernels_give_the_bits_of_uncaptured_ones(model: nn.Module, whole: bool) -> None:
+    older = [graph.number for graph in gravure.report().graphs]
+    sides = []
+    for options in ({"poison": True}, {"uncaptured": True}):
+        ours, options = copy.deepcopy(model), INDUCTOR | options
+        if whole:
+            call = gravure.compile_step(loss_of(ours), options=options)
+        else:
+            options |= {"on_missed": "raise"}
+            call = torch.compile(ours, backend="gravure", fullgraph=True, options=options)
+        sides.append((ours, call, whole))
+    eager = copy.deepcopy(model)
+    for i in range(6):
+        batch = rows(i)
+        torch.manual_seed(i)
+        found = trained(*sides[0][:2], batch, whole=whole)
+        torch.manual_seed(i)
+        uncaptured = trained(*sides[1][:2], batch, whole=whole)
+        assert leaves(found) == leaves(uncaptured)
+        torch.manual_seed(i)
+        if whole:
+            eager.zero_grad()
+            result = loss_of(eager)(*batch)
+            result[0].backward()
+            expected = [t.detach() for t in torch.utils._pytree.tree_leaves(result)]
+            expected += [p.grad for p in eager.parameters()] + list(eager.buffers())
+            expected.append(torch.get_rng_state())
+        else:
+            expected = trained(eager, eager, batch, whole=False)
+        assert near(found, expected) and bits(found[-1]) == bits(expected[-1])
+    graphs = [g for g in gravure.report().graphs if g.number not in older]
+    states = {s for v in graphs[0].programs[0].partitions.values() for s in v}
+    assert states == {"captured"} and not graphs[0].programs[0].remarks

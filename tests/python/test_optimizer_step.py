@@ -1,0 +1,220 @@
+"""compile_step(fn, optimizer=…): forward, backward and update as one program, in eager's bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from running import bits, need_library
+from torch import Tensor
+from training import leaves, state_of
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class Net(nn.Module):
+    """Running statistics, dropout, and a layer that the loss does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.second, self.unused = nn.Linear(16, 4), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(F.gelu(self.norm(self.first(x))), 0.15, self.training))
+
+
+def loss_of(model: nn.Module) -> Callable[..., Any]:
+    def loss(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = model(x)
+        return y.square().mean(), y
+
+    return loss
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+class Pair:
+    """A model and its optimizer as they are, and others that are compiled together."""
+
+    def __init__(self, make: Make, **options: Any) -> None:
+        self.models = [Net()]
+        self.models.append(copy.deepcopy(self.models[0]))
+        self.optimizers = [make(model) for model in self.models]
+        self.step = gravure.compile_step(
+            loss_of(self.models[1]),
+            optimizer=self.optimizers[1],
+            options={"poison": True} | options,
+        )
+
+    def run(self, seed: int, rows: int = 5) -> None:
+        torch.manual_seed(seed)
+        x = torch.randn(rows, 8)
+        torch.manual_seed(seed)
+        found = self.step(x)
+        torch.manual_seed(seed)
+        self.optimizers[0].zero_grad()
+        expected = loss_of(self.models[0])(x)
+        expected[0].backward()
+        self.optimizers[0].step()
+        self.optimizers[0].zero_grad()
+        assert leaves(found) == leaves([t.detach() for t in expected])
+        assert state_of(self.models[1]) == state_of(self.models[0])
+        states = [
+            [bits(v) for p in model.parameters() for v in optimizer.state.get(p, {}).values()]
+            for model, optimizer in zip(self.models, self.optimizers, strict=True)
+        ]
+        assert states[0] == states[1]
+
+
+def program() -> Any:
+    return gravure.report().graphs[-1].programs[0]
+
+
+def _two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    rest = [p for n, p in model.named_parameters() if not n.startswith("first")]
+    groups = [{"params": model.first.parameters(), "lr": 0.01}, {"params": rest}]
+    return torch.optim.AdamW(groups, 0.02, fused=True, amsgrad=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: torch.optim.AdamW(m.parameters(), 0.01, fused=True),
+        lambda m: torch.optim.Adam(m.parameters(), torch.tensor(0.01), fused=True),
+        lambda m: torch.optim.SGD(m.parameters(), 0.1),
+        lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, nesterov=True, foreach=True),
+        _two_groups,
+    ],
+    ids=["adamw", "tensor-lr", "sgd", "momentum", "groups"],
+)
+def test_a_step_with_its_optimizer_is_eagers(make: Make) -> None:
+    pair = Pair(make)
+    for i in range(7):
+        pair.run(i)
+    assert program().partitions == {"step": ["captured"]} and not program().host_nodes
+    assert program().stats["replays"] == 4  # after the first step and two warm-ups
+
+
+def test_an_optimizer_that_reads_on_the_host() -> None:
+    pair = Pair(lambda m: torch.optim.AdamW(m.parameters(), 0.01))
+    for i in range(6):
+        pair.run(i)
+    assert any("host-sync" in node for node in program().host_nodes)
+
+
+def test_learning_rates_change() -> None:
+    for rate in (0.01, torch.tensor(0.01)):
+        pair = Pair(lambda m, rate=rate: torch.optim.AdamW(m.parameters(), rate, fused=True))
+        compiled = len(gravure.report().graphs)
+        schedulers = [torch.optim.lr_scheduler.StepLR(o, 4, 0.5) for o in pair.optimizers]
+        for i in range(10):
+            pair.run(i)
+            for scheduler in schedulers:
+                scheduler.step()
+        # One program for the first step; then one, or one a number.
+        assert len(gravure.report().graphs) - compiled == (2 if torch.is_tensor(rate) else 4)
+
+
+def test_a_rate_that_is_another_number_each_step_is_an_error_in_the_end() -> None:
+    pair = Pair(lambda m: torch.optim.SGD(m.parameters(), 0.1))
+    with torch._dynamo.config.patch(recompile_limit=2):
+        with pytest.raises(gravure.ExportError, match="make a learning rate that changes a tensor"):
+            for i in range(6):
+                pair.run(i)
+                for optimizer in pair.optimizers:
+                    optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def test_a_checkpoint_is_loaded_between_steps() -> None:
+    pair = Pair(lambda m: torch.optim.AdamW(m.parameters(), 0.01, fused=True))
+    kept: Any = None
+    for i in range(12):
+        if i == 3:
+            kept = copy.deepcopy([x.state_dict() for x in (pair.models[0], pair.optimizers[0])])
+        if i == 7:
+            for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
+                model.load_state_dict(copy.deepcopy(kept[0]))
+                optimizer.load_state_dict(copy.deepcopy(kept[1]))
+        pair.run(i)
+    assert program().stats["captures"] == 2
+
+
+def test_another_batch_size() -> None:
+    pair = Pair(lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9))
+    for i in range(10):
+        pair.run(i, rows=(5, 3)[i % 2])
+
+
+def test_parameters_of_other_models_are_left_alone() -> None:
+    other = nn.Linear(2, 2)
+    before = bits(other.weight)
+    pair = Pair(lambda m: torch.optim.SGD([*m.parameters(), *other.parameters()], 0.1))
+    for i in range(5):
+        pair.run(i)
+    assert bits(other.weight) == before
+
+
+# ---- refused
+
+
+def test_what_is_no_optimizer_for_a_step() -> None:
+    model = Net()
+    with pytest.raises(TypeError, match="expected a torch.optim one, not a int"):
+        gravure.compile_step(loss_of(model), optimizer=3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(gravure.ExportError, match="step hook"):
+        gravure.compile_step(loss_of(model), optimizer=optimizer)
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_gradients_and_hooks_are_refused_before_anything_runs(steps: int) -> None:
+    pair = Pair(lambda m: torch.optim.SGD(m.parameters(), 0.1))
+    for i in range(steps):
+        pair.run(i)
+    model = pair.models[1]
+    weight = model.first.weight
+    weight.grad = torch.ones_like(weight)
+    before = state_of(model)
+    with pytest.raises(RuntimeError, match="a gradient already.*zero_grad"):
+        pair.step(torch.randn(5, 8))
+    weight.grad = None
+    handle = weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(RuntimeError, match="has a hook"):
+        pair.step(torch.randn(5, 8))
+    handle.remove()
+    after = state_of(model)
+    assert {k: v for k, v in after.items() if k != "gradient of first.weight"} == {
+        k: v for k, v in before.items() if k != "gradient of first.weight"
+    }
+    for i in range(5):
+        pair.run(i)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in Python, where a program would not see it."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.add_(p.grad, alpha=-0.1 / group["count"])
+
+
+def test_an_optimizer_that_counts_in_python_is_refused() -> None:
+    model = Net()
+    optimizer = Counting(model.parameters(), 0.1)
+    step = gravure.compile_step(loss_of(model), optimizer=optimizer)
+    step(torch.randn(5, 8))
+    with pytest.raises(gravure.ExportError, match="changes Python values"):
+        step(torch.randn(5, 8))

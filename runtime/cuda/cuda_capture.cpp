@@ -20,7 +20,8 @@ class CudaExecutable final : public Executable {
 
   void replay() override {
     device_.passFaultPoint(FaultPoint::Launch);
-    graph_->launch(device_.currentStream());
+    const c10::cuda::CUDAStream stream = device_.currentStream();
+    device_.captures().inOrder(stream, [&] { graph_->launch(stream); });
   }
 
  private:
@@ -48,8 +49,8 @@ CudaCapture::CudaCapture(CudaDevice& device, const std::vector<at::Generator>& g
   C10_CUDA_CHECK(cudaStreamIsCapturing(caller_, &status));
   TORCH_CHECK(status == cudaStreamCaptureStatusNone,
               "a partition cannot be captured while the caller's stream is being captured");
-  order(caller_, device_.captureStream());
-  onCaptureStream_.emplace(device_.captureStream());
+  order(caller_, device_.captures().stream());
+  onCaptureStream_.emplace(device_.captures().stream());
   try {
     begin(generators);
   } catch (...) {
@@ -70,13 +71,14 @@ void CudaCapture::begin(const std::vector<at::Generator>& generators) {
   ArenaBypass bypass;
   {
     // In the pool, workspaces stay at their addresses whoever drops PyTorch's workspaces and cache.
-    const cudaStream_t ours = device_.captureStream();
-    PoolRouting routing(device_.allocator(), device_.tensorDevice().index(), device_.pool(),
+    const cudaStream_t ours = device_.captures().stream();
+    PoolRouting routing(device_.allocator(), device_.tensorDevice().index(),
+                        device_.captures().pool(),
                         [ours](cudaStream_t stream) { return stream == ours; });
     readyLibraries();
   }
-  graph_ = std::make_unique<PartitionGraph>(device_.allocator(), device_.captureStream(),
-                                            device_.pool());
+  graph_ = std::make_unique<PartitionGraph>(device_.allocator(), device_.captures().stream(),
+                                            device_.captures().pool());
   graph_->begin(generators);
   device_.passFaultPoint(FaultPoint::CaptureBegin);
 }
@@ -87,7 +89,7 @@ void CudaCapture::leave() {
   graph_.reset();
   onCaptureStream_.reset();
   alone_.unlock();
-  order(device_.captureStream(), caller_);
+  order(device_.captures().stream(), caller_);
 }
 
 void CudaCapture::call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {

@@ -1,57 +1,19 @@
 #include "runtime/cuda/cuda_device.h"
 
 #include "runtime/cuda/cuda_capture.h"
-#include "runtime/cuda/cuda_libraries.h"
 #include "runtime/cuda/cuda_pages.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/CachingHostAllocator.h>
-#include <ATen/core/Generator.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <map>
-#include <mutex>
 #include <utility>
 
 namespace gravure {
 
 namespace {
-
-/// Streams to capture on, kept for the next device object. PyTorch's own pool of streams would hand
-/// out one that other code may be using; and a stream that the allocator knows is never destroyed.
-class CaptureStreams {
- public:
-  static CaptureStreams& get() {
-    static CaptureStreams* streams = new CaptureStreams;
-    return *streams;
-  }
-
-  c10::cuda::CUDAStream take(c10::DeviceIndex device) {
-    std::lock_guard lock(mutex_);
-    auto& idle = idle_[device];
-    cudaStream_t stream = nullptr;
-    if (idle.empty()) {
-      c10::cuda::CUDAGuard guard(device);
-      C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    } else {
-      stream = idle.back();
-      idle.pop_back();
-    }
-    return c10::cuda::getStreamFromExternal(stream, device);
-  }
-
-  void giveBack(c10::cuda::CUDAStream stream) {
-    std::lock_guard lock(mutex_);
-    idle_[stream.device_index()].push_back(stream.stream());
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<c10::DeviceIndex, std::vector<cudaStream_t>> idle_;
-};
 
 c10::DeviceIndex checked(c10::DeviceIndex index) {
   const c10::DeviceIndex count = c10::cuda::device_count();
@@ -65,34 +27,20 @@ c10::DeviceIndex checked(c10::DeviceIndex index) {
 }  // namespace
 
 CudaDevice::CudaDevice(c10::DeviceIndex index)
-    : index_(checked(index)), allocator_(CudaAllocator::install()),
-      captureStream_(CaptureStreams::get().take(index)), pool_(at::cuda::graph_pool_handle()) {
-  holdPool();
-}
+    : index_(checked(index)), allocator_(CudaAllocator::install()) {}
 
 CudaDevice::~CudaDevice() {
   try {
     dropWarmUp();
-    dropPool();
+    if (captures_) captures_->trim();
   } catch (const std::exception& error) {
-    TORCH_WARN("giving back the graph pool of ", name(), " failed: ", error.what());
+    TORCH_WARN("giving back memory of ", name(), " failed: ", error.what());
   }
-  CaptureStreams::get().giveBack(captureStream_);
 }
 
-// A pool whose last use has ended cannot be used again, and a failed capture may be the only one.
-void CudaDevice::holdPool() {
-  allocator_.createOrIncrefPool(index_, pool_, nullptr);
-  at::HostAllocator* pinned = at::getHostAllocator(at::kCUDA);
-  pinned->begin_allocate_to_pool(pool_, [](c10::Stream) { return false; });
-  pinned->end_allocate_to_pool(pool_);
-}
-
-void CudaDevice::dropPool() {
-  dropWorkspaces(captureStream_);
-  allocator_.releasePool(index_, pool_);
-  at::getHostAllocator(at::kCUDA)->release_pool(pool_);
-  if (allocator_.getPoolUseCount(index_, pool_) == 0) allocator_.emptyCache(pool_);
+CapturePool& CudaDevice::captures() {
+  if (!captures_) captures_ = CapturePool::of(allocator_, currentStream());
+  return *captures_;
 }
 
 std::string CudaDevice::name() const { return tensorDevice().str(); }

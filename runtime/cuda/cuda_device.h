@@ -2,6 +2,7 @@
 // One GPU as the runtime sees it.
 
 #include "runtime/cuda/cuda_allocator.h"
+#include "runtime/cuda/cuda_capture_pool.h"
 #include "runtime/device.h"
 
 #include <c10/cuda/CUDAEvent.h>
@@ -30,8 +31,7 @@ class PoolRouting {
   const c10::MempoolId_t pool_;
 };
 
-/// One program's steps run on the caller's current stream; captures are made on a stream of the
-/// device's own. Not thread-safe, like the Runtime that owns it.
+/// One program's steps run on the caller's current stream; captures are made on another one. Not thread-safe, like the Runtime that owns it.
 class CudaDevice final : public Device {
  public:
   /// TORCH_CHECK if there is no such GPU.
@@ -55,18 +55,13 @@ class CudaDevice final : public Device {
 
   CudaAllocator& allocator() { return allocator_; }
   c10::cuda::CUDAStream currentStream() const { return c10::cuda::getCurrentCUDAStream(index_); }
-  c10::cuda::CUDAStream captureStream() const { return captureStream_; }
-  /// Where captures allocate what the plan leaves out. The device holds one use of it.
-  c10::MempoolId_t pool() const { return pool_; }
+  /// Where this program is captured: that of the stream which is current at the first call.
+  CapturePool& captures();
 
  private:
-  void holdPool();
-  void dropPool();
-
   const c10::DeviceIndex index_;
   CudaAllocator& allocator_;
-  const c10::cuda::CUDAStream captureStream_;
-  const c10::MempoolId_t pool_;
+  std::shared_ptr<CapturePool> captures_;
   std::optional<c10::MempoolId_t> warmUpPool_;
   bool warmUpHeld_ = false;  // we hold a use of it
   std::unique_ptr<PoolRouting> warmUpRouting_;

@@ -3,6 +3,8 @@
 #include "tests/cuda/gpu.h"
 
 #include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
@@ -76,7 +78,7 @@ void expectIntact(CudaDevice& device, const std::function<void()>& disturb) {
   CHECK(cudaGetLastError() == cudaSuccess);
   CHECK(sameBits(eagerDraw(), expected));
   CHECK(poolUses(device) == uses);
-  CHECK_FALSE(device.allocator().isRouted(0, device.pool()));
+  CHECK_FALSE(device.allocator().isRouted(0, device.captures().pool()));
   CHECK(device.currentStream() == c10::cuda::getDefaultCUDAStream(0));
 
   const at::Tensor input = values({64, 64}, 3);
@@ -251,7 +253,7 @@ TEST_CASE("the pool's use ends with the last graph and the device") {
   c10::MempoolId_t pool;
   {
     CudaDevice device(0);
-    pool = device.pool();
+    pool = device.captures().pool();
     const at::Tensor input = values({64, 64}, 0);
     Captured first = captureOne(device, doubled(), input, {kBytes, kBytes});
     Captured second = captureOne(device, doubled(), input, {kBytes, kBytes});
@@ -262,6 +264,30 @@ TEST_CASE("the pool's use ends with the last graph and the device") {
   // PyTorch forgets a pool that nobody uses, and then no longer knows its id.
   CHECK_THROWS_WITH(CudaAllocator::install().getPoolUseCount(0, pool),
                     Catch::Contains("graph_pools"));
+}
+
+TEST_CASE(
+    "programs of one stream share what they are captured with, and their graphs never overlap") {
+  NEEDS_GPU();
+  const auto other = c10::cuda::getStreamFromPool(false, 0);
+  CudaDevice first(0), second(0), apart(0);
+  CapturePool& shared = first.captures();
+  CHECK(&second.captures() == &shared);
+  {
+    c10::cuda::CUDAStreamGuard guard(other);
+    CHECK(&apart.captures() != &shared);
+    CHECK(&second.captures() == &shared);  // as at its first call
+  }
+  const auto here = c10::cuda::getCurrentCUDAStream(0);
+  c10::cuda::CUDAEvent slow, quick;
+  c10::cuda::device_synchronize();
+  shared.inOrder(here, [] { at::cuda::sleep(200'000'000); });
+  slow.record(here);
+  CHECK_FALSE(slow.query());
+  shared.inOrder(other, [] {});
+  quick.record(other);
+  quick.synchronize();
+  CHECK(slow.query());
 }
 
 TEST_CASE("law 5: a tensor in the arena outlives slab, graph and device") {

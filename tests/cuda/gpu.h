@@ -88,7 +88,7 @@ inline ArenaShape shapeOf(const ServePlan& plan) {
 }
 
 inline int poolUses(CudaDevice& device) {
-  return device.allocator().getPoolUseCount(0, device.pool());
+  return device.allocator().getPoolUseCount(0, device.captures().pool());
 }
 
 }  // namespace gravure::test

@@ -1,0 +1,112 @@
+#include "runtime/cuda/cuda_capture_pool.h"
+
+#include "runtime/cuda/cuda_libraries.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <map>
+#include <vector>
+
+namespace gravure {
+
+namespace {
+
+/// Streams to capture on, kept for the next pool. PyTorch's own pool of streams would hand out one that
+/// other code may be using; and a stream that the allocator knows is never destroyed.
+class CaptureStreams {
+ public:
+  static CaptureStreams& get() {
+    static auto* streams = new CaptureStreams;
+    return *streams;
+  }
+
+  c10::cuda::CUDAStream take(c10::DeviceIndex device) {
+    std::lock_guard lock(mutex_);
+    auto& idle = idle_[device];
+    cudaStream_t stream = nullptr;
+    if (idle.empty()) {
+      c10::cuda::CUDAGuard guard(device);
+      C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    } else {
+      stream = idle.back();
+      idle.pop_back();
+    }
+    return c10::cuda::getStreamFromExternal(stream, device);
+  }
+
+  void giveBack(c10::cuda::CUDAStream stream) {
+    std::lock_guard lock(mutex_);
+    idle_[stream.device_index()].push_back(stream.stream());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<c10::DeviceIndex, std::vector<cudaStream_t>> idle_;
+};
+
+/// Pools in use, by the caller's stream. Never destroyed.
+struct Pools {
+  std::mutex mutex;
+  std::map<std::pair<c10::DeviceIndex, c10::StreamId>, std::weak_ptr<CapturePool>> byStream;
+
+  static Pools& get() {
+    static auto* pools = new Pools;
+    return *pools;
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<CapturePool> CapturePool::of(CudaAllocator& allocator,
+                                             c10::cuda::CUDAStream caller) {
+  Pools& pools = Pools::get();
+  std::lock_guard lock(pools.mutex);
+  auto& known = pools.byStream[{caller.device_index(), caller.id()}];
+  std::shared_ptr<CapturePool> found = known.lock();
+  if (!found) {
+    found.reset(new CapturePool(allocator, caller.device_index()));
+    known = found;
+  }
+  return found;
+}
+
+CapturePool::CapturePool(CudaAllocator& allocator, c10::DeviceIndex device)
+    : allocator_(allocator), stream_(CaptureStreams::get().take(device)),
+      pool_(at::cuda::graph_pool_handle()) {
+  // A pool whose last use has ended cannot be used again, and a failed capture may be the only one.
+  allocator_.createOrIncrefPool(device, pool_, nullptr);
+  at::HostAllocator* pinned = at::getHostAllocator(at::kCUDA);
+  pinned->begin_allocate_to_pool(pool_, [](c10::Stream) { return false; });
+  pinned->end_allocate_to_pool(pool_);
+}
+
+CapturePool::~CapturePool() {
+  const c10::DeviceIndex device = stream_.device_index();
+  try {
+    dropWorkspaces(stream_);
+    allocator_.releasePool(device, pool_);
+    at::getHostAllocator(at::kCUDA)->release_pool(pool_);
+    if (allocator_.getPoolUseCount(device, pool_) == 0) allocator_.emptyCache(pool_);
+  } catch (const std::exception& error) {
+    TORCH_WARN("giving back a graph pool of cuda:", static_cast<int>(device),
+               " failed: ", error.what());
+  }
+  CaptureStreams::get().giveBack(stream_);
+}
+
+void CapturePool::follow(c10::cuda::CUDAStream current) {
+  if (last_) {
+    c10::cuda::CUDAEvent event;
+    event.record(*last_);
+    event.block(current);
+  }
+  last_ = current;
+}
+
+void CapturePool::trim() { allocator_.emptyCache(pool_); }
+
+}  // namespace gravure

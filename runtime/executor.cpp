@@ -162,9 +162,11 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
     partition.capture(launch, code_, frame_, stack_, device_, *session_);
     ++stats_.captures;
     return true;
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {
+    // An operator that Python implements throws what Python raised, which is no c10::Error.
     partition.quarantine();
-    const std::string reason = error.what_without_backtrace();
+    const auto* ours = dynamic_cast<const c10::Error*>(&error);
+    const std::string reason = ours ? ours->what_without_backtrace() : error.what();
     TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", reason, "; ",
                 reasonCure(HostReason::CaptureFailed));
     remarks_.missed("capture-failed", launch.node, reason);

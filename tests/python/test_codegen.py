@@ -59,7 +59,7 @@ def stretches(monkeypatch: pytest.MonkeyPatch) -> Stretches:
         return [codegen.Style(inductor=True)]
 
     monkeypatch.setattr(codegen, "compile_stretch", compiler)
-    for name in ("backend", "compile_step"):
+    for name in ("backend", "step_compiler"):
         monkeypatch.setattr(importlib.import_module(f"gravure.{name}"), "styles", parts)
     return compiler
 

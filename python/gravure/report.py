@@ -76,18 +76,19 @@ def ending(graph: CompiledGraph) -> None:
 
 def _of_graph(graph: CompiledGraph) -> GraphReport:
     made = [i for i in graph.all_instances() if i.program is not None]
-    programs = [_of_program(instance) for instance in made]
+    programs = [_of_program(i, captures=not graph.options.uncaptured) for i in made]
     return GraphReport(graph.number, graph.label, graph.failure, programs)
 
 
-def _of_program(instance: Instance) -> ProgramReport:
+def _of_program(instance: Instance, *, captures: bool) -> ProgramReport:
     program = instance.program
     remarks = json.loads(program.remarks_json())
     missed = Counter(missed_otherwise(remarks))
     missed.update(instance.missed)
     states = {entry: program.partition_states(entry) for entry in program.entries()}
     stats = dict(program.stats())
-    if stats["steps"] > _PATIENCE and set(states.get("backward", ())) == {"cold"}:
+    cold = captures and set(states.get("backward", ())) == {"cold"}
+    if cold and stats["steps"] > _PATIENCE:
         missed[
             "backward-missing: its backward has not run, and both are captured together; use "
             "torch.no_grad() where there is none"

@@ -120,6 +120,7 @@ def test_the_report_says_that_a_backward_is_missing() -> None:
 def test_uncaptured_option() -> None:
     report = same_as_eager(Mlp(), rows, options={"uncaptured": True})
     assert replays(report) == 0 and uncaptured(report) == 14
+    assert "backward-missing" not in str(report)
 
 
 def test_the_report_at_exit_names_what_is_gone(tmp_path: Path) -> None:

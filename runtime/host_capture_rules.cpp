@@ -1,3 +1,4 @@
+#include "ir/op_facts.h"
 #include "runtime/host_capture.h"
 
 #include <llvm/ADT/StringSet.h>
@@ -70,20 +71,15 @@ bool fillsMask(const torch::jit::Stack& operands) {
   return operands.size() > 2 && operands[2].isTensor() && operands[2].toTensor().numel() == 1;
 }
 
-std::optional<c10::Device> deviceIn(const Value* value) {
-  const auto* type = value->type()->castRaw<c10::TensorType>();
-  return type ? type->device() : std::nullopt;
-}
-
 /// Kernels take a CPU tensor without dimensions beside one of the device as a number; copies do not.
 bool isTakenAsNumber(const Node* node, const Value* input) {
   const auto* type = input->type()->castRaw<c10::TensorType>();
-  const auto device = deviceIn(input);
+  const auto device = deviceOf(input);
   if (!device || !device->is_cpu() || type->dim() != size_t{0}) return false;
   const std::string_view name = node->kind().toUnqualString();
   if (name == "copy_" || name == "copy") return false;
   return std::any_of(node->inputs().begin(), node->inputs().end(), [](const Value* other) {
-    const auto at = deviceIn(other);
+    const auto at = deviceOf(other);
     return at && !at->is_cpu();
   });
 }
@@ -91,7 +87,7 @@ bool isTakenAsNumber(const Node* node, const Value* input) {
 bool copiesBetweenDevices(const Node* node) {
   std::optional<bool> cpu;
   const auto differs = [&](const Value* value) {
-    const auto device = deviceIn(value);
+    const auto device = deviceOf(value);
     if (!device) return false;
     const bool here = device->is_cpu();
     const bool different = cpu && *cpu != here;

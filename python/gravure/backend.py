@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
 
 from .aot_entries import FrameNamer
-from .codegen import ATEN, Style, styles
+from .codegen import ATEN, Style, in_first_style
 from .compiled_graph import CompiledGraph
 from .eager_unpack import unpacks_as_eager
 from .names import InputSpec, Namer
@@ -25,8 +25,6 @@ from .program_maker import Half
 from .report import follow
 from .runtime import program_class
 from .trace import unique_names
-
-logger = logging.getLogger("gravure")
 
 
 @unpacks_as_eager
@@ -41,13 +39,8 @@ def compile_graph(
     chosen = CompileOptions.parse(options)
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
-    *others, last = styles(chosen, symbolic=symbolic)
-    for style in others:
-        try:
-            return compile_frame(graph, inputs, chosen, _followed, style)
-        except Exception as error:  # what is wrong with the graph shows again in the last one
-            logger.debug("%s: not whole by Inductor: %r", label_of(graph), error)
-    return compile_frame(graph, inputs, chosen, _followed, last)
+    of_style = functools.partial(compile_frame, graph, inputs, chosen, _followed)
+    return in_first_style(chosen, label_of(graph), of_style, symbolic=symbolic)
 
 
 # Makes what runs a graph: from its label and the names of its values.

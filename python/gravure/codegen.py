@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import fx
 
@@ -19,6 +20,10 @@ from .options import CompileOptions
 from .partition import partition
 from .runtime import program_class
 from .stretches import compile_stretches, has_host_parts
+
+logger = logging.getLogger("gravure")
+
+Made = TypeVar("Made")
 
 
 class HostParts(Exception):
@@ -60,6 +65,19 @@ def styles(options: CompileOptions, *, symbolic: bool) -> list[Style]:
         return [ATEN]
     # With open sizes the plan comes later than the graphs.
     return [Style(inductor=True, whole=whole) for whole in (True, False)[int(symbolic) :]]
+
+
+def in_first_style(
+    options: CompileOptions, label: str, make: Callable[[Style], Made], *, symbolic: bool
+) -> Made:
+    """`make` of the first style that does not fail; the last one's error is raised."""
+    *others, last = styles(options, symbolic=symbolic)
+    for style in others:
+        try:
+            return make(style)
+        except Exception as error:  # what is wrong with the graph shows again in the last one
+            logger.debug("%s: not whole by Inductor: %r", label, error)
+    return make(last)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .aot_entries import device_of, picker
 from .backend import input_spec, label_of
-from .codegen import Stretches, Style, compile_graphs, styles
+from .codegen import Stretches, Style, compile_graphs, in_first_style
 from .compiled_graph import CompiledGraph
 from .eager_kernels import LIBRARY
 from .errors import ExportError
@@ -40,8 +40,6 @@ from .trace import (
     output_node,
     unique_names,
 )
-
-logger = logging.getLogger("gravure")
 
 # Marks the loss in Dynamo's graph, whose outputs come in an order of Dynamo's own.
 LIBRARY.define("loss(Tensor loss) -> Tensor")
@@ -136,13 +134,8 @@ class StepCompiler:
         self, graph: fx.GraphModule, capture: Capture, specs: list[InputSpec], label: str
     ) -> tuple[Traced, Stretches | None]:
         """Forward and backward, and what was compiled of them."""
-        *others, last = styles(self.options, symbolic=False)
-        for style in others:
-            try:
-                return self._of_style(graph, capture, specs, label, style)
-            except Exception as error:
-                logger.debug("%s: not whole by Inductor: %r", label, error)
-        return self._of_style(graph, capture, specs, label, last)
+        of_style = functools.partial(self._of_style, graph, capture, specs, label)
+        return in_first_style(self.options, label, of_style, symbolic=False)
 
     def _of_style(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import logging
 import operator
 import re
@@ -23,8 +22,18 @@ from gravure.stretches import compile_stretches
 from running import bits, need_library
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
-from training import Mlp, Normed, images, leaves, replays, rows, same_as_eager, state_of
+from training import (
+    Checkpointed,
+    Mlp,
+    Normed,
+    images,
+    leaves,
+    replays,
+    rows,
+    same_as_eager,
+    same_steps,
+    state_of,
+)
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -59,8 +68,7 @@ def stretches(monkeypatch: pytest.MonkeyPatch) -> Stretches:
         return [codegen.Style(inductor=True)]
 
     monkeypatch.setattr(codegen, "compile_stretch", compiler)
-    for name in ("backend", "step_compiler"):
-        monkeypatch.setattr(importlib.import_module(f"gravure.{name}"), "styles", parts)
+    monkeypatch.setattr(codegen, "styles", parts)
     return compiler
 
 
@@ -84,23 +92,9 @@ class Mixed(nn.Module):
         return self.last(y).tanh(), y.t(), y.view(-1), wide, x[:, ::2] + 0, y[1:].split(2, 1)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-
-    def _block(self, x: Tensor, layer: nn.Module) -> Tensor:
-        return x + F.dropout(F.gelu(layer(x)), 0.3, self.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = checkpoint(self._block, x, layer, use_reentrant=False)
-        return x
-
-
 @pytest.mark.parametrize(
     ("model", "batches"),
-    [(Mlp(0.15), rows), (Normed(), images), (Mixed(), rows), (Checkpointed(), rows)],
+    [(Mlp(0.15), rows), (Normed(), images), (Mixed(), rows), (Checkpointed(2), rows)],
     ids=["mlp", "normed", "mixed", "checkpointed"],
 )
 def test_stretches_change_no_bit(
@@ -157,14 +151,7 @@ def test_a_step_of_stretches_around_host_reads(stretches: Stretches) -> None:
     model = models.moe()
     ours = copy.deepcopy(model.module)
     step = gravure.compile_step(ours, options=INDUCTOR | {"poison": True})
-    for i in range(5):
-        args = models.next_args(model.args, i)
-        torch.manual_seed(i)
-        found = step(*args)
-        torch.manual_seed(i)
-        result = model.fn(*args)
-        (result if isinstance(result, Tensor) else result[0]).backward()
-        assert leaves(found) == leaves(result) and state_of(ours) == state_of(model.module)
+    same_steps(step, ours, model, 5)
     assert stretches.calls
 
 

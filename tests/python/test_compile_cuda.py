@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from running import bits, need_library
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from training import leaves, replays, same_as_eager, state_of
+from training import replays, same_as_eager, same_steps
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
@@ -129,15 +129,7 @@ def test_steps_of_models(make: Any) -> None:
             return F.cross_entropy(ours(ids).float().flatten(0, 1), targets.flatten())
 
     step = gravure.compile_step(fn)
-    for i in range(6):
-        args = models.next_args(model.args, i)
-        torch.manual_seed(i)
-        found = step(*args)
-        torch.manual_seed(i)
-        expected = model.fn(*args)
-        (expected if isinstance(expected, Tensor) else expected[0]).backward()
-        assert leaves(found) == leaves(expected)
-        assert state_of(ours) == state_of(model.module)
+    same_steps(step, ours, model, 6)
     assert replays(gravure.report())
 
 

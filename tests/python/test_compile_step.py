@@ -15,24 +15,12 @@ import torch.nn.functional as F
 from running import bits, need_library
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from training import leaves, state_of
+from training import Net, eager_step, leaves, same_steps, state_of
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
 
 POISON = {"poison": True}
-
-
-class Net(nn.Module):
-    """Running statistics and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
-        self.second, self.unused = nn.Linear(16, 4), nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.dropout(F.gelu(self.norm(self.first(x))), 0.15, self.training))
 
 
 def loss_of(model: nn.Module) -> Callable[..., Any]:
@@ -45,12 +33,6 @@ def loss_of(model: nn.Module) -> Callable[..., Any]:
 
 def batch(rows: int = 5) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 8), torch.randn(rows, 4)
-
-
-def eager_step(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    result = fn(*args, **kwargs)
-    (result if isinstance(result, Tensor) else result[0]).backward()
-    return result
 
 
 def pair(model: nn.Module, **options: Any) -> tuple[nn.Module, Callable[..., Any]]:
@@ -206,13 +188,7 @@ def same_as_its_module(model: models.Model) -> None:
     """The model's module, compiled as it is, beside the function that runs it in eager."""
     ours = copy.deepcopy(model.module)
     step = gravure.compile_step(ours, options=POISON)
-    for i in range(5):
-        args = models.next_args(model.args, i)
-        torch.manual_seed(i)
-        found = step(*args)
-        torch.manual_seed(i)
-        assert leaves(found) == leaves(eager_step(model.fn, *args))
-        assert state_of(ours) == state_of(model.module)
+    same_steps(step, ours, model, 5)
 
 
 def test_a_module_is_its_own_step() -> None:

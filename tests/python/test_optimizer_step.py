@@ -10,25 +10,12 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from running import bits, need_library
 from torch import Tensor
-from training import leaves, state_of
+from training import Net, leaves, state_of
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
-
-
-class Net(nn.Module):
-    """Running statistics, dropout, and a layer that the loss does not reach."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
-        self.second, self.unused = nn.Linear(16, 4), nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.dropout(F.gelu(self.norm(self.first(x))), 0.15, self.training))
 
 
 def loss_of(model: nn.Module) -> Callable[..., Any]:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import gravure
+import models
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from running import bits
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 Batch = tuple[Any, ...]
 Step = Callable[[Any, torch.optim.Optimizer, Batch], Any]
@@ -42,6 +44,34 @@ class Normed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Net(nn.Module):
+    """Running statistics, dropout, and a layer that the loss does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.second, self.unused = nn.Linear(16, 4), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(F.gelu(self.norm(self.first(x))), 0.15, self.training))
+
+
+class Checkpointed(nn.Module):
+    """Layers that are recomputed in the backward, with their dropout."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+
+    def _block(self, x: Tensor, layer: nn.Module) -> Tensor:
+        return x + F.dropout(F.gelu(layer(x)), 0.3, self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(self._block, x, layer, use_reentrant=False)
+        return x
 
 
 def train_step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> Any:
@@ -110,6 +140,23 @@ def same_as_eager(
         assert found == expected, f"results of step {i}"
         assert state_of(ours) == state_of(model), f"state after step {i}"
     return gravure.Report([g for g in gravure.report().graphs if g.number not in older])
+
+
+def eager_step(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = fn(*args, **kwargs)
+    (result if isinstance(result, Tensor) else result[0]).backward()
+    return result
+
+
+def same_steps(step: Callable[..., Any], ours: nn.Module, model: models.Model, steps: int) -> None:
+    """`step`, of `ours`, beside eager's steps of `model`, which began alike: results and state."""
+    for i in range(steps):
+        args = models.next_args(model.args, i)
+        torch.manual_seed(i)
+        found = step(*args)
+        torch.manual_seed(i)
+        assert leaves(found) == leaves(eager_step(model.fn, *args))
+        assert state_of(ours) == state_of(model.module)
 
 
 def replays(report: gravure.Report) -> int:

@@ -31,3 +31,28 @@ TEST_CASE("a step is warmed up, captured and replayed with the bits of the uncap
   CHECK(countIn(*runtime, PartitionState::Captured) == 2);
   CHECK(runtime->memoryPlan().verify() == "");
 }
+
+TEST_CASE("a step leaves none of its values behind, replayed or broken off", "[law5]") {
+  auto runtime = makeRuntime(R"(gravure 1
+graph step(%x : Float(4, 4, strides=[4, 1], device=cpu) {user_input "x"},
+           %i : Long(2, strides=[1], device=cpu) {user_input "i"},
+           %unread : Float(4, strides=[1], device=cpu) {user_input "unread"}):
+  %xs : Float(4, 4, strides=[4, 1], device=cpu), %is : Long(2, strides=[1], device=cpu) = cudagraph::stage(%x, %i)
+  %y.out : Float(2, 4, strides=[4, 1], device=cpu) = cudagraph::launch[index=0, tags=["staged: user input", "staged: user input"]](%xs, %is)
+    block0(%x.0 : Float(4, 4, strides=[4, 1], device=cpu), %i.0 : Long(2, strides=[1], device=cpu)):
+      %t : Float(4, 4, strides=[1, 4], device=cpu) = aten::t(%x.0)
+      %y : Float(2, 4, strides=[4, 1], device=cpu) = aten::index_select(%t, 0, %i.0)
+      -> (%y)
+  %y.own : Float(2, 4, strides=[4, 1], device=cpu) = cudagraph::own(%y.out)
+  return (%y.own {output "y"})
+)");
+  const at::Tensor x = at::randn({4, 4}), unread = at::ones({4});
+  const at::Tensor good = at::tensor({1, 3}, at::kLong), bad = at::tensor({1, 9}, at::kLong);
+  // The view was made inside the partition when the next call failed.
+  CHECK_THROWS(runtime->run("step", {x, bad, unread}));
+  CHECK(x.storage().use_count() == 1);
+  for (int step = 0; step < 5; ++step) (void)runtime->run("step", {x, good, unread});
+  CHECK(runtime->stats().replays > 0);
+  CHECK(x.storage().use_count() == 1);
+  CHECK(unread.use_count() == 1);
+}

@@ -6,6 +6,8 @@ Each model trains in eager twice (one that differs from itself proves nothing), 
 `torch.compile(backend="gravure")`, and through `gravure.compile_step`, in deterministic mode, from
 the same weights on the same batches. Losses of every step, parameters and buffers at the end are
 compared. Small configurations, dropout as the model has it. Exit status 0 only if every bit agrees.
+Where the backend differs, `backend="aot_eager"` tells whether tracing alone does so: then the table
+says "as aot_eager".
 `--device cpu` tries it on the host device.
 """
 
@@ -181,7 +183,10 @@ def train(name: str, way: str, steps: int, device: str) -> dict[str, Any]:
     step.to(device).train()
     optimizer = torch.optim.SGD(step.parameters(), lr=1e-2, momentum=0.9)
     call: Any = step
-    if way != "eager":
+    if way == "aot_eager":
+        torch._dynamo.reset()
+        call = torch.compile(step, backend="aot_eager")
+    elif way != "eager":
         import gravure
 
         torch._dynamo.reset()
@@ -202,7 +207,7 @@ def train(name: str, way: str, steps: int, device: str) -> dict[str, Any]:
         "finite": bool(torch.stack(losses).isfinite().all()),
         "seconds": round(time.perf_counter() - begun, 1),
     }
-    if way != "eager":
+    if way in ("backend", "compile_step"):
         found["report"] = gravure.report()
     return found
 
@@ -217,15 +222,23 @@ def one(name: str, steps: int, device: str) -> dict[str, Any]:
             ways[way] = train(name, way, steps, device)
         except Exception as error:  # told in the table
             ways[way] = {"error": f"{type(error).__name__}: {error}"[:400]}
+    if "error" not in ways["backend"] and not agree(ways["backend"], ways["eager"]):
+        ways["aot_eager"] = train(name, "aot_eager", steps, device)
     return ways
 
 
+def agree(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return all(found[key] == expected[key] for key in ("losses", "state"))
+
+
 def verdict(ways: dict[str, Any], way: str) -> str:
-    expected, found = ways["eager"], ways[way]
+    found = ways[way]
     if "error" in found:
         return found["error"].splitlines()[0][:160]
-    same = all(found[key] == expected[key] for key in ("losses", "state"))
-    return "every bit" if same else "DIFFERS"
+    if agree(found, ways["eager"]):
+        return "every bit"
+    traced = ways.get("aot_eager")
+    return "as aot_eager" if traced and agree(found, traced) else "DIFFERS"
 
 
 def spawn(name: str, steps: int, device: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 #include "runtime/executor.h"
 
+#include "runtime/copy_places.h"
 #include "runtime/planned_places.h"
 #include "runtime/results.h"
 #include "runtime/rng.h"
@@ -197,7 +198,8 @@ void Executor::returnLoans(const Launch& launch) {
 
 namespace {
 
-/// The operand itself if it is laid out as the program's types say, else a copy that is.
+/// The operand itself if it is laid out as the program's types say, else a copy that is. Where
+/// elements share a place, another layout may hold other values in them, and is left as it is.
 at::Tensor conform(const at::Tensor& tensor, const Value* staged) {
   const auto* type = staged->type()->castRaw<c10::TensorType>();
   const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;
@@ -206,10 +208,16 @@ at::Tensor conform(const at::Tensor& tensor, const Value* staged) {
   for (size_t i = 0; i < strides->size(); ++i) {
     same &= tensor.size(i) == 1 || tensor.stride(i) == (*strides)[i];
   }
-  if (same) return tensor;
+  if (same || sharesPlaces(tensor.sizes(), *strides)) return tensor;
   at::Tensor copy = at::empty_strided(tensor.sizes(), *strides, tensor.options());
   copy.copy_(tensor);
   return copy;
+}
+
+/// False where the launch's guard is to see the value itself, and to refuse it.
+bool hasBuffer(const at::Tensor& buffer, const c10::IValue& value) {
+  if (!buffer.defined() || !value.isTensor()) return false;
+  return !sharesPlaces(buffer.sizes(), buffer.strides()) || sameLayout(buffer, value.toTensor());
 }
 
 }  // namespace
@@ -219,10 +227,9 @@ void Executor::runStage(uint32_t index) {
   if (session_) session_->enterStep(-1);
   for (size_t i = 0; i < stage.from.size(); ++i) {
     const c10::IValue& value = frame_[stage.from[i]];
-    const bool buffered = served_ && served_->staged[index][i].defined() && value.isTensor();
-    if (buffered) {
-      at::Tensor& buffer = served_->staged[index][i];
-      buffer.copy_(value.toTensor(), /*non_blocking=*/true);
+    if (served_ && hasBuffer(served_->staged[index][i], value)) {
+      const at::Tensor& buffer = served_->staged[index][i];
+      copyPlaces(buffer, value.toTensor());
       stats_.stagedBytes += static_cast<int64_t>(buffer.nbytes());
       frame_[stage.to[i]] = buffer;
     } else if (value.isTensor() && value.toTensor().defined()) {

@@ -1,5 +1,6 @@
 #include "runtime/planned_places.h"
 
+#include "runtime/copy_places.h"
 #include "runtime/results.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -65,7 +66,8 @@ void copyMisplaced(const Call& call, torch::jit::Stack& stack, ArenaSession& ses
   forEachTensor(stack, [&](const at::Tensor& tensor) {
     if (!isMisplaced(tensor, recorded.next(), row, *session.slab())) return tensor;
     at::Tensor copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
-    return copy.copy_(tensor, /*non_blocking=*/true);
+    copyPlaces(copy, tensor);
+    return copy;
   });
 }
 

@@ -1,3 +1,4 @@
+#include "runtime/copy_places.h"
 #include "runtime/runtime_impl.h"
 
 namespace gravure {
@@ -91,7 +92,7 @@ class ResultTaker {
       if (!here) return serving_ ? copyLater(output, tensor, asEager) : c10::IValue(tensor);
       handed = unlent(tensor, slab_);
     }
-    if (!sameView(handed, tensor)) handed.copy_(tensor, /*non_blocking=*/true);
+    if (!sameView(handed, tensor)) copyPlaces(handed, tensor);
     return handed;
   }
 

@@ -56,3 +56,29 @@ graph step(%x : Float(4, 4, strides=[4, 1], device=cpu) {user_input "x"},
   CHECK(x.storage().use_count() == 1);
   CHECK(unread.use_count() == 1);
 }
+
+TEST_CASE("elements that share a place are staged once, and only from such a layout", "[law3]") {
+  const char* const text = R"(gravure 1
+graph step(%x : Float(4, 8, strides=[0, 1], device=cpu) {user_input "x"}):
+  %xs : Float(4, 8, strides=[0, 1], device=cpu) = cudagraph::stage(%x)
+  %y.out : Float(4, 8, strides=[8, 1], device=cpu) = cudagraph::launch[index=0, tags=["staged: user input"]](%xs)
+    block0(%x.0 : Float(4, 8, strides=[0, 1], device=cpu)):
+      %y : Float(4, 8, strides=[8, 1], device=cpu) = aten::mul.Scalar(%x.0, 3)
+      -> (%y)
+  %y.own : Float(4, 8, strides=[8, 1], device=cpu) = cudagraph::own(%y.out)
+  return (%y.own {output "y"})
+)";
+  auto runtime = makeRuntime(text);
+  auto reference = makeReference(text);
+  const auto agree = [&](const at::Tensor& x) {
+    return sameBits(runtime->run("step", {x}), reference->run("step", {x}));
+  };
+  for (int step = 0; step < 5; ++step) CHECK(agree(at::randn({1, 8}).expand({4, 8})));
+  const auto replays = runtime->stats().replays;
+  CHECK(replays == 3);
+  CHECK(agree(at::randn({4, 8})));  // rows of their own
+  CHECK(runtime->stats().replays == replays);
+  CHECK(runtime->remarks().count("guard-failed") == 1);
+  CHECK(agree(at::randn({1, 8}).expand({4, 8})));
+  CHECK(runtime->stats().replays == replays + 1);
+}

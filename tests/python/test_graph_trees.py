@@ -399,7 +399,7 @@ def test_two_devices_in_one_function(device: str) -> None:
 
 
 def test_work_of_another_stream_comes_first(device: str) -> None:
-    """Warm-up, capture and replay run where the caller's stream is, after what it has been given."""
+    """Warm-up, capture and replay run on the caller's stream, after the work it was given."""
     if device == "cpu":
         pytest.skip("a CPU has no streams")
 

@@ -14,9 +14,11 @@ const c10::Symbol readHost = c10::Symbol::fromQualString("cudagraph::read_host")
 }  // namespace cg
 
 namespace attr {
-const c10::Symbol args = c10::Symbol::attr("args");
+// PyTorch asks the name of each attribute, at each look, whether it is one. It knows that of its own
+// symbols at once and takes a lock for others, so what every node has goes by names of PyTorch's.
+const c10::Symbol args = c10::Symbol::attr("inputs");
 const c10::Symbol overload = c10::Symbol::attr("overload");
-const c10::Symbol facts = c10::Symbol::attr("facts");
+const c10::Symbol facts = c10::Symbol::attr("info");
 const c10::Symbol source = c10::Symbol::attr("source");
 const c10::Symbol module = c10::Symbol::attr("module");
 const c10::Symbol host = c10::Symbol::attr("host");

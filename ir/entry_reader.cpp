@@ -2,6 +2,8 @@
 
 #include "ir/cudagraph_ops.h"
 
+#include <llvm/ADT/ArrayRef.h>
+
 namespace gravure {
 namespace {
 
@@ -12,6 +14,19 @@ bool isBlockName(const Token& token) {
 }
 
 }  // namespace
+
+c10::intrusive_ptr<ArgList> LastArgs::same(const CallTarget& target, CallArgs& call, int32_t rng) {
+  auto& list = last_[&target];
+  if (list && list->rng == rng &&
+      llvm::ArrayRef<Arg>(list->args) == llvm::ArrayRef<Arg>(call.args)) {
+    return list;
+  }
+  list = c10::make_intrusive<ArgList>();
+  list->args.append(std::make_move_iterator(call.args.begin()),
+                    std::make_move_iterator(call.args.end()));
+  list->rng = rng;
+  return list;
+}
 
 Entry EntryReader::read() {
   if (!lexer_.acceptName("graph")) lexer_.failExpected("'graph'");
@@ -24,6 +39,7 @@ Entry EntryReader::read() {
     entry_.name = std::string(name.text);
   }
   entry_.graph = std::make_shared<Graph>();
+  values_.reserveNames(*entry_.graph);
   lexer_.expect('(');
   while (!lexer_.at(')')) {
     if (!entry_.inputs.empty()) lexer_.expect(',', "',' or ')'");
@@ -125,9 +141,8 @@ void EntryReader::readStatement(Block* block, int depth) {
   Node* node = entry_.graph->create(target.kind, 0);
   // Attributes are looked up one by one: the one that every pass asks for comes first.
   node->i_(attr::facts, reinterpret_cast<intptr_t>(target.facts));
-  if (!target.overload.empty()) node->s_(attr::overload, target.overload);
   if (lexer_.accept('[')) readAttributes(node);
-  setArguments(node, arguments_.read(target, name));
+  setArguments(node, target, arguments_.read(target, name));
   readPlace(node);
   block->appendNode(node);
   while (isBlockName(lexer_.peek())) readBlock(node, depth);
@@ -197,7 +212,7 @@ c10::Symbol EntryReader::attributeName(const Token& name) {
 }
 
 /// Reads `rng(%g)` too, which becomes the last input.
-void EntryReader::setArguments(Node* node, CallArgs call) {
+void EntryReader::setArguments(Node* node, const CallTarget& target, CallArgs call) {
   int32_t rng = -1;
   if (lexer_.peek().isName("rng")) {
     lexer_.take();
@@ -208,11 +223,7 @@ void EntryReader::setArguments(Node* node, CallArgs call) {
     lexer_.expect(')');
   }
   if (rng >= 0 || !call.isInputsAlone()) {
-    auto list = c10::make_intrusive<ArgList>();
-    list->args.append(std::make_move_iterator(call.args.begin()),
-                      std::make_move_iterator(call.args.end()));
-    list->rng = rng;
-    setArgs(node, std::move(list));
+    setArgs(node, vocabulary_.lastArgs.same(target, call, rng));
   }
   for (Value* input : call.inputs) node->addInput(input);
 }
@@ -306,10 +317,10 @@ void EntryReader::defineConstant(Node* node, const Token& name, const Output& ou
   values_.defineFolded(output.name, std::move(folded));
 }
 
-void EntryReader::defineOutputs(Node* node, const Outputs& outputs) {
-  for (const Output& output : outputs) {
+void EntryReader::defineOutputs(Node* node, Outputs& outputs) {
+  for (Output& output : outputs) {
     Value* value = node->addOutput();
-    value->setType(output.type);
+    value->setType(std::move(output.type));
     values_.define(output.name, value);
   }
 }

@@ -8,6 +8,7 @@
 #include "ir/type_text.h"
 #include "ir/value_table.h"
 
+#include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/SmallVector.h>
 #include <llvm/ADT/StringMap.h>
 
@@ -16,6 +17,17 @@
 #include <utility>
 
 namespace gravure {
+
+/// The last list of arguments of each operator: the layers of a model call it with the same constants,
+/// and nodes may share a list.
+class LastArgs {
+ public:
+  /// The last list if it is that of `call`, else one of its arguments, which are moved from.
+  c10::intrusive_ptr<ArgList> same(const CallTarget& target, CallArgs& call, int32_t rng);
+
+ private:
+  llvm::DenseMap<const CallTarget*, c10::intrusive_ptr<ArgList>> last_;
+};
 
 /// What outlives an entry: types and operators, each looked up once.
 class Vocabulary {
@@ -30,6 +42,7 @@ class Vocabulary {
   TypeReader types;
   CallTargets targets;
   llvm::StringMap<c10::Symbol> attributes;
+  LastArgs lastArgs;
   /// How much more folded constants may be copied: keeps reading linear in the text.
   size_t foldBudget;
 
@@ -64,12 +77,12 @@ class EntryReader {
   const CallTarget& readTarget();
   void readAttributes(Node* node);
   c10::Symbol attributeName(const Token& name);
-  void setArguments(Node* node, CallArgs call);
+  void setArguments(Node* node, const CallTarget& target, CallArgs call);
   void readPlace(Node* node);
   void readBlock(Node* node, int depth);
   void foldList(const CallTarget& target, const Token& name, const Outputs& outputs);
   void defineConstant(Node* node, const Token& name, const Output& output);
-  void defineOutputs(Node* node, const Outputs& outputs);
+  void defineOutputs(Node* node, Outputs& outputs);
 
   TextLexer& lexer_;
   Vocabulary& vocabulary_;

@@ -1,6 +1,7 @@
 #include "ir/program.h"
 
 #include "ir/cudagraph_ops.h"
+#include "ir/op_facts.h"
 
 #include <algorithm>
 
@@ -86,7 +87,13 @@ void setSource(Node* node, std::string source, std::string module) {
   setOrDrop(node, attr::module, std::move(module));
 }
 
-const std::string& overloadOf(const Node* node) { return stringAttrOrEmpty(node, attr::overload); }
+const std::string& overloadOf(const Node* node) {
+  static const std::string none;
+  if (!node->hasAttribute(attr::facts)) return stringAttrOrEmpty(node, attr::overload);
+  const c10::FunctionSchema* schema = factsOf(node).schema;
+  return schema ? schema->overload_name() : none;
+}
+
 void setOverload(Node* node, std::string overload) {
   setOrDrop(node, attr::overload, std::move(overload));
   if (node->hasAttribute(attr::facts)) node->removeAttribute(attr::facts);

@@ -157,7 +157,9 @@ void TextPrinter::printNode(const Node* node) {
     out_ += " = ";
   }
   out_ += node->kind().toQualString();
-  if (node->hasAttribute(attr::overload)) out_.append(".").append(node->s(attr::overload));
+  if (const std::string& overload = overloadOf(node); !overload.empty()) {
+    out_.append(".").append(overload);
+  }
   printAttributes(node);
   printArguments(node);
   if (options_.sources) printPlace(node);

@@ -2,10 +2,10 @@
 
 #include "ir/program_text.h"
 
+#include <llvm/Support/xxhash.h>
+
 namespace gravure {
 namespace {
-
-llvm::StringRef keyOf(const Token& name) { return {name.text.data(), name.text.size()}; }
 
 std::string quoted(const Token& name) { return "'%" + excerpt(name.text) + "'"; }
 
@@ -22,14 +22,32 @@ size_t weigh(const Arg& arg, int level, int& depth) {
 
 }  // namespace
 
+void ValueTable::reserveNames(const Graph& graph) const {
+  // The graph is not const, and offers its table only so.
+  auto& names = const_cast<std::unordered_map<std::string, Value*>&>(graph.debugNames());
+  names.reserve(names_.capacity());
+}
+
+std::pair<const ValueTable::Named*, uint64_t> ValueTable::look(std::string_view name) const {
+  constexpr uint64_t kKeys =
+      ~uint64_t{0} >> 1;  // DenseMap keeps the two largest numbers for itself
+  uint64_t key = llvm::xxh3_64bits(llvm::StringRef(name.data(), name.size())) & kKeys;
+  // Two names of one hash: the later one has the next free key.
+  for (;; key = (key + 1) & kKeys) {
+    const auto at = byHash_.find(key);
+    if (at == byHash_.end()) return {nullptr, key};
+    if (names_[at->second].name == name) return {&names_[at->second], key};
+  }
+}
+
 ValueTable::Named& ValueTable::add(const Token& name) {
-  const auto [at, isNew] = names_.try_emplace(keyOf(name));
-  if (!isNew) {
+  const auto [known, key] = look(name.text);
+  if (known) {
     lexer_.fail(name.offset, "expected a name of its own for each value, found " + quoted(name) +
                                  " a second time");
   }
-  at->second.scope = scope_;
-  return at->second;
+  byHash_.try_emplace(key, static_cast<uint32_t>(names_.size()));
+  return names_.emplace_back(Named{name.text, nullptr, scope_, -1});
 }
 
 void ValueTable::define(const Token& name, Value* value) {
@@ -40,7 +58,7 @@ void ValueTable::define(const Token& name, Value* value) {
 
 void ValueTable::defineFolded(const Token& name, FoldedConstant folded) {
   Named& named = add(name);
-  named.folded = static_cast<int64_t>(folded_.size());
+  named.folded = static_cast<int32_t>(folded_.size());
   if (folded.node) {
     named.value = folded.node->output(0);
     const bool anonymous = name.text.find_first_not_of("0123456789") == std::string_view::npos;
@@ -51,11 +69,9 @@ void ValueTable::defineFolded(const Token& name, FoldedConstant folded) {
 }
 
 ValueTable::Found ValueTable::find(const Token& name) {
-  const auto at = names_.find(keyOf(name));
-  if (at == names_.end()) {
-    lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name));
-  }
-  const Named& named = at->second;
+  const Named* const known = look(name.text).first;
+  if (!known) lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name));
+  const Named& named = *known;
   if (!open_[named.scope]) {
     lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name) +
                                  ", which belongs to a block that has ended");

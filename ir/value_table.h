@@ -6,7 +6,6 @@
 #include "ir/text_lexer.h"
 
 #include <llvm/ADT/DenseMap.h>
-#include <llvm/ADT/StringRef.h>
 
 #include <vector>
 
@@ -26,7 +25,13 @@ struct FoldedConstant {
 class ValueTable {
  public:
   /// Room for `expected` names is made at once.
-  ValueTable(const TextLexer& lexer, size_t expected) : lexer_(lexer) { names_.reserve(expected); }
+  ValueTable(const TextLexer& lexer, size_t expected) : lexer_(lexer) {
+    byHash_.reserve(expected);
+    names_.reserve(expected);
+  }
+
+  /// Makes room in the graph's own table of names, which grows slowly otherwise.
+  void reserveNames(const Graph& graph) const;
 
   /// TextError if the name is taken. A name of digits only stays out of the graph.
   void define(const Token& name, Value* value);
@@ -54,14 +59,20 @@ class ValueTable {
 
  private:
   struct Named {
+    std::string_view name;
     Value* value = nullptr;
     uint32_t scope = 0;
-    int64_t folded = -1;
+    int32_t folded = -1;
   };
   Named& add(const Token& name);
+  /// Where the name is in `names_`, or the place in `byHash_` that it would have.
+  std::pair<const Named*, uint64_t> look(std::string_view name) const;
 
   const TextLexer& lexer_;
-  llvm::DenseMap<llvm::StringRef, Named> names_;
+  /// Names in the order of their definition, so that those of late are near each other; a small table
+  /// of their hashes finds them. The names of a large program fit no cache.
+  std::vector<Named> names_;
+  llvm::DenseMap<uint64_t, uint32_t> byHash_;
   std::vector<FoldedConstant> folded_;
   std::vector<bool> open_{true};
   std::vector<uint32_t> outer_;

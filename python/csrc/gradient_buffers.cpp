@@ -45,6 +45,20 @@ at::Tensor memoryLike(const at::Tensor& owner) {
   return at::empty_strided(owner.sizes(), stridesOfGradient(owner), owner.options());
 }
 
+bool hasStridesOfGradient(const at::Tensor& grad, const at::Tensor& owner) {
+  if (owner.is_non_overlapping_and_dense()) return grad.strides() == owner.strides();
+  return grad.strides() == at::IntArrayRef(stridesOfGradient(owner));
+}
+
+/// True if a program can add to it in place, at any address.
+bool fits(const at::Tensor& grad, const at::Tensor& owner) {
+  const bool plain = grad.layout() == at::kStrided && !grad.requires_grad() &&
+                     !grad.is_inference() && !grad.is_conj() && !grad.is_neg() &&
+                     !grad.unsafeGetTensorImpl()->is_python_dispatch();
+  return plain && grad.device() == owner.device() && grad.scalar_type() == owner.scalar_type() &&
+         grad.sizes() == owner.sizes() && hasStridesOfGradient(grad, owner);
+}
+
 /// What is enqueued next comes after what these streams hold.
 void follow(const std::vector<c10::Stream>& streams) {
   for (const c10::Stream& stream : streams) {
@@ -54,6 +68,13 @@ void follow(const std::vector<c10::Stream>& streams) {
   }
 }
 
+/// False if another tensor has come to lie where its owner was, or the owner was given other data.
+bool belongsTo(const GradientMemory& memory, const at::Tensor& owner) {
+  return !memory.owner.expired() &&
+         memory.owner._unsafe_get_target() == owner.unsafeGetTensorImpl() &&
+         fits(memory.memory, owner);
+}
+
 /// The memory of all programs for the gradient of `owner`.
 std::shared_ptr<GradientMemory> memoryOf(const at::Tensor& owner) {
   static auto* mutex = new std::mutex;
@@ -61,27 +82,11 @@ std::shared_ptr<GradientMemory> memoryOf(const at::Tensor& owner) {
   const std::lock_guard lock(*mutex);
   auto& entry = (*known)[owner.unsafeGetTensorImpl()];
   std::shared_ptr<GradientMemory> found = entry.lock();
-  // Another tensor may come to lie where one was.
-  if (found && !found->owner.expired()) return found;
+  if (found && belongsTo(*found, owner)) return found;
   c10::weak_intrusive_ptr<c10::TensorImpl> weak(owner.getIntrusivePtr());
   found.reset(new GradientMemory{std::move(weak), memoryLike(owner), std::make_shared<LoanBook>()});
   entry = found;
   return found;
-}
-
-bool belongsTo(const GradientMemory& memory, const at::Tensor& owner) {
-  return !memory.owner.expired() &&
-         memory.owner._unsafe_get_target() == owner.unsafeGetTensorImpl();
-}
-
-/// True if a program can add to it in place, at any address.
-bool fits(const at::Tensor& grad, const at::Tensor& owner) {
-  const bool plain = grad.layout() == at::kStrided && !grad.requires_grad() &&
-                     !grad.is_inference() && !grad.is_conj() && !grad.is_neg() &&
-                     !grad.unsafeGetTensorImpl()->is_python_dispatch();
-  return plain && grad.device() == owner.device() && grad.scalar_type() == owner.scalar_type() &&
-         grad.sizes() == owner.sizes() &&
-         grad.strides() == at::IntArrayRef(stridesOfGradient(owner));
 }
 
 }  // namespace
@@ -175,8 +180,9 @@ std::vector<size_t> GradientBuffers::findMeeting(const std::vector<c10::IValue>&
   std::vector<size_t> moved;
   bool all = false;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Span span = spanOf(inputs[i], i);
-    if (std::exchange(compared_[i], span.begin) == span.begin) continue;
+    const bool lies = inputs[i].isTensor() && inputs[i].toTensor().has_storage();
+    const void* at = lies ? inputs[i].toTensor().const_data_ptr() : nullptr;
+    if (std::exchange(compared_[i], at) == at) continue;
     if (bufferOf_[i] >= 0) all = true;
     moved.push_back(i);
   }
@@ -221,9 +227,9 @@ std::vector<size_t> GradientBuffers::meetingAmongAll(const std::vector<c10::IVal
 GradientBuffers::Span GradientBuffers::spanOf(const c10::IValue& value, size_t input) {
   Span span;
   span.input = input;
-  if (!value.isTensor() || !value.toTensor().defined()) return span;
+  if (!value.isTensor() || !value.toTensor().has_storage()) return span;
   const at::Tensor& tensor = value.toTensor();
-  if (!tensor.has_storage() || tensor.numel() == 0) return span;
+  if (tensor.numel() == 0) return span;
   int64_t last = 0;
   for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
   span.begin = static_cast<const char*>(tensor.const_data_ptr());

@@ -332,6 +332,21 @@ def test_a_replaced_parameter_has_a_buffer_of_its_own(device: str) -> None:
     assert "gradient-apart" not in pair.remarks()
 
 
+def test_a_model_that_becomes_one_of_another_dtype(device: str) -> None:
+    """Its parameters stay the same objects, with other data."""
+    weights = [nn.Parameter(torch.linspace(-1, 1, 4, device=device)) for _ in range(2)]
+    step = gravure.compile_step(lambda x: (weights[0] * x).sin().sum(), options=OPTIONS)
+    for i in range(10):
+        if i == 4:
+            for weight in weights:
+                weight.grad = None
+                weight.data = weight.data.double()
+        x = torch.randn(4, device=device, dtype=weights[0].dtype)
+        step(x)
+        (weights[1] * x).sin().sum().backward()
+        assert bits(weights[0].grad) == bits(weights[1].grad), f"step {i}"
+
+
 def test_law_6_a_step_that_is_refused_leaves_no_gradient(device: str) -> None:
     pair = Pair(Net(), device)
     cycles(pair, [True])

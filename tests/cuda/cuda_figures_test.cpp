@@ -90,7 +90,8 @@ TEST_CASE("after its capture a program takes its inputs, its live bytes and the 
                       << ours.after / kMiB << "; peak " << ours.peak / kMiB << ", uncaptured "
                       << eager.peak / kMiB);
   CHECK(ours.after <= ours.inputs + ours.load * 102 / 100 + workspaces + 8 * kMiB);
-  CHECK(ours.peak <= eager.peak + workspaces);
+  // Warm-up and capture need no more than what stays: what they took is given back in between.
+  CHECK(ours.peak <= ours.after + 8 * kMiB);
   const Figures added = figuresOf(text, false, true);
   WARN("with gradients accumulated: inputs and buffers " << added.inputs / kMiB << ", live bytes "
                                                          << added.load / kMiB << ", after capture "

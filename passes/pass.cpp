@@ -1,5 +1,6 @@
 #include "passes/pass.h"
 
+#include "passes/accumulate_gradients.h"
 #include "passes/bind_rng_states.h"
 #include "passes/classify_capturability.h"
 #include "passes/emit_runtime_calls.h"
@@ -32,6 +33,8 @@ const Pass& nearestPass(llvm::StringRef name) {
 
 const std::vector<Pass>& allPasses() {
   static const std::vector<Pass> passes{
+      {"accumulate-gradients", "on request, add gradients to the caller's buffers",
+       accumulateGradients, verifyAccumulateGradients},
       {"classify-capturability", "say which nodes must run outside a graph, and why",
        classifyCapturability, verifyClassifyCapturability},
       {"group-collectives",

@@ -29,6 +29,8 @@ struct PassOptions {
   /// plan-memory: alignment of buffers in bytes (512 is the caching allocator's; the host device
   /// needs 64).
   int64_t alignment = 512;
+  /// accumulate-gradients: gradients are added to buffers that the caller gives, and not returned.
+  bool accumulateGradients = false;
 };
 
 struct PassContext {

@@ -5,10 +5,8 @@
 // PageSharing, and may change between two steps. So all programs of a device take about the memory of
 // those that live at once, and what a program needs can be given back while it rests.
 
-#include "runtime/device.h"
+#include "runtime/arena_memory.h"
 #include "runtime/page_sharing.h"
-
-#include <c10/core/Stream.h>
 
 #include <atomic>
 #include <memory>
@@ -58,7 +56,7 @@ class PageSource {
 
 class PagedSlab;
 
-class ArenaPages {
+class ArenaPages final : public ArenaMemory {
  public:
   explicit ArenaPages(std::unique_ptr<PageSource> source);
 
@@ -70,14 +68,10 @@ class ArenaPages {
     return static_cast<size_t>(static_cast<const char*>(address) - addresses_.base) <
            static_cast<size_t>(addresses_.bytes);
   }
-  /// Keeps the arena that holds `address` until release(address).
-  void retain(const void* address);
-  void release(const void* address);
-  /// First address and bytes of the arena that holds `address`.
-  Extent arenaAt(const void* address) const;
-  /// `stream` reads a tensor at `address`, which the caller holds: no later step uses those pages before
-  /// what the stream holds by then is done.
-  void readOn(const void* address, c10::Stream stream);
+  void retain(const void* address) override;
+  void release(const void* address) override;
+  Extent arenaAt(const void* address) const override;
+  void readOn(const void* address, c10::Stream stream) override;
 
   /// Unmaps what nobody holds and no step uses. Returns the bytes given back.
   int64_t releaseAtRest();

@@ -19,7 +19,7 @@ void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs
 Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
                                               const std::vector<c10::IValue>& inputs,
                                               bool uncaptured) {
-  if (uncaptured || options_.uncaptured || arenaFailed_) {
+  if (uncaptured || options_.uncaptured || stats_.steps < arenaRetryAt_) {
     checkInputs(entry, inputs);
     checkLentValues(entry, givenLentValues(entry, inputs));
     return Path::Plain;
@@ -28,7 +28,8 @@ Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
     checkInputs(entry, inputs);
     return Path::Recorded;
   }
-  if (!layout_ && allSettled()) arenaFailed_ = !plan();
+  // Each try empties PyTorch's cache, so they become rare.
+  if (!layout_ && allSettled() && !plan()) arenaRetryAt_ = 2 * stats_.steps + 16;
   if (!layout_) {
     checkInputs(entry, inputs);
     return Path::Plain;

@@ -90,7 +90,16 @@ class Slab {
   /// True if nobody holds anything in it, and its pages are new or those of another arena, too: every
   /// byte may be other than the last step left it.
   virtual bool mayHaveChanged() const = 0;
+  /// Why no other program may use its memory while this one rests; "" where others may.
+  virtual std::string whyUnshared() const { return ""; }
 };
+
+/// Throws c10::OutOfMemoryError: `what` says what there is no memory for, and on which device.
+[[noreturn]] void failForMemory(const std::string& what, int64_t missing);
+
+/// True where GRAVURE_NO_VIRTUAL_MEMORY=1 asks that no device map pages: each arena is a block of its
+/// own then (runtime/arena_blocks.h).
+bool withoutVirtualMemory();
 
 class Device {
  public:
@@ -126,13 +135,15 @@ class Device {
   /// Waits until all work given to the device is done (for tools and tests, never in a step).
   virtual void synchronize() = 0;
 
-  /// Fails the `countdown`-th next pass through `point` (1 = the next) with a c10::Error.
-  void injectFault(FaultPoint point, int64_t countdown);
+  /// Fails the `countdown`-th next pass through `point` (1 = the next) with a c10::Error; with
+  /// `missing` bytes, as the device does that is out of memory.
+  void injectFault(FaultPoint point, int64_t countdown, int64_t missing = 0);
   /// Throws if an injected fault is due at `point`; devices call it at each.
   void passFaultPoint(FaultPoint point);
 
  private:
   int64_t countdown_[5] = {0, 0, 0, 0, 0};
+  int64_t missing_[5] = {0, 0, 0, 0, 0};
 };
 
 /// The emulation of runtime/host_device.cpp.

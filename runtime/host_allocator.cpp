@@ -25,8 +25,8 @@ void hostDelete(void* address) {
   if (ArenaSession* session = hostSession(); session && session->recording()) {
     session->noteFree(address);
   }
-  if (hostPages().contains(address)) {
-    hostPages().release(address);
+  if (ArenaMemory* arenas = hostArenasAt(address)) {
+    arenas->release(address);
   } else {
     forwardedDeleter(address);
   }
@@ -76,6 +76,7 @@ void installHostAllocator() {
     TORCH_CHECK(forwardedDeleter,
                 "the installed CPU allocator gives no raw deleter; Gravure cannot ",
                 "forward to it");
+    hostBlocks();
     hostPages();                                // reserve addresses before the first free asks
     auto* allocator = new HostAllocator(base);  // storages remember it: never destroyed
     c10::SetAllocator(c10::kCPU, allocator, 255);
@@ -86,7 +87,7 @@ void installHostAllocator() {
 }
 
 c10::DataPtr hostArenaPtr(void* address) {
-  hostPages().retain(address);
+  hostArenasAt(address)->retain(address);
   return {address, address, &hostDelete, c10::Device(c10::kCPU)};
 }
 

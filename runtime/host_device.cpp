@@ -19,6 +19,7 @@ class HostDevice final : public Device {
   void installAllocator() override { installHostAllocator(); }
   std::shared_ptr<Slab> makeSlab(const ArenaShape& shape) override {
     passFaultPoint(FaultPoint::Allocation);
+    if (withoutVirtualMemory()) return hostBlocks().make(shape, "GRAVURE_NO_VIRTUAL_MEMORY is set");
     return hostPages().make(shape);
   }
   int64_t releaseMemory() override { return hostPages().releaseAtRest(); }

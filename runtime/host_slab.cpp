@@ -1,5 +1,7 @@
 #include "runtime/host_slab.h"
 
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
 
 #include <fcntl.h>
@@ -7,8 +9,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
+#include <numeric>
 
 namespace gravure {
 namespace {
@@ -29,6 +33,14 @@ class HostPageSource final : public PageSource {
   }
 
   std::vector<PageHandle> create(const std::vector<int64_t>& sizes) override {
+    if (sizes.empty()) return {};
+    const int64_t wanted = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    const int64_t left = limit_.load() - taken_;
+    if (wanted > left) {
+      failForMemory("out of memory: the arena needs " + std::to_string(wanted) +
+                        " bytes more on the host device",
+                    wanted - left);
+    }
     std::vector<PageHandle> made;
     int64_t end = end_;
     for (int64_t bytes : sizes) {
@@ -41,11 +53,13 @@ class HostPageSource final : public PageSource {
       made.push_back(static_cast<PageHandle>(end));
       end += bytes;
     }
-    if (end == end_) return made;
-    openFile();
-    TORCH_CHECK(ftruncate(file_, end) == 0, "the arena needs ", end - end_,
-                " bytes more, which this machine does not have: ", std::strerror(errno));
-    end_ = end;
+    if (end != end_) {
+      openFile();
+      TORCH_CHECK(ftruncate(file_, end) == 0, "the arena needs ", end - end_,
+                  " bytes more, which this machine does not have: ", std::strerror(errno));
+      end_ = end;
+    }
+    taken_ += wanted;
     return made;
   }
 
@@ -53,6 +67,7 @@ class HostPageSource final : public PageSource {
     const auto at = static_cast<off_t>(handle);
     fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, bytes);
     free_[bytes].push_back(handle);
+    taken_ -= bytes;
   }
 
   void map(const std::vector<Piece>& pieces) override {
@@ -75,6 +90,8 @@ class HostPageSource final : public PageSource {
   void order(c10::Stream, c10::Stream) override {}
   void finish(const std::vector<c10::Stream>&) override {}
 
+  void limit(int64_t bytes) { limit_.store(bytes); }
+
   /// In a child: what is mapped becomes its own copy, and new pages come from a file of its own.
   void leaveParent(ArenaPages& pages) {
     if (file_ < 0) return;
@@ -96,11 +113,36 @@ class HostPageSource final : public PageSource {
 
   int file_ = -1;
   int64_t end_ = 0;
+  int64_t taken_ = 0;
+  std::atomic<int64_t> limit_{kReserved};
   bool ofChild_ = false;
   std::map<int64_t, std::vector<PageHandle>> free_;  // by size
 };
 
+/// Plain memory of the machine.
+class HostBlockSource final : public BlockSource {
+ public:
+  c10::DataPtr allocate(int64_t bytes) override {
+    void* address = c10::alloc_cpu(static_cast<size_t>(bytes));
+    return {address, address, &c10::free_cpu, c10::Device(c10::kCPU)};
+  }
+  c10::Stream currentStream() const override {
+    return c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU));
+  }
+  void order(c10::Stream, c10::Stream) override {}
+  void usedOn(const c10::DataPtr&, c10::Stream) override {}
+};
+
 }  // namespace
+
+ArenaBlocks& hostBlocks() {
+  static auto* blocks = new ArenaBlocks(std::make_unique<HostBlockSource>());
+  return *blocks;
+}
+
+void limitHostMemory(int64_t bytes) {
+  static_cast<HostPageSource&>(hostPages().source()).limit(bytes);
+}
 
 ArenaPages& hostPages() {
   static auto* pages = [] {

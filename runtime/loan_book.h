@@ -1,8 +1,13 @@
 #pragma once
 // Who holds what the runtime lent.
 
+#include <c10/core/Stream.h>
+
 #include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 namespace gravure {
 
@@ -11,9 +16,23 @@ class LoanBook {
  public:
   int64_t outstanding() const { return outstanding_.load(std::memory_order_acquire); }
 
+  /// `stream` reads what is lent: what writes there next has to come after it.
+  void readOn(c10::Stream stream) {
+    const std::lock_guard lock(mutex_);
+    readers_.push_back(stream);
+  }
+  /// Those streams, which the caller waits for.
+  std::vector<c10::Stream> takeReaders() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(readers_, {});
+  }
+
  private:
   friend class Lender;
+  friend struct Loan;
   std::atomic<int64_t> outstanding_{0};
+  std::mutex mutex_;
+  std::vector<c10::Stream> readers_;
 };
 
 }  // namespace gravure

@@ -9,18 +9,16 @@
 #include <llvm/ADT/SmallVector.h>
 
 namespace gravure {
-namespace {
 
 struct Loan {
-  std::shared_ptr<std::atomic<int64_t>> outstanding;
-  std::shared_ptr<void> memory;  // the slab, or the storage of a graph's own memory
+  std::shared_ptr<LoanBook> book;
+  std::shared_ptr<void> memory;  // the slab, or the storage that memory beside it belongs to
+  ~Loan() { book->outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
 };
 
-void returnLoan(void* context) {
-  auto* loan = static_cast<Loan*>(context);
-  loan->outstanding->fetch_sub(1, std::memory_order_acq_rel);
-  delete loan;
-}
+namespace {
+
+void returnLoan(void* context) { delete static_cast<Loan*>(context); }
 
 /// A tensor like `tensor` over another storage of the same memory.
 at::Tensor onStorage(c10::Storage storage, const at::Tensor& tensor) {
@@ -40,6 +38,12 @@ bool isLent(const at::Tensor& tensor) {
          tensor.storage().data_ptr().get_deleter() == &returnLoan;
 }
 
+bool noteReader(const c10::DataPtr& memory, c10::Stream stream) {
+  if (memory.get_deleter() != &returnLoan) return false;
+  static_cast<Loan*>(memory.get_context())->book->readOn(stream);
+  return true;
+}
+
 at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab) {
   const c10::Storage& storage = tensor.storage();
   std::shared_ptr<void> memory = slab;
@@ -56,10 +60,9 @@ at::Tensor Lender::lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook
   c10::Storage& storage = lent_[memory.data()];
   if (!storage) {
     book->outstanding_.fetch_add(1, std::memory_order_acq_rel);
-    auto count = std::shared_ptr<std::atomic<int64_t>>(book, &book->outstanding_);
     std::shared_ptr<void> held = slab_;
     if (!inSlab(tensor, slab_.get())) held = std::make_shared<c10::Storage>(memory);
-    auto* loan = new Loan{std::move(count), std::move(held)};
+    auto* loan = new Loan{book, std::move(held)};
     void* address = const_cast<void*>(memory.data());
     storage = c10::Storage(c10::Storage::use_byte_size_t(), memory.nbytes(),
                            c10::DataPtr(address, loan, &returnLoan, tensor.device()),

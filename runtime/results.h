@@ -33,6 +33,9 @@ bool inSlab(const at::Tensor& tensor, const Slab* slab);
 /// True if a Lender made it, or it is a view of what one made.
 bool isLent(const at::Tensor& tensor);
 
+/// Notes in its book that `stream` reads what a Lender lent. False if `memory` was not lent.
+bool noteReader(const c10::DataPtr& memory, c10::Stream stream);
+
 /// The same view of lent or slab memory, holding the memory and nothing else: no loan.
 at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab);
 

@@ -115,7 +115,7 @@ class Runtime::Impl {
   std::shared_ptr<Slab> slab_;
   std::shared_ptr<LoanBook> loans_ = std::make_shared<LoanBook>();
   bool lentOverwritten_ = false;  // the entry that reads them has run over the lent values
-  bool arenaFailed_ = false;
+  int64_t arenaRetryAt_ = 0;      // step from which making the arena is tried again
   bool alive_ = true;
   const pid_t process_ = getpid();
   int threads_ = 0;  // that the plan was recorded with

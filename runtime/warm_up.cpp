@@ -23,12 +23,17 @@ class WarmUpPool {
 
 void Runtime::Impl::runRecorded(EntryState& entry) {
   AllocationRecord record;
-  {
+  try {
     const WarmUpPool pool(*device_);
     ArenaSession session(timeline_.steps().size(), device_->tensorDevice().type());
     Recorder recorder(session);
     entry.executor->runUncaptured(&recorder, &session);
     record = session.takeRecord();
+  } catch (...) {
+    // Out of memory perhaps: what the pool keeps would be missing to whoever handles that.
+    entry.executor->clear();
+    device_->dropWarmUp();
+    throw;
   }
   settle(entry, std::move(record));
 }
@@ -89,11 +94,13 @@ bool Runtime::Impl::plan() {
     const std::string reason = error.what_without_backtrace();
     TORCH_CHECK(!options_.requireCapture, "no memory for the arena of ", layout.plan.bytes,
                 " bytes: ", reason, "; free memory, or use a smaller batch");
-    remarks_.add(RemarkKind::Missed, "runtime", "no-arena",
-                 "no memory for " + std::string(layout_ ? "another" : "the") + " arena of " +
-                     std::to_string(layout.plan.bytes) + " bytes: " + reason +
-                     (layout_ ? "; steps run uncaptured while results are held"
-                              : "; every step runs uncaptured"));
+    const std::string which = layout_ ? "another" : "the";
+    once_.missedAs("make " + which, "no-arena", nullptr,
+                   "no memory for " + which + " arena of " + std::to_string(layout.plan.bytes) +
+                       " bytes: " + reason +
+                       (layout_
+                            ? "; steps run uncaptured while results are held"
+                            : "; steps run uncaptured, and it is tried again from time to time"));
     return false;
   }
   if (layout_) forgetArena();
@@ -101,6 +108,11 @@ bool Runtime::Impl::plan() {
   size_t book = 0;
   for (EntryState& entry : entries_) {
     for (auto& lent : entry.lent) lent = shape.resultBooks[book++];
+  }
+  if (const std::string why = slab->whyUnshared(); !why.empty() && !layout_) {
+    remarks_.add(RemarkKind::Analysis, "runtime", "arena-unshared",
+                 why +
+                     ": the arena is a block of PyTorch's allocator, which no other program uses");
   }
   layout_ = std::move(layout);
   slab_ = std::move(slab);

@@ -35,22 +35,23 @@ GradientTargets::GradientTargets(const Entry& entry) {
   }
 }
 
+void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hooks) {
+  TORCH_CHECK(tensor.requires_grad(), "\"", name,
+              "\" does not require a gradient; it did when the step was compiled");
+  TORCH_CHECK(tensor.is_leaf(), "\"", name,
+              "\" requires a gradient and was computed outside of the step; compute it inside, or "
+              "detach it");
+  TORCH_CHECK(
+      !hooks || (torch::autograd::impl::hooks(tensor).empty() &&
+                 !torch::autograd::impl::post_acc_grad_hooks(tensor)),
+      "\"", name,
+      "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
+      "use torch.compile(backend=\"gravure\"), which runs it");
+}
+
 void GradientTargets::check(const std::vector<c10::IValue>& inputs, bool hooks) const {
-  for (const Target& target : targets_) {
-    const at::Tensor& tensor = inputs[target.input].toTensor();
-    TORCH_CHECK(tensor.requires_grad(), "\"", target.name,
-                "\" does not require a gradient; it did when the step was compiled");
-    TORCH_CHECK(
-        tensor.is_leaf(), "\"", target.name,
-        "\" requires a gradient and was computed outside of the step; compute it inside, or "
-        "detach it");
-    TORCH_CHECK(
-        !hooks || (torch::autograd::impl::hooks(tensor).empty() &&
-                   !torch::autograd::impl::post_acc_grad_hooks(tensor)),
-        "\"", target.name,
-        "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
-        "use torch.compile(backend=\"gravure\"), which runs it");
-  }
+  for (const Target& target : targets_)
+    checkGradientOf(inputs[target.input].toTensor(), target.name, hooks);
 }
 
 std::vector<c10::IValue> GradientTargets::accumulate(const std::vector<c10::IValue>& inputs,

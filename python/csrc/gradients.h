@@ -10,13 +10,16 @@
 
 namespace gravure {
 
+/// TORCH_CHECK naming a tensor whose gradient could not be given as autograd would: one that is no leaf,
+/// does not require a gradient, or (`hooks`) had a hook ever.
+void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hooks);
+
 /// Which outputs of an entry are gradients, and of which inputs.
 class GradientTargets {
  public:
   explicit GradientTargets(const Entry& entry);
 
-  /// TORCH_CHECK naming an input whose gradient could not be given as autograd would: one that is no
-  /// leaf, does not require a gradient, or (`hooks`) had a hook ever.
+  /// checkGradientOf() of each input.
   void check(const std::vector<c10::IValue>& inputs, bool hooks) const;
 
   /// Adds each gradient to `.grad` of its input: the first one becomes it, later ones are added in

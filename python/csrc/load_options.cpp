@@ -43,13 +43,15 @@ PartitionOrder parseOrder(const std::string& value) {
   return *parsed;
 }
 
+/// With "accumulate" gradients are no results; what else there is, is the caller's own.
 ResultPolicy parseResults(const std::string& value) {
   const auto parsed = llvm::StringSwitch<std::optional<ResultPolicy>>(value)
-                          .Case("owned", ResultPolicy::Owned)
+                          .Cases("owned", "accumulate", ResultPolicy::Owned)
                           .Case("copied", ResultPolicy::Copied)
                           .Case("static", ResultPolicy::Static)
                           .Default(std::nullopt);
-  TORCH_CHECK(parsed, "option results: expected owned, copied or static, found '", value, "'");
+  TORCH_CHECK(parsed, "option results: expected owned, copied, static or accumulate, found '",
+              value, "'");
   return *parsed;
 }
 
@@ -86,6 +88,7 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
       parsed.runtime.requireCapture = partitions || parsed.requireNodes;
     } else if (name == "results") {
       parsed.runtime.results = parseResults(value);
+      parsed.passes.accumulateGradients = value == "accumulate";
     } else if (name == "poison") {
       parsed.poison = parseBool(name, value);
     } else {

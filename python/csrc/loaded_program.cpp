@@ -178,18 +178,30 @@ LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, cons
   return asList(runtime_->runUncaptured(name, allInputs(name, values)));
 }
 
-const GradientTargets& LoadedProgram::gradientTargets(const std::string& name) {
+LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
   auto found = gradients_.find(name);
-  if (found == gradients_.end())
-    found = gradients_.emplace(name, GradientTargets(entry(name))).first;
+  if (found == gradients_.end()) {
+    const Entry& of = entry(name);
+    found = gradients_.emplace(name, Gradients{GradientTargets(of), GradientBuffers(of)}).first;
+  }
   return found->second;
 }
 
 std::vector<c10::IValue> LoadedProgram::step(const std::string& name,
                                              std::vector<c10::IValue> inputs, bool checkHooks) {
-  const GradientTargets& targets = gradientTargets(name);
+  auto& [targets, buffers] = gradientsOf(name);
   targets.check(inputs, checkHooks);
-  return targets.accumulate(inputs, runLogged(name, inputs));
+  if (buffers.empty()) return targets.accumulate(inputs, runLogged(name, inputs));
+  buffers.prepare(inputs, checkHooks, runtime_->remarks());
+  std::vector<c10::IValue> results;
+  try {
+    results = runLogged(name, inputs);
+  } catch (...) {
+    buffers.abandon(inputs);
+    throw;
+  }
+  buffers.finish(inputs);
+  return targets.accumulate(inputs, std::move(results));
 }
 
 LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,

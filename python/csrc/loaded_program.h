@@ -2,6 +2,7 @@
 // A program that Python has loaded: read, cut by the passes, and ready to run on one device.
 
 #include "passes/pass.h"
+#include "python/csrc/gradient_buffers.h"
 #include "python/csrc/gradients.h"
 #include "python/csrc/user_log.h"
 #include "runtime/runtime.h"
@@ -34,6 +35,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///   uncaptured          "1": the reference, node by node
   ///   require_capture     "1": a node outside of graphs that `host` does not name is an error, and a
   ///                       partition that fails to capture; "partitions": the latter alone
+  ///   results             "owned", "copied", "static", or "accumulate": gradients are added to buffers,
+  ///                       which are inputs named "w.grad"
   ///   poison              "0": the host device does not overwrite dead memory
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(Program program, const std::string& device, const LoadOptions& options);
@@ -95,7 +98,12 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> allInputs(const std::string& name, const List& values);
   std::vector<c10::IValue> step(const std::string& name, std::vector<c10::IValue> inputs,
                                 bool checkHooks);
-  const GradientTargets& gradientTargets(const std::string& name);
+  /// Where the gradients of one entry go.
+  struct Gradients {
+    GradientTargets targets;  // those that it returns
+    GradientBuffers buffers;  // those that it adds itself
+  };
+  Gradients& gradientsOf(const std::string& name);
   std::vector<c10::IValue> runLogged(const std::string& entry, std::vector<c10::IValue> inputs);
   Remarks allRemarks() const;
 
@@ -107,7 +115,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   size_t logged_ = 0;  // of the runtime's remarks
   std::unique_ptr<Runtime> runtime_;
   std::map<std::string, Bound> bound_;
-  std::map<std::string, GradientTargets> gradients_;
+  std::map<std::string, Gradients> gradients_;
 };
 
 }  // namespace gravure

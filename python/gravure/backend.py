@@ -37,6 +37,11 @@ def compile_graph(
     graph that cannot become a program. Without it such a graph runs as it is, with a warning.
     """
     chosen = CompileOptions.parse(options)
+    if chosen.results == "accumulate":
+        raise ValueError(
+            "option 'results': autograd adds the gradients of a compiled model; \"accumulate\" is "
+            "for compile_step and load"
+        )
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
     of_style = functools.partial(compile_frame, graph, inputs, chosen, _followed)

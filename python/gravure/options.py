@@ -9,7 +9,7 @@ from typing import Any
 
 ORDERS = ("levels", "program")
 ON_MISSED = ("warn", "raise")
-RESULTS = ("owned", "copied", "static")
+RESULTS = ("owned", "copied", "static", "accumulate")
 CODEGENS = ("aten", "inductor")
 
 

@@ -244,8 +244,10 @@ def load(
     makes it an error that a node which `host` does not name stays out of graphs, or that a capture
     fails. `results` are the caller's (`"owned"`: gradients are lent
     without a copy until somebody still holds one when the next step comes; `"copied"`: always a
-    copy), or the arena's own, at the same address each step (`"static"`). Raises RuntimeError,
-    which names the place or the node.
+    copy), or the arena's own, at the same address each step (`"static"`). With `"accumulate"`
+    they are owned, but gradients are no results: the program adds that of the parameter `w` to a
+    buffer of the caller's, its input `w.grad`. Raises RuntimeError, which names the place or the
+    node.
     """
     options = library_options(
         host=host,

@@ -2,9 +2,12 @@
 
 #include "runtime/arena_session.h"
 #include "runtime/cuda/cuda_arena_stats.h"
+#include "runtime/cuda/cuda_blocks.h"
 #include "runtime/cuda/cuda_pages.h"
+#include "runtime/results.h"
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 
 namespace gravure {
 
@@ -22,6 +25,30 @@ ArenaSession* cudaSession() {
   if (bypasses > 0) return nullptr;
   ArenaSession* session = ArenaSession::current();
   return session != nullptr && session->deviceType() == c10::DeviceType::CUDA ? session : nullptr;
+}
+
+/// Gives back what idle arenas of the current device take; the bytes.
+int64_t giveBackIdle() {
+  const c10::cuda::CUDAStreamCaptureModeGuard unseen(cudaStreamCaptureModeRelaxed);
+  try {
+    ArenaPages* arenas = knownCudaPages(c10::cuda::current_device());
+    return arenas == nullptr ? 0 : arenas->releaseAtRest();
+  } catch (const std::exception&) {
+    return 0;  // a stream that is being captured cannot be waited for
+  }
+}
+
+/// What `allocate` returns. If PyTorch is out of memory, its cache emptied, idle arenas give theirs.
+/// PyTorch's own FreeMemoryCallback is no way to that: it is called whenever the cache has no block of
+/// the size, and with PyTorch's lock held, which a thread that makes an arena takes with ours held.
+template <typename Allocate>
+auto orFromIdle(Allocate&& allocate) {
+  try {
+    return allocate();
+  } catch (const c10::OutOfMemoryError&) {
+    if (giveBackIdle() == 0) throw;
+  }
+  return allocate();
 }
 
 /// A run of the arenas' pages as PyTorch's snapshots have memory: one block in use.
@@ -67,12 +94,25 @@ bool CudaAllocator::isRouted(c10::DeviceIndex device, c10::MempoolId_t pool) {
 
 c10::DataPtr CudaAllocator::allocate(size_t bytes) {
   ArenaSession* session = bytes == 0 ? nullptr : cudaSession();
-  if (session == nullptr) return base_->allocate(bytes);
+  if (session == nullptr) return orFromIdle([&] { return base_->allocate(bytes); });
   return session->recording() ? record(*session, bytes) : serve(*session, bytes);
 }
 
+/// PyTorch's memory for a program: the error becomes a remark, which says how much is missing.
+c10::DataPtr CudaAllocator::forProgram(size_t bytes) {
+  try {
+    return orFromIdle([&] { return base_->allocate(bytes); });
+  } catch (c10::OutOfMemoryError& error) {
+    const int64_t rest = availableMemory(c10::cuda::current_device());
+    const int64_t missing = std::max<int64_t>(static_cast<int64_t>(bytes) - rest, 1 << 20);
+    error.add_context("at least " + std::to_string((missing + (1 << 20) - 1) >> 20) +
+                      " MiB are missing");
+    throw;
+  }
+}
+
 c10::DataPtr CudaAllocator::record(ArenaSession& session, size_t bytes) {
-  c10::DataPtr data = base_->allocate(bytes);
+  c10::DataPtr data = forProgram(bytes);
   // Another deleter than PyTorch's usual one: its free would not be seen, so it is not noted.
   if (data.compare_exchange_deleter(baseDeleter_, &deleteOurs)) {
     session.noteAllocation(data.get(), bytes);
@@ -82,8 +122,8 @@ c10::DataPtr CudaAllocator::record(ArenaSession& session, size_t bytes) {
 
 c10::DataPtr CudaAllocator::serve(ArenaSession& session, size_t bytes) {
   void* address = session.serve(bytes);
-  if (address == nullptr) return base_->allocate(bytes);
-  ArenaPages* arenas = cudaPagesAt(address);
+  if (address == nullptr) return forProgram(bytes);
+  ArenaMemory* arenas = cudaArenasAt(address);
   TORCH_INTERNAL_ASSERT(arenas != nullptr, "the plan gave an address outside every arena");
   arenas->retain(address);
   return {address, address, &deleteOurs, c10::Device(c10::kCUDA, c10::cuda::current_device())};
@@ -92,7 +132,7 @@ c10::DataPtr CudaAllocator::serve(ArenaSession& session, size_t bytes) {
 void CudaAllocator::deleteOurs(void* address) {
   // The free may come on any thread; only its own session may be told.
   if (ArenaSession* session = cudaSession()) session->noteFree(address);
-  if (ArenaPages* arenas = cudaPagesAt(address)) {
+  if (ArenaMemory* arenas = cudaArenasAt(address)) {
     arenas->release(address);
   } else {
     installed.load()->baseDeleter_(address);
@@ -104,10 +144,11 @@ c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &deleteOurs; }
 
 void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream stream) {
   // What was lent has a deleter that PyTorch does not know.
-  if (ArenaPages* arenas = cudaPagesAt(ptr.get())) {
+  if (ArenaMemory* arenas = cudaArenasAt(ptr.get())) {
     arenas->readOn(ptr.get(), stream.unwrap());
     return;
   }
+  if (noteReader(ptr, stream.unwrap())) return;
   if (ptr.get_deleter() != &deleteOurs) {
     base_->recordStream(ptr, stream);
     return;
@@ -124,7 +165,7 @@ void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream 
 }
 
 void* CudaAllocator::getBaseAllocation(void* address, size_t* size) {
-  const ArenaPages* arenas = cudaPagesAt(address);
+  const ArenaMemory* arenas = cudaArenasAt(address);
   if (arenas == nullptr) return base_->getBaseAllocation(address, size);
   const Extent arena = arenas->arenaAt(address);
   if (size != nullptr) *size = static_cast<size_t>(arena.end - arena.begin);
@@ -132,7 +173,7 @@ void* CudaAllocator::getBaseAllocation(void* address, size_t* size) {
 }
 
 ShareableHandle CudaAllocator::shareIpcHandle(void* address) {
-  TORCH_CHECK(cudaPagesAt(address) == nullptr,
+  TORCH_CHECK(cudaArenasAt(address) == nullptr,
               "a tensor that lies in a program's arena cannot be shared with another process, "
               "since the program writes there again: share a clone() of it, or load the program "
               "with results=\"copied\"");
@@ -210,9 +251,11 @@ void CudaAllocator::emptyCache(c10::MempoolId_t pool) { base_->emptyCache(pool);
 std::pair<size_t, size_t> CudaAllocator::getMemoryInfo(c10::DeviceIndex device) {
   return base_->getMemoryInfo(device);
 }
-void* CudaAllocator::raw_alloc(size_t bytes) { return base_->raw_alloc(bytes); }
+void* CudaAllocator::raw_alloc(size_t bytes) {
+  return orFromIdle([&] { return base_->raw_alloc(bytes); });
+}
 void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
-  return base_->raw_alloc_with_stream(bytes, stream);
+  return orFromIdle([&] { return base_->raw_alloc_with_stream(bytes, stream); });
 }
 void CudaAllocator::raw_delete(void* address) { base_->raw_delete(address); }
 void CudaAllocator::init(int devices) { base_->init(devices); }

@@ -18,6 +18,7 @@ class CudaArenaStats;
 /// with an open ArenaSession for CUDA differs:
 ///   record   PyTorch's memory, with a deleter of ours that tells the session of the free
 ///   serve    the planned address in the session's arena, or PyTorch's memory where the plan has none
+/// When PyTorch is out of memory, idle arenas give their pages back, and it is asked once more.
 /// Every DataPtr made here has its own address as context, as raw_allocate and copy-on-write need it.
 class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
@@ -105,6 +106,7 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
   explicit CudaAllocator(Base* base);
   c10::DataPtr record(ArenaSession& session, size_t bytes);
   c10::DataPtr serve(ArenaSession& session, size_t bytes);
+  c10::DataPtr forProgram(size_t bytes);
   static void deleteOurs(void* address);
 
   Base* const base_;

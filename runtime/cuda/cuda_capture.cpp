@@ -6,6 +6,7 @@
 #include "runtime/rng.h"
 
 #include <c10/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include <utility>
 
@@ -21,6 +22,7 @@ class CudaExecutable final : public Executable {
   void replay() override {
     device_.passFaultPoint(FaultPoint::Launch);
     const c10::cuda::CUDAStream stream = device_.currentStream();
+    const c10::cuda::CUDAGuard here(stream.device_index());
     device_.captures().inOrder(stream, [&] { graph_->launch(stream); });
   }
 

@@ -1,5 +1,6 @@
 #include "runtime/cuda/cuda_device.h"
 
+#include "runtime/cuda/cuda_blocks.h"
 #include "runtime/cuda/cuda_capture.h"
 #include "runtime/cuda/cuda_pages.h"
 
@@ -49,6 +50,8 @@ void CudaDevice::installAllocator() { CudaAllocator::install(); }
 
 std::shared_ptr<Slab> CudaDevice::makeSlab(const ArenaShape& shape) {
   passFaultPoint(FaultPoint::Allocation);
+  std::string why = whyNoPages(index_);
+  if (!why.empty()) return cudaBlocks(index_).make(shape, std::move(why));
   return cudaPages(index_).make(shape);
 }
 

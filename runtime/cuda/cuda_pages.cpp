@@ -91,12 +91,6 @@ class CudaPageSource final : public PageSource {
   CudaPageSource(c10::DeviceIndex device, std::set<c10::DeviceIndex> openTo)
       : device_(device), openTo_(std::move(openTo)) {
     openTo_.insert(device);
-    int managed = 0;
-    driver_.check(driver_.attribute(
-                      &managed, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
-                  "to be asked for its virtual memory management");
-    TORCH_CHECK(managed, "cuda:", static_cast<int>(device),
-                " has no virtual memory management, which the arena needs");
     int direct = 0;
     driver_.attribute(&direct, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
     properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -127,8 +121,8 @@ class CudaPageSource final : public PageSource {
     if (sizes.empty()) return {};
     const OnDevice here(device_);
     const int64_t bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-    if (bytes > available()) CudaAllocator::install().base().emptyCache({0, 0});
-    if (const int64_t rest = available(); bytes > rest) failFor(bytes, rest);
+    if (bytes > availableMemory(device_)) CudaAllocator::install().base().emptyCache({0, 0});
+    if (const int64_t rest = availableMemory(device_); bytes > rest) failFor(bytes, rest);
     std::vector<PageHandle> made;
     for (const int64_t size : sizes) {
       CUmemGenericAllocationHandle handle = 0;
@@ -138,7 +132,7 @@ class CudaPageSource final : public PageSource {
         continue;
       }
       for (const PageHandle each : made) driver_.release(each);
-      if (result == CUDA_ERROR_OUT_OF_MEMORY) failFor(bytes, available());
+      if (result == CUDA_ERROR_OUT_OF_MEMORY) failFor(bytes, availableMemory(device_));
       driver_.check(result, "memory for the arena");
     }
     CudaAllocator::install().stats(device_).add(bytes);
@@ -199,25 +193,11 @@ class CudaPageSource final : public PageSource {
   }
 
  private:
-  /// Bytes that the device has, within the share that PyTorch may take of it.
-  int64_t available() const {
-    size_t free = 0, total = 0;
-    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    CudaAllocator& allocator = CudaAllocator::install();
-    const double share = allocator.base().getMemoryFraction(device_);
-    if (share >= 1) return static_cast<int64_t>(free);
-    const int64_t taken = allocator.stats(device_).withArenas().reserved_bytes[0].current;
-    const auto most = static_cast<int64_t>(share * static_cast<double>(total));
-    return std::min(static_cast<int64_t>(free), most - taken);
-  }
-
   [[noreturn]] void failFor(int64_t bytes, int64_t available) const {
-    constexpr int64_t kMiB = int64_t{1} << 20;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory: the arena needs ", bytes / kMiB,
-                     " MiB more on cuda:", static_cast<int>(device_), ", and ",
-                     std::max<int64_t>(1, (bytes - available) / kMiB),
-                     " MiB of them are missing, with PyTorch's cache emptied");
-    std::abort();
+    failForMemory("CUDA out of memory: the arena needs " + std::to_string(bytes >> 20) +
+                      " MiB more on cuda:" + std::to_string(device_) +
+                      ", with PyTorch's cache emptied",
+                  bytes - available);
   }
 
   void open(char* at, int64_t bytes, const std::vector<c10::DeviceIndex>& devices) const {
@@ -277,6 +257,32 @@ ArenaPages* cudaPagesAt(const void* address) {
     if (pages != nullptr && pages->contains(address)) return pages;
   }
   return nullptr;
+}
+
+std::string whyNoPages(c10::DeviceIndex device) {
+  if (withoutVirtualMemory()) return "GRAVURE_NO_VIRTUAL_MEMORY is set";
+  try {
+    const Driver& driver = Driver::get();
+    int managed = 0;
+    driver.check(
+        driver.attribute(&managed, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
+        "to be asked for its virtual memory management");
+    return managed ? "" : "cuda:" + std::to_string(device) + " has no virtual memory management";
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+}
+
+int64_t availableMemory(c10::DeviceIndex device) {
+  const OnDevice here(device);
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  CudaAllocator& allocator = CudaAllocator::install();
+  const double share = allocator.base().getMemoryFraction(device);
+  if (share >= 1) return static_cast<int64_t>(free);
+  const int64_t taken = allocator.stats(device).withArenas().reserved_bytes[0].current;
+  const auto most = static_cast<int64_t>(share * static_cast<double>(total));
+  return std::min(static_cast<int64_t>(free), most - taken);
 }
 
 void openArenasTo(c10::DeviceIndex owner, c10::DeviceIndex device) {

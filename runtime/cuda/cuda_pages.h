@@ -18,6 +18,12 @@ ArenaPages* knownCudaPages(c10::DeviceIndex device);
 /// The arenas that `address` lies among, or nullptr.
 ArenaPages* cudaPagesAt(const void* address);
 
+/// Why `device` cannot map pages; "" if it can. GRAVURE_NO_VIRTUAL_MEMORY=1 is a reason.
+std::string whyNoPages(c10::DeviceIndex device);
+
+/// Bytes that `device` has now, within the share of it that PyTorch may take.
+int64_t availableMemory(c10::DeviceIndex device);
+
 /// Kernels on `device` may read and write the arenas of `owner`, from now on.
 void openArenasTo(c10::DeviceIndex owner, c10::DeviceIndex device);
 

@@ -36,17 +36,23 @@ graph step(%w : Float(4096, 4096, strides=[4096, 1], device=cuda:0) {parameter "
   return (%loss {loss}, %g {gradient "w"})
 )";
 
-inline std::unique_ptr<Runtime> load(const std::string& text, bool uncaptured,
-                                     ResultPolicy results = ResultPolicy::Owned) {
-  auto device = std::make_unique<CudaDevice>(0);
+inline std::unique_ptr<Runtime> loadWith(const std::string& text, RuntimeOptions options,
+                                         c10::DeviceIndex index = 0, bool accumulate = false) {
+  auto device = std::make_unique<CudaDevice>(index);
   Program program = readProgram(text);
   PassContext context;
   context.options.alignment = device->alignment();
+  context.options.accumulateGradients = accumulate;
   runPasses(program, context);
+  return std::make_unique<Runtime>(std::move(program), std::move(device), std::move(options));
+}
+
+inline std::unique_ptr<Runtime> load(const std::string& text, bool uncaptured,
+                                     ResultPolicy results = ResultPolicy::Owned) {
   RuntimeOptions options;
   options.uncaptured = uncaptured;
   options.results = results;
-  return std::make_unique<Runtime>(std::move(program), std::move(device), options);
+  return loadWith(text, std::move(options));
 }
 
 struct Pair {

@@ -28,7 +28,10 @@ PassFlags::PassFlags(Command& command)
                    cl::sub(command.sub()), cl::cat(command.category())),
       alignment_("alignment", cl::value_desc("BYTES"), cl::init(PassOptions{}.alignment),
                  cl::desc("alignment of planned buffers (default 512)"), cl::sub(command.sub()),
-                 cl::cat(command.category())) {}
+                 cl::cat(command.category())),
+      accumulateGradients_("accumulate-gradients",
+                           cl::desc("add gradients to buffers that the caller gives"),
+                           cl::sub(command.sub()), cl::cat(command.category())) {}
 
 PassOptions PassFlags::options() const {
   checkOneOf("--order", order_.getValue(), {"levels", "program"});
@@ -50,6 +53,7 @@ PassOptions PassFlags::options() const {
   options.memoryGrowth = memoryGrowth_;
   options.memorySlack = memorySlack_;
   options.alignment = alignment_;
+  options.accumulateGradients = accumulateGradients_;
   return options;
 }
 

@@ -20,6 +20,7 @@ class PassFlags {
   llvm::cl::opt<double> memoryGrowth_;
   llvm::cl::opt<long> memorySlack_;
   llvm::cl::opt<long> alignment_;
+  llvm::cl::opt<bool> accumulateGradients_;
 };
 
 /// Names of all passes, in the order of the pipeline.

@@ -183,10 +183,13 @@ int RunCommand::run() {
   std::unique_ptr<Device> device = makeDevice(device_);
   LoadedProgram loaded = loadProgram(path_, true);
   const c10::Device tensors = device->tensorDevice();
-  Program emitted = loaded.program.clone();
   PassContext context{flags_.options(), {}};
   if (!flags_.alignmentGiven()) context.options.alignment = device->alignment();
+  Program emitted;
   try {
+    // The buffers are inputs, which both sides are given.
+    if (!isEmitted(loaded.program)) runPasses(loaded.program, context, {"accumulate-gradients"});
+    emitted = loaded.program.clone();
     if (!isEmitted(emitted)) runPasses(emitted, context);
   } catch (const c10::Error& error) {
     throw FileError(loaded.file, messageOf(error));

@@ -1,0 +1,196 @@
+#include "passes/accumulate_gradients.h"
+
+#include "ir/op_facts.h"
+#include "ir/timeline.h"
+
+#include <ATen/core/jit_type.h>
+#include <llvm/ADT/StringMap.h>
+#include <llvm/ADT/StringRef.h>
+
+#include <optional>
+
+namespace gravure {
+namespace {
+
+constexpr const char* kPass = "accumulate-gradients";
+constexpr const char* kSuffix = ".grad";
+const c10::Symbol kAdd = c10::Symbol::fromQualString("aten::add_");
+
+/// The tensor that a gradient belongs to, whichever entry takes it.
+struct Owner {
+  const Value* value = nullptr;
+  InputRole role = InputRole::Unspecified;
+};
+using Owners = llvm::StringMap<Owner>;
+
+Owners ownersOf(const Program& program) {
+  Owners owners;
+  for (const Entry& entry : program.entries) {
+    for (size_t i = 0; i < entry.inputs.size(); ++i) {
+      const InputInfo& info = entry.inputs[i];
+      if (info.role != InputRole::Saved && !info.name.empty())
+        owners.try_emplace(info.name, Owner{entry.graph->inputs()[i], info.role});
+    }
+  }
+  return owners;
+}
+
+const c10::TensorType* tensorType(const Value* value) {
+  return value->type()->castRaw<c10::TensorType>();
+}
+
+/// Why the gradient stays a result; "" if it can be added to a buffer.
+std::string whyReturned(const Value* gradient, const Owner& owner) {
+  if (!owner.value) return "the program does not take the tensor that it belongs to";
+  if (!isKeptByCaller(owner.role)) return "the tensor that it belongs to is given anew each step";
+  if (!isTensorValue(gradient)) return "it is no tensor";
+  if (!hasStaticShape(gradient) || !hasStaticShape(owner.value))
+    return "its shape is known only at run time";
+  const auto* mine = tensorType(gradient);
+  const auto* other = tensorType(owner.value);
+  const bool alike = mine->scalarType() == other->scalarType() &&
+                     mine->sizes().concrete_sizes() == other->sizes().concrete_sizes() &&
+                     mine->device() == other->device();
+  return alike ? "" : "its shape, dtype or device is not that of its tensor";
+}
+
+/// True if no two elements lie in one place and none is left out.
+bool isDense(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  std::vector<std::pair<int64_t, int64_t>> byStride;  // stride, size
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] > 1) byStride.emplace_back(strides[i], sizes[i]);
+  }
+  std::sort(byStride.begin(), byStride.end());
+  int64_t expected = 1;
+  for (const auto& [stride, size] : byStride) {
+    if (stride != expected) return false;
+    expected *= size;
+  }
+  return true;
+}
+
+c10::TypePtr bufferType(const Value* owner) {
+  const auto* type = tensorType(owner);
+  const auto sizes = *type->sizes().concrete_sizes();
+  auto strides = *type->strides().concrete_sizes();
+  if (!isDense(sizes, strides)) strides = c10::TensorType::contiguousStridesOf(sizes);
+  return c10::TensorType::create(type->scalarType(), type->device(),
+                                 c10::VaryingShape<int64_t>(sizes),
+                                 c10::VaryingShape<int64_t>(strides), std::nullopt);
+}
+
+class Accumulator {
+ public:
+  Accumulator(Entry& entry, const Owners& owners, const Timeline& timeline, Remarks& remarks)
+      : entry_(entry), graph_(*entry.graph), owners_(owners), timeline_(timeline),
+        remarks_(remarks) {}
+
+  void run() {
+    int64_t added = 0;
+    for (size_t o = 0; o < entry_.outputs.size();) {
+      if (entry_.outputs[o].role != OutputRole::Gradient) {
+        ++o;
+        continue;
+      }
+      const std::string name = entry_.outputs[o].name;
+      Value* gradient = graph_.outputs()[o];
+      const Owner owner = owners_.lookup(name);
+      const std::string why = whyReturned(gradient, owner);
+      if (!why.empty()) {
+        remarks_.add(RemarkKind::Missed, kPass, "gradient-returned",
+                     "the gradient of \"" + name + "\" in " + entry_.name +
+                         " stays a result: " + why);
+        ++o;
+        continue;
+      }
+      add(gradient, name, bufferType(owner.value));
+      graph_.eraseOutput(o);
+      entry_.outputs.erase(entry_.outputs.begin() + static_cast<int64_t>(o));
+      ++added;
+    }
+    if (added > 0) {
+      remarks_.add(RemarkKind::Passed, kPass, "gradients-accumulated",
+                   std::to_string(added) + " gradients of " + entry_.name +
+                       " are added to the caller's buffers");
+    }
+  }
+
+ private:
+  void add(Value* gradient, const std::string& name, const c10::TypePtr& type) {
+    Value* buffer = graph_.addInput(freshName(gradient, ".buffer"));
+    buffer->setType(type);
+    entry_.inputs.push_back({InputRole::Buffer, name + kSuffix});
+    Node* node = graph_.create(kAdd, {buffer, gradient}, 1);
+    setOverload(node, "Tensor");
+    setSource(node, sourceOf(gradient->node()), moduleOf(gradient->node()));
+    node->output()->setType(type);
+    node->output()->setDebugName(freshName(gradient, ".sum"));
+    if (const Node* at = placeBehind(gradient)) {
+      node->insertAfter(const_cast<Node*>(at));
+    } else {
+      node->insertBefore(graph_.return_node());
+    }
+  }
+
+  /// The node that makes the gradient; nullptr if what is there then may change until the entry ends.
+  const Node* placeBehind(const Value* gradient) const {
+    const int64_t storage = timeline_.storageOf(gradient);
+    if (storage < 0) return nullptr;
+    const StorageLife& life = timeline_.storages()[storage];
+    const bool settled = life.origin == StorageOrigin::Fresh && !life.written;
+    return settled && gradient->node()->kind() != c10::prim::Param ? gradient->node() : nullptr;
+  }
+
+  std::string freshName(const Value* gradient, const char* suffix) const {
+    const std::string wished =
+        (gradient->hasDebugName() ? gradient->debugName() : std::string("gradient")) + suffix;
+    std::string name = wished;
+    for (int number = 2; graph_.debugNames().count(name) != 0; ++number)
+      name = wished + "." + std::to_string(number);
+    return name;
+  }
+
+  Entry& entry_;
+  Graph& graph_;
+  const Owners& owners_;
+  const Timeline& timeline_;
+  Remarks& remarks_;
+};
+
+bool isGradientBuffer(const InputInfo& info, const Owners& owners) {
+  llvm::StringRef name(info.name);
+  return info.role == InputRole::Buffer && name.consume_back(kSuffix) && owners.count(name) > 0;
+}
+
+}  // namespace
+
+void accumulateGradients(Program& program, PassContext& context) {
+  if (!context.options.accumulateGradients) return;
+  const Owners owners = ownersOf(program);
+  const Timeline timeline = Timeline::build(program);
+  for (Entry& entry : program.entries) Accumulator(entry, owners, timeline, context.remarks).run();
+}
+
+void verifyAccumulateGradients(const Program& program, const PassContext& context) {
+  if (!context.options.accumulateGradients) return;
+  const Owners owners = ownersOf(program);
+  for (const Entry& entry : program.entries) {
+    for (size_t o = 0; o < entry.outputs.size(); ++o) {
+      const OutputInfo& info = entry.outputs[o];
+      TORCH_CHECK(info.role != OutputRole::Gradient ||
+                      !whyReturned(entry.graph->outputs()[o], owners.lookup(info.name)).empty(),
+                  "accumulate-gradients: ", entry.name, " still returns the gradient of \"",
+                  info.name, "\"");
+    }
+    for (size_t i = 0; i < entry.inputs.size(); ++i) {
+      if (!isGradientBuffer(entry.inputs[i], owners)) continue;
+      const auto& uses = entry.graph->inputs()[i]->uses();
+      TORCH_CHECK(uses.size() == 1 && uses[0].user->kind() == kAdd && uses[0].offset == 0,
+                  "accumulate-gradients: \"", entry.inputs[i].name, "\" of ", entry.name,
+                  " is not added to once and otherwise left alone");
+    }
+  }
+}
+
+}  // namespace gravure

@@ -19,10 +19,11 @@ struct GradientMemory;
 /// Which inputs of an entry are gradient buffers, and whose memory each is, step by step.
 ///
 /// A `.grad` that is there is the buffer itself, and the program adds to it in place. One that is None
-/// becomes memory of ours, the same each time and for all programs of that tensor; it begins as -0, to which a gradient adds up to its own
-/// bits. A gradient is *apart* if the program cannot add to `.grad`, or may not write to what it was
-/// before, because somebody holds it: from then on the program adds it to memory of ours that nobody
-/// sees, and the sum is given to `.grad` as autograd gives a gradient. Captures hold in all cases.
+/// becomes memory of ours, the same each time and for all programs of that tensor; it begins as -0, to
+/// which a gradient adds up to its own bits. A gradient is *apart* if the program cannot add to `.grad`,
+/// or may not write to what it was before, because somebody holds it: from then on the program adds it to
+/// memory of ours that nobody sees, and the sum is given to `.grad` as autograd gives a gradient.
+/// Captures hold in all cases.
 class GradientBuffers {
  public:
   explicit GradientBuffers(const Entry& entry);

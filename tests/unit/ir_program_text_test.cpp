@@ -323,8 +323,8 @@ TEST_CASE("a wrong statement is refused with its place and what was expected") {
         "38: expected a number in a double's range, found '1e999'");
   CHECK(refusal("%x : Tensor = aten::add.Scalar(%a, 12x)") ==
         "40: expected the end of the number, found 'x'");
-  CHECK(refusal("%x : Tensor = aten::neg[facts=1](%a)") ==
-        "27: expected another name, found 'facts', which no attribute may have");
+  CHECK(refusal("%x : Tensor = aten::neg[info=1](%a)") ==
+        "27: expected another name, found 'info', which no attribute may have");
   CHECK(refusal("%x : Tensor = aten::neg[i=%a](%a)") == "29: expected a constant, found '%a'");
   CHECK(refusal("%x : Tensor = cudagraph::own(x=%a)") ==
         "32: expected arguments by position, found 'x='; this operator's parameters have no names");

@@ -21,6 +21,15 @@ at::Tensor asFirstGradient(at::Tensor gradient, const at::Tensor& leaf) {
   return utils::clone_obey_contract(gradient, leaf);
 }
 
+void refuseHooks(const at::Tensor& tensor, const std::string& name) {
+  TORCH_CHECK(
+      torch::autograd::impl::hooks(tensor).empty() &&
+          !torch::autograd::impl::post_acc_grad_hooks(tensor),
+      "\"", name,
+      "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
+      "use torch.compile(backend=\"gravure\"), which runs it");
+}
+
 }  // namespace
 
 GradientTargets::GradientTargets(const Entry& entry) {
@@ -35,6 +44,15 @@ GradientTargets::GradientTargets(const Entry& entry) {
   }
 }
 
+void GradientTargets::setUpdated(const Entry& entry, const std::vector<int64_t>& inputs) {
+  updated_.clear();
+  for (int64_t input : inputs) {
+    const bool known = input >= 0 && input < static_cast<int64_t>(entry.inputs.size());
+    TORCH_CHECK(known, "entry ", entry.name, " has no input at position ", input);
+    updated_.emplace_back(input, entry.inputs[input].name);
+  }
+}
+
 void GradientTargets::check(const std::vector<c10::IValue>& inputs, bool hooks) const {
   for (const Target& target : targets_) {
     const at::Tensor& tensor = inputs[target.input].toTensor();
@@ -44,12 +62,16 @@ void GradientTargets::check(const std::vector<c10::IValue>& inputs, bool hooks) 
         tensor.is_leaf(), "\"", target.name,
         "\" requires a gradient and was computed outside of the step; compute it inside, or "
         "detach it");
-    TORCH_CHECK(
-        !hooks || (torch::autograd::impl::hooks(tensor).empty() &&
-                   !torch::autograd::impl::post_acc_grad_hooks(tensor)),
-        "\"", target.name,
-        "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
-        "use torch.compile(backend=\"gravure\"), which runs it");
+    if (hooks) refuseHooks(tensor, target.name);
+  }
+  for (const auto& [input, name] : updated_) {
+    const at::Tensor& tensor = inputs[input].toTensor();
+    TORCH_CHECK(tensor.requires_grad(), "\"", name,
+                "\" does not require a gradient; it did when the step was compiled");
+    TORCH_CHECK(!tensor.grad().defined(), "\"", name,
+                "\" has a gradient already, which a step with its optimizer would not add to; call "
+                "zero_grad(set_to_none=True) before");
+    if (hooks) refuseHooks(tensor, name);
   }
 }
 

@@ -26,6 +26,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("run_step_tensors", &LoadedProgram::runStepTensors)
       .def("remarks_text", &LoadedProgram::remarksText)
       .def("remarks_json", &LoadedProgram::remarksJson)
+      .def("set_updated", &LoadedProgram::setUpdated)
       .def("plan", &LoadedProgram::plan)
       .def("text", &LoadedProgram::text)
       .def("stats", &LoadedProgram::stats)

@@ -178,7 +178,7 @@ LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, cons
   return asList(runtime_->runUncaptured(name, allInputs(name, values)));
 }
 
-const GradientTargets& LoadedProgram::gradientTargets(const std::string& name) {
+GradientTargets& LoadedProgram::gradientTargets(const std::string& name) {
   auto found = gradients_.find(name);
   if (found == gradients_.end())
     found = gradients_.emplace(name, GradientTargets(entry(name))).first;
@@ -256,6 +256,11 @@ c10::Dict<std::string, int64_t> LoadedProgram::stats() const {
   named.insert("arena_load", stats.arenaLoad);
   return named;
 }
+void LoadedProgram::setUpdated(const std::string& name, const std::vector<int64_t>& positions) {
+  const std::lock_guard lock(mutex_);
+  gradientTargets(name).setUpdated(entry(name), positions);
+}
+
 
 std::vector<std::string> LoadedProgram::partitionStates(const std::string& name) const {
   (void)entry(name);

@@ -71,6 +71,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::string plan() const;
   /// The program as the passes left it.
   std::string text() const;
+  /// Inputs that `entry` updates itself: runStep() refuses one that has a gradient, or (as above) a hook
+  /// on it.
+  void setUpdated(const std::string& entry, const std::vector<int64_t>& positions);
+
   c10::Dict<std::string, int64_t> stats() const;
   /// "cold", "warmed-up", "captured" or "quarantined" for each partition of an entry.
   std::vector<std::string> partitionStates(const std::string& entry) const;
@@ -95,7 +99,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> allInputs(const std::string& name, const List& values);
   std::vector<c10::IValue> step(const std::string& name, std::vector<c10::IValue> inputs,
                                 bool checkHooks);
-  const GradientTargets& gradientTargets(const std::string& name);
+  GradientTargets& gradientTargets(const std::string& name);
   std::vector<c10::IValue> runLogged(const std::string& entry, std::vector<c10::IValue> inputs);
   Remarks allRemarks() const;
 

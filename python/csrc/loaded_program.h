@@ -49,6 +49,12 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// Keeps the values at `positions` for every run to come, so that run() takes only the rest:
   /// a call from Python costs with the number of values it passes.
   void bind(const std::string& entry, const std::vector<int64_t>& positions, const Values& values);
+  /// From now on run() of `entry` returns the outputs at `positions` (ascending) as one tensor, which
+  /// comes last (saved_bundle.h).
+  void bundleOutputs(const std::string& entry, const std::vector<int64_t>& positions);
+  /// And run() of `entry` takes such a tensor first: the input at positions[i] is its value members[i].
+  void bundleInputs(const std::string& entry, const std::vector<int64_t>& positions,
+                    const std::vector<int64_t>& members);
   /// `values`: the inputs that are not bound, in order. Returns one value an output.
   Values run(const std::string& entry, const Values& values);
   /// The same for an entry that takes and returns tensors alone: a list of one type costs Python a
@@ -65,16 +71,16 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<at::Tensor> runStepTensors(const std::string& entry,
                                          const std::vector<at::Tensor>& values, bool checkHooks);
 
+  /// Inputs that `entry` updates itself: runStep() refuses one that has a gradient, or (as above) a hook
+  /// on it.
+  void setUpdated(const std::string& entry, const std::vector<int64_t>& positions);
+
   std::string remarksText() const;
   std::string remarksJson() const;
   /// The partition plan of each entry; after warm-up the memory plan with its map too.
   std::string plan() const;
   /// The program as the passes left it.
   std::string text() const;
-  /// Inputs that `entry` updates itself: runStep() refuses one that has a gradient, or (as above) a hook
-  /// on it.
-  void setUpdated(const std::string& entry, const std::vector<int64_t>& positions);
-
   c10::Dict<std::string, int64_t> stats() const;
   /// "cold", "warmed-up", "captured" or "quarantined" for each partition of an entry.
   std::vector<std::string> partitionStates(const std::string& entry) const;
@@ -90,13 +96,16 @@ class LoadedProgram final : public torch::CustomClassHolder {
 
  private:
   struct Bound {
-    std::vector<c10::IValue> values;  // one an input; what is not bound is empty
-    std::vector<int64_t> open;        // positions that run() fills
+    std::vector<c10::IValue> values;          // one an input; what is not bound is empty
+    std::vector<int64_t> open;                // positions that run() fills
+    std::vector<int64_t> bundledOut;          // outputs
+    std::vector<int64_t> bundledIn, members;  // inputs, and which values of the bundle they are
   };
   const Entry& entry(const std::string& name) const;
   Bound& bound(const std::string& name);
   template <typename List>
-  std::vector<c10::IValue> allInputs(const std::string& name, const List& values);
+  std::vector<c10::IValue> allInputs(const std::string& name, const List& values, bool last = true);
+  std::vector<c10::IValue> withBundle(const std::string& name, std::vector<c10::IValue> results);
   std::vector<c10::IValue> step(const std::string& name, std::vector<c10::IValue> inputs,
                                 bool checkHooks);
   GradientTargets& gradientTargets(const std::string& name);

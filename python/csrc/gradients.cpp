@@ -21,9 +21,18 @@ at::Tensor asFirstGradient(at::Tensor gradient, const at::Tensor& leaf) {
   return utils::clone_obey_contract(gradient, leaf);
 }
 
+void refuseHooks(const at::Tensor& tensor, const std::string& name) {
+  TORCH_CHECK(
+      torch::autograd::impl::hooks(tensor).empty() &&
+          !torch::autograd::impl::post_acc_grad_hooks(tensor),
+      "\"", name,
+      "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
+      "use torch.compile(backend=\"gravure\"), which runs it");
+}
+
 }  // namespace
 
-GradientTargets::GradientTargets(const Entry& entry) {
+GradientTargets::GradientTargets(const Entry& entry, bool areStatic) : areStatic_(areStatic) {
   for (size_t o = 0; o < entry.outputs.size(); ++o) {
     if (entry.outputs[o].role != OutputRole::Gradient) continue;
     const std::string& name = entry.outputs[o].name;
@@ -41,30 +50,51 @@ void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hoo
   TORCH_CHECK(tensor.is_leaf(), "\"", name,
               "\" requires a gradient and was computed outside of the step; compute it inside, or "
               "detach it");
-  TORCH_CHECK(
-      !hooks || (torch::autograd::impl::hooks(tensor).empty() &&
-                 !torch::autograd::impl::post_acc_grad_hooks(tensor)),
-      "\"", name,
-      "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
-      "use torch.compile(backend=\"gravure\"), which runs it");
+  if (hooks) refuseHooks(tensor, name);
+}
+
+void GradientTargets::setUpdated(const Entry& entry, const std::vector<int64_t>& inputs) {
+  updated_.clear();
+  for (int64_t input : inputs) {
+    const bool known = input >= 0 && input < static_cast<int64_t>(entry.inputs.size());
+    TORCH_CHECK(known, "entry ", entry.name, " has no input at position ", input);
+    updated_.emplace_back(input, entry.inputs[input].name);
+  }
 }
 
 void GradientTargets::check(const std::vector<c10::IValue>& inputs, bool hooks) const {
-  for (const Target& target : targets_)
-    checkGradientOf(inputs[target.input].toTensor(), target.name, hooks);
+  for (const Target& target : targets_) {
+    const at::Tensor& tensor = inputs[target.input].toTensor();
+    checkGradientOf(tensor, target.name, hooks);
+    const at::Tensor& grad = tensor.grad();
+    const bool written = target.given && grad.defined() && grad.const_data_ptr() == target.given;
+    TORCH_CHECK(!written, "\"", target.name,
+                "\" has the static gradient of the last step, which this one writes over; call "
+                "zero_grad(set_to_none=True) before, or take results=\"accumulate\"");
+  }
+  for (const auto& [input, name] : updated_) {
+    const at::Tensor& tensor = inputs[input].toTensor();
+    checkGradientOf(tensor, name, hooks);
+    TORCH_CHECK(!tensor.grad().defined(), "\"", name,
+                "\" has a gradient already, which a step with its optimizer would not add to; call "
+                "zero_grad(set_to_none=True) before");
+  }
 }
 
 std::vector<c10::IValue> GradientTargets::accumulate(const std::vector<c10::IValue>& inputs,
-                                                     std::vector<c10::IValue> results) const {
+                                                     std::vector<c10::IValue> results) {
   const c10::AutoGradMode noGraph(false);
   std::vector<at::Tensor> sums, terms;
-  for (const Target& target : targets_) {
+  for (Target& target : targets_) {
     const at::Tensor& leaf = inputs[target.input].toTensor();
     at::Tensor gradient = std::move(results[target.output]).toTensor();
     at::Tensor& grad = leaf.mutable_grad();
     if (grad.defined()) {
       sums.push_back(grad);
       terms.push_back(std::move(gradient));
+    } else if (areStatic_) {
+      target.given = gradient.const_data_ptr();
+      grad = std::move(gradient);
     } else {
       grad = asFirstGradient(std::move(gradient), leaf);
     }

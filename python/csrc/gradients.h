@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gravure {
@@ -17,23 +18,31 @@ void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hoo
 /// Which outputs of an entry are gradients, and of which inputs.
 class GradientTargets {
  public:
-  explicit GradientTargets(const Entry& entry);
+  /// `areStatic`: gradients are results at one address each step, and become `.grad` as they are.
+  GradientTargets(const Entry& entry, bool areStatic);
 
-  /// checkGradientOf() of each input.
+  /// Says which inputs the entry itself updates. Their gradients are used up inside.
+  void setUpdated(const Entry& entry, const std::vector<int64_t>& inputs);
+
+  /// checkGradientOf() of each input; TORCH_CHECK naming an updated one that has a gradient already, or,
+  /// with static results, one whose `.grad` is the gradient that this step would write over.
   void check(const std::vector<c10::IValue>& inputs, bool hooks) const;
 
   /// Adds each gradient to `.grad` of its input: the first one becomes it, later ones are added in
   /// place. Returns the other results, in order.
   std::vector<c10::IValue> accumulate(const std::vector<c10::IValue>& inputs,
-                                      std::vector<c10::IValue> results) const;
+                                      std::vector<c10::IValue> results);
 
  private:
   struct Target {
     size_t output;
     size_t input;
     std::string name;
+    const void* given = nullptr;  // where the last static gradient lay
   };
+  bool areStatic_;
   std::vector<Target> targets_;
+  std::vector<std::pair<size_t, std::string>> updated_;  // input and name
 };
 
 }  // namespace gravure

@@ -5,6 +5,7 @@
 #include "passes/partition_plan.h"
 #include "python/csrc/load_options.h"
 #include "python/csrc/planning.h"
+#include "python/csrc/saved_bundle.h"
 
 #include <llvm/Support/raw_ostream.h>
 
@@ -72,8 +73,8 @@ LoadedProgram::ofText(const std::string& text, const std::string& device, const 
   return c10::make_intrusive<LoadedProgram>(readProgram(text), device, parseLoadOptions(options));
 }
 
-LoadedProgram::LoadedProgram(Program program, const std::string& device,
-                             const LoadOptions& options) {
+LoadedProgram::LoadedProgram(Program program, const std::string& device, const LoadOptions& options)
+    : staticResults_(options.runtime.results == ResultPolicy::Static) {
   std::unique_ptr<Device> made = makeDevice(device, options.poison);
   verifyProgram(program);
   passes_.options = options.passes;
@@ -141,14 +142,63 @@ void LoadedProgram::bind(const std::string& name, const std::vector<int64_t>& po
   }
 }
 
+void LoadedProgram::bundleOutputs(const std::string& name, const std::vector<int64_t>& positions) {
+  const std::lock_guard lock(mutex_);
+  const auto count = static_cast<int64_t>(entry(name).outputs.size());
+  for (int64_t at : positions) {
+    TORCH_CHECK(at >= 0 && at < count, "bundle_outputs: entry ", name, " has ", count,
+                " outputs, and none at position ", at);
+  }
+  bound(name).bundledOut = positions;
+}
+
+void LoadedProgram::bundleInputs(const std::string& name, const std::vector<int64_t>& positions,
+                                 const std::vector<int64_t>& members) {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(positions.size() == members.size(), "bundle_inputs: ", positions.size(),
+              " positions for ", members.size(), " members");
+  Bound& state = bound(name);
+  for (int64_t at : positions) {
+    TORCH_CHECK(std::erase(state.open, at) == 1, "bundle_inputs: entry ", name,
+                " has no open input at position ", at);
+  }
+  state.bundledIn = positions;
+  state.members = members;
+}
+
+/// `last`: nobody will run the entry with the same bundle again.
 template <typename List>
-std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name, const List& values) {
+std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name, const List& values,
+                                                  bool last) {
   const Bound& state = bound(name);
-  TORCH_CHECK(values.size() == state.open.size(), "entry ", name, " takes ", state.open.size(),
-              " inputs that are not bound, and was given ", values.size());
+  const size_t first = state.bundledIn.empty() ? 0 : 1;
+  TORCH_CHECK(values.size() == state.open.size() + first, "entry ", name, " takes ",
+              state.open.size() + first, " inputs that are not bound, and was given ",
+              values.size());
   std::vector<c10::IValue> inputs = state.values;
-  for (size_t i = 0; i < values.size(); ++i) inputs[state.open[i]] = at(values, i);
+  if (first > 0) {
+    std::vector<c10::IValue> saved = bundled(at(values, 0).toTensor(), last);
+    for (size_t i = 0; i < state.members.size(); ++i) {
+      inputs[state.bundledIn[i]] = std::move(saved.at(state.members[i]));
+    }
+  }
+  for (size_t i = first; i < values.size(); ++i) inputs[state.open[i - first]] = at(values, i);
   return inputs;
+}
+
+std::vector<c10::IValue> LoadedProgram::withBundle(const std::string& name,
+                                                   std::vector<c10::IValue> results) {
+  const std::vector<int64_t>& positions = bound(name).bundledOut;
+  if (positions.empty()) return results;
+  std::vector<c10::IValue> saved, rest;
+  saved.reserve(positions.size());
+  for (size_t o = 0; o < results.size(); ++o) {
+    const size_t next = saved.size();
+    const bool is = next < positions.size() && positions[next] == static_cast<int64_t>(o);
+    (is ? saved : rest).push_back(std::move(results[o]));
+  }
+  rest.emplace_back(makeBundle(std::move(saved)));
+  return rest;
 }
 
 std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
@@ -164,25 +214,28 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
 
 LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
   const std::lock_guard lock(mutex_);
-  return asList(runLogged(name, allInputs(name, values)));
+  return asList(withBundle(name, runLogged(name, allInputs(name, values))));
 }
 
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
                                                   const std::vector<at::Tensor>& values) {
   const std::lock_guard lock(mutex_);
-  return asTensors(runLogged(name, allInputs(name, values)));
+  return asTensors(withBundle(name, runLogged(name, allInputs(name, values))));
 }
 
 LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
   const std::lock_guard lock(mutex_);
-  return asList(runtime_->runUncaptured(name, allInputs(name, values)));
+  auto results = runtime_->runUncaptured(name, allInputs(name, values, /*last=*/false));
+  return asList(withBundle(name, std::move(results)));
 }
 
 LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
   auto found = gradients_.find(name);
   if (found == gradients_.end()) {
     const Entry& of = entry(name);
-    found = gradients_.emplace(name, Gradients{GradientTargets(of), GradientBuffers(of)}).first;
+    found = gradients_
+                .emplace(name, Gradients{GradientTargets(of, staticResults_), GradientBuffers(of)})
+                .first;
   }
   return found->second;
 }
@@ -215,6 +268,11 @@ std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
                                                       bool checkHooks) {
   const std::lock_guard lock(mutex_);
   return asTensors(step(name, allInputs(name, values), checkHooks));
+}
+
+void LoadedProgram::setUpdated(const std::string& name, const std::vector<int64_t>& positions) {
+  const std::lock_guard lock(mutex_);
+  gradientsOf(name).targets.setUpdated(entry(name), positions);
 }
 
 Remarks LoadedProgram::allRemarks() const {

@@ -52,6 +52,12 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// Keeps the values at `positions` for every run to come, so that run() takes only the rest:
   /// a call from Python costs with the number of values it passes.
   void bind(const std::string& entry, const std::vector<int64_t>& positions, const Values& values);
+  /// From now on run() of `entry` returns the outputs at `positions` (ascending) as one tensor, which
+  /// comes last (saved_bundle.h).
+  void bundleOutputs(const std::string& entry, const std::vector<int64_t>& positions);
+  /// And run() of `entry` takes such a tensor first: the input at positions[i] is its value members[i].
+  void bundleInputs(const std::string& entry, const std::vector<int64_t>& positions,
+                    const std::vector<int64_t>& members);
   /// `values`: the inputs that are not bound, in order. Returns one value an output.
   Values run(const std::string& entry, const Values& values);
   /// The same for an entry that takes and returns tensors alone: a list of one type costs Python a
@@ -67,6 +73,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   Values runStep(const std::string& entry, const Values& values, bool checkHooks);
   std::vector<at::Tensor> runStepTensors(const std::string& entry,
                                          const std::vector<at::Tensor>& values, bool checkHooks);
+
+  /// Inputs that `entry` updates itself: runStep() refuses one that has a gradient, or (as above) a hook
+  /// on it.
+  void setUpdated(const std::string& entry, const std::vector<int64_t>& positions);
 
   std::string remarksText() const;
   std::string remarksJson() const;
@@ -89,13 +99,16 @@ class LoadedProgram final : public torch::CustomClassHolder {
 
  private:
   struct Bound {
-    std::vector<c10::IValue> values;  // one an input; what is not bound is empty
-    std::vector<int64_t> open;        // positions that run() fills
+    std::vector<c10::IValue> values;          // one an input; what is not bound is empty
+    std::vector<int64_t> open;                // positions that run() fills
+    std::vector<int64_t> bundledOut;          // outputs
+    std::vector<int64_t> bundledIn, members;  // inputs, and which values of the bundle they are
   };
   const Entry& entry(const std::string& name) const;
   Bound& bound(const std::string& name);
   template <typename List>
-  std::vector<c10::IValue> allInputs(const std::string& name, const List& values);
+  std::vector<c10::IValue> allInputs(const std::string& name, const List& values, bool last = true);
+  std::vector<c10::IValue> withBundle(const std::string& name, std::vector<c10::IValue> results);
   std::vector<c10::IValue> step(const std::string& name, std::vector<c10::IValue> inputs,
                                 bool checkHooks);
   /// Where the gradients of one entry go.
@@ -115,6 +128,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   size_t logged_ = 0;  // of the runtime's remarks
   std::unique_ptr<Runtime> runtime_;
   std::map<std::string, Bound> bound_;
+  bool staticResults_;
   std::map<std::string, Gradients> gradients_;
 };
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ from .places import Places
 from .program_maker import Half
 from .report import follow
 from .runtime import program_class
+from .saved_bundle import bundle_saved, hooks_are_set
 from .trace import unique_names
+
+logger = logging.getLogger("gravure")
 
 
 @unpacks_as_eager
@@ -44,7 +48,8 @@ def compile_graph(
         )
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
-    of_style = functools.partial(compile_frame, graph, inputs, chosen, _followed)
+    bundles = not symbolic and not hooks_are_set()
+    of_style = functools.partial(compile_frame, graph, inputs, chosen, _followed, bundles=bundles)
     return in_first_style(chosen, label_of(graph), of_style, symbolic=symbolic)
 
 
@@ -62,13 +67,20 @@ def _followed(
 
 def compile_frame(
     graph: fx.GraphModule,
-    inputs: list[Any],
+    inputs: Sequence[Any],
     chosen: CompileOptions,
     maker: Maker,
     style: Style = ATEN,
+    *,
+    label: str = "",
+    bundles: bool = False,
 ) -> Callable[..., Any]:
-    """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes."""
-    frame = _Frame(graph, inputs, chosen, maker, style)
+    """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes.
+
+    `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py).
+    """
+    label = label or label_of(graph)
+    frame = _Frame(graph, inputs, chosen, maker, style, label, bundles=bundles)
     settings = {
         "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
         "enable_autograd_cache": False,
@@ -84,7 +96,31 @@ def compile_frame(
         keep_inference_input_mutations=True,
     )
     with style.tracing(), functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS):
-        return compiler(graph, inputs)
+        compiled = compiler(graph, inputs)
+    if not frame.bundled:
+        return compiled
+    again = functools.partial(
+        compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
+    )
+    return _seen_by_hooks(compiled, again, label)
+
+
+def _seen_by_hooks(
+    bundling: Callable[..., Any], compiled: Callable[[Any], Callable[..., Any]], label: str
+) -> Callable[..., Any]:
+    """`bundling`; under hooks on saved tensors a second program, which shows them each one."""
+    plain: Callable[..., Any] | None = None
+
+    def run(*args: Any) -> Any:
+        nonlocal plain
+        if not hooks_are_set():
+            return bundling(*args)
+        if plain is None:
+            logger.info("%s: hooks on saved tensors are set: a second program is made", label)
+            plain = compiled(args)
+        return plain(*args)
+
+    return run
 
 
 class _Frame:
@@ -97,18 +133,25 @@ class _Frame:
         options: CompileOptions,
         maker: Maker,
         style: Style,
+        label: str,
+        *,
+        bundles: bool,
     ) -> None:
         self._style = style
+        self._bundles = bundles
+        self.bundled = False
         self._namer = FrameNamer()
         nodes = graph.graph.find_nodes(op="placeholder")
         self._inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
         self._outputs = 0
-        self._compiled = maker(label_of(graph), self._namer, options, style)
+        self._compiled = maker(label, self._namer, options, style)
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         self._outputs = num_fwd_outputs
-        return self._style.partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        halves = self._style.partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        self.bundled = self._bundles and bundle_saved(*halves, num_fwd_outputs)
+        return halves
 
     def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         return self._compiled.take_forward(Half(module, self._specs(module)), self._outputs)

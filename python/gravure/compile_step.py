@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from .eager_unpack import unpacks_as_eager
 from .errors import ExportError
-from .optimizer_step import refuse_hooks, settings_of
+from .optimizer_step import Settings, refuse_hooks
 from .options import CompileOptions
+from .replaced import Scope
 from .step_compiler import StepCompiler, mark_loss
 from .trace import refusal, silent_functions
 
@@ -77,13 +78,14 @@ def _with_optimizer(
     first: Callable[..., Any] | None = compile_step(fn, options=options)
     compiler = StepCompiler(fn, name, CompileOptions.parse(options), optimizer)
     further = step_with(fn, name, compiler)
+    settings = Settings(optimizer)
 
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal first
         if first is None:
-            compiler.settings = compiler.known.setdefault(
-                settings_of(optimizer), len(compiler.known)
-            )
+            number = settings.number()
+            if number != compiler.settings:
+                compiler.settings = number
             return further(*args, **kwargs)
         for group in optimizer.param_groups:
             if any(p.grad is not None for p in group["params"]):
@@ -118,6 +120,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
+    compiler.scope = Scope(fn, call.__globals__)
     compiled = torch.compile(
         fresh, backend=unpacks_as_eager(compiler), fullgraph=True, dynamic=False
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,20 +24,47 @@ from torch.optim.optimizer import (
 from .errors import ExportError
 from .fx_import import EntryWriter
 from .names import InputSpec
+from .replaced import Check, never, unchanged
 
-_HOOKS = tuple(map(operator.attrgetter, ("_backward_hooks", "_post_accumulate_grad_hooks")))
-_GRADIENT = operator.attrgetter("grad")
+_CONSTANT = (type(None), bool, int, float, complex, str, Tensor)
+
+
+class Settings:
+    """An optimizer's settings as a number, by which Dynamo tells programs apart."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._known: dict[Any, int] = {}
+        self._number = 0
+        self._same: Check = never
+
+    def number(self) -> int:
+        """That of the settings as they are."""
+        if not self._same():
+            settings = settings_of(self._optimizer)
+            self._number = self._known.setdefault(settings, len(self._known))
+            self._same = self._watch()
+        return self._number
+
+    def _watch(self) -> Check:
+        groups = self._optimizer.param_groups
+        values = [v for group in groups for key, v in group.items() if key != "params"]
+        members = [m for v in values for m in (v if isinstance(v, tuple) else (v,))]
+        if not all(isinstance(member, _CONSTANT) for member in members):
+            return never  # what can change inside
+        lists = [groups, *(group["params"] for group in groups)]
+        return unchanged([vars(self._optimizer), *groups], lists)
 
 
 def settings_of(optimizer: Optimizer) -> tuple[Any, ...]:
-    """What a program holds as constants: every setting that is no tensor."""
+    """What a program holds as constants: which parameters, and every setting that is no tensor."""
     return tuple([tuple(sorted(map(_setting, group.items()))) for group in optimizer.param_groups])
 
 
 def _setting(item: tuple[str, Any]) -> tuple[str, str]:
     key, value = item
     if key == "params":
-        return key, str(len(value))
+        return key, str(list(map(id, value)))
     return key, "" if isinstance(value, Tensor) else repr(value)
 
 
@@ -60,44 +86,38 @@ class Update:
         self.names: list[str] = []
         self.positions: list[int] = []  # of the state, among the entry's inputs
         self._state: list[tuple[Tensor, str]] = []
-        self._keys: list[str] = []
-        # What `tensors` last looked the state up in: the optimizer's own dictionaries.
-        self._of: Any = None
-        self._all: list[dict[str, Any]] = []
-        self._holders: list[dict[str, Any]] = []
+        self.parameters_at: list[int] = []  # likewise, of `parameters`
         self._settings: list[tuple[int, str]] = []
+        self._same: Check = never
 
-    def tensors(self) -> list[Tensor]:
-        """The state and the tensors among the settings, as they are now.
+    def bind(self, program: Any) -> None:
+        """Binds the state, and the tensors among the settings, where they are others now."""
+        if self._same():
+            return
+        optimizer = self._optimizer
+        program.bind("step", self.positions, self._tensors())
+        holders = {id(h): h for h in (optimizer.state[p] for p, _ in self._state)}
+        groups = [optimizer.param_groups[i] for i, _ in self._settings]
+        watched = [vars(optimizer), optimizer.state, *holders.values(), *groups]
+        self._same = unchanged(watched, [optimizer.param_groups])
 
-        Looked up once in a step: without a loop of Python's, and without a hash of each parameter.
+    def refuse_others(self, found: dict[int, Any]) -> None:
+        """Raises RuntimeError for another tensor in the place of a parameter that it updates.
+
+        `found`: by position among the entry's inputs.
         """
-        state, groups = self._optimizer.state, self._optimizer.param_groups
-        same = state is self._of and len(state) == len(self._all)
-        if not same or not all(map(operator.is_, state.values(), self._all)):
-            self._of, self._all = state, list(state.values())
-            self._holders = [state[parameter] for parameter, _ in self._state]
-        found = list(map(operator.getitem, self._holders, self._keys))
-        return found + [groups[i][key] for i, key in self._settings]
-
-    def check(self) -> None:
-        """Raises RuntimeError for a gradient that is there already, or a hook on one."""
-        if list(map(_GRADIENT, self.parameters)).count(None) < len(self.parameters):
-            name = self._first(lambda p: p.grad is not None)
-            raise RuntimeError(
-                f'"{name}" has a gradient already, which a step with its optimizer would not add '
-                "to; call zero_grad(set_to_none=True) before"
-            )
-        for hooks in _HOOKS:
-            if any(map(hooks, self.parameters)):
+        known = zip(self.parameters_at, self.parameters, self.names, strict=True)
+        for i, parameter, name in known:
+            if found.get(i, parameter) is not parameter:
                 raise RuntimeError(
-                    f'"{self._first(hooks)}" has a hook on its gradient, and a step runs without '
-                    "autograd; remove the hook"
+                    f'"{name}" was replaced, and the optimizer would go on with the old one; give '
+                    "the new one to the optimizer, or change it in place"
                 )
 
-    def _first(self, wanted: Callable[[Tensor], Any]) -> str:
-        pairs = zip(self.names, self.parameters, strict=True)
-        return next(name for name, parameter in pairs if wanted(parameter))
+    def _tensors(self) -> list[Tensor]:
+        state, groups = self._optimizer.state, self._optimizer.param_groups
+        found = [state[parameter][key] for parameter, key in self._state]
+        return found + [groups[i][key] for i, key in self._settings]
 
     def write(
         self,
@@ -116,6 +136,7 @@ class Update:
             )
         self.parameters = [p for p, _ in taken]
         self.names = [specs[i].name for _, i in taken]
+        self.parameters_at = [i for _, i in taken]
         self._collect()
         bound: list[Any] = [values[i] for _, i in taken]
         for p, i in taken:
@@ -150,7 +171,6 @@ class Update:
             for key, value in state[p].items()
             if isinstance(value, Tensor)
         ]
-        self._keys = [key for _, key in self._state]
         self._settings = [
             (i, key)
             for i, group in enumerate(self._optimizer.param_groups)
@@ -165,7 +185,7 @@ class Update:
 
     def _trace(self) -> fx.GraphModule:
         mode = FakeTensorMode()
-        real = [*(p.detach() for p in self.parameters), *self.tensors()]
+        real = [*(p.detach() for p in self.parameters), *self._tensors()]
         fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in real]
         count = len(self.parameters)
         with mode:

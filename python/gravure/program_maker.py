@@ -6,7 +6,7 @@ import itertools
 import logging
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from .names import InputSpec
 from .options import CompileOptions
 from .program_text import HEADER
 from .runtime import program_class
+from .saved_bundle import bind_bundle, spread_backward, spread_forward
 
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 logger = logging.getLogger("gravure")
@@ -33,6 +34,7 @@ class Half:
 
     module: fx.GraphModule
     specs: list[Any]  # of its placeholders: InputSpec or None; of a backward those after the saved
+    bundled: range = range(0)  # results, or placeholders, that autograd sees as one
 
 
 class Instance:
@@ -83,6 +85,7 @@ class ProgramMaker:
         self.backward: Half | None = None
         self.outputs = 0  # of the forward, without saved values
         self._namer = namer
+        self._spread: list[Half] = []
         self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
         self._stretches: list[Stretches] = []  # of all texts, whose programs call them by name
 
@@ -90,6 +93,16 @@ class ProgramMaker:
     def halves(self) -> list[Half]:
         assert self.forward is not None
         return [self.forward] + ([self.backward] if self.backward else [])
+
+    @property
+    def spread(self) -> list[Half]:
+        """The graphs that programs are made of: without a bundle of saved values."""
+        if not self._spread:
+            ways = spread_forward, spread_backward
+            for half, way in zip(self.halves, ways, strict=False):
+                module, bundled = way(half.module)
+                self._spread.append(Half(module, half.specs, bundled))
+        return self._spread
 
     def as_it_is(self) -> Instance:
         """The graphs themselves."""
@@ -101,8 +114,12 @@ class ProgramMaker:
         text, calls, missed = self.text(known)
         device = self.device()
         program = program_class().of_text(text, device, self.options.for_library())
+        for call in calls:
+            _bind_fixed(program, call)
+        if len(calls) > 1:
+            calls = bind_bundle(program, calls, *(half.bundled for half in self.spread))
         logger.info("%s: made a program for %s", self.label, device)
-        runs = [_bound_run(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
+        runs = [_run_of(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
         kept, sizes = calls[0] if keeps else None, tuple(known.values())
         if len(calls) == 1:
             return Instance(runs[0], None, program, kept, sizes, missed)
@@ -116,7 +133,7 @@ class ProgramMaker:
         return Instance(runs[0], backward, program, kept, sizes, missed)
 
     def device(self) -> str:
-        return device_of([half.module for half in self.halves], self.label)
+        return device_of([half.module for half in self.spread], self.label)
 
     def text(self, known: dict[Any, int]) -> tuple[str, list[Call], list[str]]:
         """The program for these values of symbols, how its entries are called, what was missed."""
@@ -142,7 +159,7 @@ class ProgramMaker:
         return None
 
     def _compiled_text(self, known: KnownNumbers) -> tuple[str, list[Call], list[str]]:
-        halves = self.halves
+        halves = self.spread
         text, calls = self._text(halves, known)
         if not self.style.inductor:
             return text, calls, []
@@ -150,7 +167,7 @@ class ProgramMaker:
         owners = {call.entry: call.owners for call in calls}
         made = compile_graphs(graphs, owners, text, known, self.style, self.options, self.label)
         self._stretches.append(made)
-        compiled = [Half(m, half.specs) for m, half in zip(made.modules, halves, strict=True)]
+        compiled = [replace(half, module=m) for m, half in zip(made.modules, halves, strict=True)]
         return *self._text(compiled, known), made.missed
 
     def _text(self, halves: list[Half], known: KnownNumbers) -> tuple[str, list[Call]]:
@@ -170,19 +187,25 @@ class ProgramMaker:
             return f'gradient "{names[i]}"' if i < len(names) else f'output "{i}"'
 
         specs = saved + backward.specs
+        for i, node in enumerate(backward.module.graph.find_nodes(op="placeholder")):
+            if i in backward.bundled and not node.users:
+                specs[i] = None  # saved to be watched, not read
         back, back_call = write_entry(
             "backward", backward.module, specs, gradient, self._namer, known, call.kinds
         )
         return f"{HEADER}\n{text}\n{back}", [call, back_call]
 
 
-def _bound_run(program: Any, call: Call, *, keeps: bool) -> Run:
-    """The entry as a call of its graph, with what is the same for every module bound."""
+def _bind_fixed(program: Any, call: Call) -> None:
+    """Binds what is the same for every module."""
     inputs = len(program.inputs(call.entry))
     # Default random states, which the passes added, come last.
     added = range(len(call.taken) + len(call.bound), inputs)
     values = call.bound | dict.fromkeys(added)
     program.bind(call.entry, list(values), list(values.values()))
+
+
+def _run_of(program: Any, call: Call, *, keeps: bool) -> Run:
     return call.caller(program.run_tensors if call.only_tensors else program.run, keeps=keeps)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .aot_entries import device_of, picker
+from .aot_entries import device_of
 from .backend import input_spec, label_of
 from .codegen import Stretches, Style, compile_graphs, in_first_style
 from .compiled_graph import CompiledGraph
@@ -29,8 +28,10 @@ from .optimizer_step import Update
 from .options import CompileOptions
 from .program_maker import Instance
 from .program_text import HEADER
+from .replaced import Scope
 from .report import follow
 from .runtime import program_class
+from .step_call import Kept, bind_constants, caller, leave_out
 from .trace import (
     Capture,
     OutputSpec,
@@ -75,8 +76,8 @@ class StepCompiler:
         optimizer: Optimizer | None = None,
     ) -> None:
         self.optimizer = optimizer
-        self.known: dict[Any, int] = {}  # settings of the optimizer, by number
-        self.settings = 0  # those of this call
+        self.settings = 0  # of the optimizer, in this call: Settings.number
+        self.scope: Scope | None = None  # of the frame that Dynamo compiles
         self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
         self.name = name
         self.options = options
@@ -88,11 +89,12 @@ class StepCompiler:
         with unset_fake_temporarily():
             options = self.options.for_library()
             program = library.of_text(written.text, written.device, options)
-            _bind(program, written.writer)
+            bind_constants(program, written.writer)
+            assert self.scope is not None
+            kept = Kept(program, self.scope, graph, inputs, written.kept, written.update)
         self.programs += 1
-        run = _caller(program, written.places, written.kept, only_tensors=written.only_tensors)
-        if written.update is not None:
-            run = _updating(run, program, written.update)
+        leave_out(graph, kept.looked_up)
+        run = caller(program, written.places, kept, only_tensors=written.only_tensors)
         missed = written.stretches.missed if written.stretches else []
         instance = Instance(run, None, program, missed=missed)
         engraved = CompiledGraph.around(written.label, self.options, instance)
@@ -167,22 +169,6 @@ class StepCompiler:
         return replace(traced, forward=forward, backward=backward), made
 
 
-def _updating(run: Callable[..., Any], program: Any, update: Update) -> Callable[..., Any]:
-    """`run` with the optimizer's state bound, and bound anew where it is another."""
-    held: list[torch.Tensor] = []
-
-    def call(*args: Any) -> Any:
-        nonlocal held
-        update.check()
-        tensors = update.tensors()
-        if len(held) != len(tensors) or not all(map(operator.is_, tensors, held)):
-            program.bind("step", update.positions, tensors)
-            held = tensors
-        return run(*args)
-
-    return call
-
-
 def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
     """Makes the loss the graph's first output, and each output one of its own, without a gradient.
 
@@ -211,65 +197,3 @@ def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
     end.args = (tuple(values),)
     graph.recompile()
     return order
-
-
-def _bind(program: Any, writer: EntryWriter) -> None:
-    """Constants and random states, which are the same in each call."""
-    values: dict[int, Any] = {}
-    for i, (spec, _, _) in enumerate(writer.inputs):
-        if spec.role == "constant":
-            values[i] = spec.value
-        elif spec.role == "rng_state":
-            values[i] = torch.Generator(spec.name.partition("#")[0])
-            values[i].set_state(spec.value)
-    added = range(len(writer.inputs), len(program.inputs("step")))
-    values |= dict.fromkeys(added)
-    program.bind("step", list(values), list(values.values()))
-
-
-def _caller(
-    program: Any, places: list[int], kept: list[int], *, only_tensors: bool
-) -> Callable[..., Any]:
-    """What Dynamo's code calls: the graph's inputs in, its former outputs out.
-
-    Inputs at `kept`, parameters and buffers, are bound, and bound anew when they are others.
-    """
-    run = program.run_step_tensors if only_tensors else program.run_step
-    names = [name for _, name in program.inputs("step")]
-    pick = picker(kept)
-    held: tuple[Any, ...] | None = None
-    rest: Callable[[Any], tuple[Any, ...]] = picker([])
-    removed = False  # some hook was: the library still sees where it was
-
-    def hold(args: tuple[Any, ...]) -> None:
-        nonlocal held, rest
-        held = pick(args)
-        rest = picker([i for i in range(len(args)) if i not in set(kept)])
-        program.bind("step", kept, list(held))
-
-    def call(*args: Any) -> list[Any]:
-        nonlocal removed
-        if held is None or not all(map(operator.is_, pick(args), held)):
-            hold(args)
-        if removed:
-            _check_hooks(args, names)
-        try:
-            results = run("step", rest(args), not removed)
-        except RuntimeError as error:
-            if "has a hook" not in str(error):
-                raise
-            _check_hooks(args, names)
-            removed = True
-            results = run("step", rest(args), False)
-        return [results[i] if i >= 0 else None for i in places]
-
-    return call
-
-
-def _check_hooks(args: tuple[Any, ...], names: list[str]) -> None:
-    for tensor, name in zip(args, names, strict=False):
-        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
-            raise RuntimeError(
-                f'"{name}" has a hook on its gradient, and a step runs without autograd; remove '
-                'the hook, or use torch.compile(backend="gravure"), which runs it'
-            )

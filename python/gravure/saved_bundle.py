@@ -1,0 +1,211 @@
+"""What a forward computes for its backward alone passes autograd as one tensor.
+
+Autograd keeps each saved tensor on its own, and Python carries all of them to it and back: of a
+model of some layers, hundreds in each step. A bundle is one tensor whose memory keeps them alive
+(python/csrc/saved_bundle.h), so they are gone when autograd would let go of them. Parameters and
+arguments stay tensors of their own: autograd notices when somebody writes into one before the
+backward, and whether a gradient of the gradient is asked for.
+
+AOTAutograd's graphs name a bundle by two operators, which run where no program does; programs are
+made of the graphs without them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .aot_entries import Call
+from .eager_kernels import LIBRARY
+
+# What runs them is in the library. Neither is for a graph: addresses are others in each step.
+_UNSAFE = (torch.Tag.cudagraph_unsafe,)
+LIBRARY.define("bundle(Tensor[] values) -> Tensor", tags=_UNSAFE)
+LIBRARY.define("unbundle(Tensor bundle, str types) -> Tensor[]", tags=_UNSAFE)
+BUNDLE = torch.ops.gravure.bundle.default
+UNBUNDLE = torch.ops.gravure.unbundle.default
+
+
+def hooks_are_set() -> bool:
+    """Hooks on saved tensors must see each of them."""
+    return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+
+def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> bool:
+    """Makes what `forward` computes and returns behind its `outputs` first results one of them.
+
+    False if it saves next to nothing, or sizes are open: then nothing is changed.
+    """
+    end = forward.graph.output_node()
+    values = list(end.args[0])
+    saved = values[outputs:]
+    if not all(map(_is_plain, saved)):
+        return False
+    inside = [node for node in saved if node.op != "placeholder"]
+    if len(inside) < 2:
+        return False
+    plain = [node for node in saved if node.op == "placeholder"]
+    seen = [base for base in dict.fromkeys(map(_viewed, inside)) if base and base not in plain]
+    # By a saved tensor that requires one, AOTAutograd sees that a gradient's gradient is asked for.
+    shown, watched = seen[:1], seen[1:]
+    with inside[0].meta["val"].fake_mode:
+        one = torch.empty(1, dtype=torch.uint8)
+
+    with forward.graph.inserting_before(end):
+        bundle = forward.graph.call_function(BUNDLE, ([*inside, *watched],))
+    bundle.meta = {"val": one}
+    end.args = (type(end.args[0])([*values[:outputs], *plain, *shown, bundle]),)
+    if "desc" in end.meta:
+        count = outputs + len(plain) + len(shown) + 1
+        end.meta["desc"] = _descriptions(end.meta["desc"], count)
+    forward.recompile()
+
+    places = backward.graph.find_nodes(op="placeholder")[: len(saved)]
+    members = [place for place, node in zip(places, saved, strict=True) if node in inside]
+    with backward.graph.inserting_before(places[-1].next):
+        for node in shown:
+            backward.graph.placeholder(f"shown_{node.name}").meta = {"val": node.meta["val"]}
+        taken = backward.graph.placeholder("bundle")
+    taken.meta = {"val": one}
+    with backward.graph.inserting_before(_first_statement(backward)):
+        found = [node.meta["val"] for node in [*inside, *watched]]
+        types = json.dumps([_type_of(value) for value in found])
+        all_of = backward.graph.call_function(UNBUNDLE, (taken, types))
+        all_of.meta = {"val": found}
+        for i, node in enumerate(members):
+            member = backward.graph.call_function(operator.getitem, (all_of, i))
+            member.meta = {"val": node.meta["val"]}
+            node.replace_all_uses_with(member)
+    for node in members:
+        backward.graph.erase_node(node)
+    backward.recompile()
+    return True
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """The input that `node` is a view of: who writes into it changes what was saved."""
+    while node.op == "call_function":
+        if node.target is not operator.getitem:
+            schema = getattr(node.target, "_schema", None)
+            if schema is None or not any(result.alias_info for result in schema.returns):
+                return None
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            return None
+        node = node.args[0]
+    return node if node.op == "placeholder" and _is_plain(node) else None
+
+
+def _descriptions(former: Any, count: int) -> list[Any]:
+    """Of as many results: what is saved is one kind."""
+    kept = list(former[:count])
+    return kept + [former[-1]] * (count - len(kept))
+
+
+def spread_forward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
+    """The graph with the members of its bundle as results, and which results they are."""
+    if not module.graph.find_nodes(op="call_function", target=BUNDLE):
+        return module, range(0)
+    module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    (bundle,) = module.graph.find_nodes(op="call_function", target=BUNDLE)
+    end = module.graph.output_node()
+    values = list(end.args[0])
+    first, members = values.index(bundle), list(bundle.args[0])
+    values[first : first + 1] = members
+    end.args = (tuple(values),)
+    end.meta.pop("desc", None)
+    module.graph.erase_node(bundle)
+    module.recompile()
+    return module, range(first, first + len(members))
+
+
+def spread_backward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
+    """The graph with the members of its bundle as placeholders, and which ones they are."""
+    if not module.graph.find_nodes(op="call_function", target=UNBUNDLE):
+        return module, range(0)
+    module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    (all_of,) = module.graph.find_nodes(op="call_function", target=UNBUNDLE)
+    taken = all_of.args[0]
+    first = module.graph.find_nodes(op="placeholder").index(taken)
+    values = all_of.meta["val"]
+    places = []
+    with module.graph.inserting_before(taken):
+        for i, value in enumerate(values):
+            places.append(module.graph.placeholder(f"saved_{i}"))
+            places[-1].meta = {"val": value}
+    for member in list(all_of.users):
+        member.replace_all_uses_with(places[member.args[1]])
+        module.graph.erase_node(member)
+    module.graph.erase_node(all_of)
+    module.graph.erase_node(taken)
+    module.recompile()
+    return module, range(first, first + len(values))
+
+
+def bind_bundle(program: Any, calls: list[Call], results: range, places: range) -> list[Call]:
+    """Tells `program` what its forward bundles and its backward takes apart; how both are called.
+
+    `results`, `places`: the members among the forward's results and the backward's placeholders.
+    """
+    if not results:
+        return calls
+    forward, backward = calls
+    plain = {p for i, (p, _) in enumerate(forward.results) if i not in results}
+    positions = sorted({forward.results[i][0] for i in results} - plain - {-1})
+    left = [p for p in range(1 + max(p for p, _ in forward.results)) if p not in positions]
+
+    def moved(result: tuple[int, Any]) -> tuple[int, Any]:
+        return (left.index(result[0]), None) if result[0] >= 0 else result
+
+    before, after = forward.results[: results.start], forward.results[results.stop :]
+    reduced = [*map(moved, before), (len(left), None), *map(moved, after)]
+    program.bundle_outputs(forward.entry, positions)
+
+    taken = [(j, i) for j, i in enumerate(backward.taken) if i in places]
+    members = [positions.index(forward.results[results[places.index(i)]][0]) for _, i in taken]
+    program.bundle_inputs(backward.entry, [j for j, _ in taken], members)
+    fewer = len(places) - 1
+    others = [i if i < places.start else i - fewer for i in backward.taken if i not in places]
+    return [
+        replace(forward, results=reduced),
+        replace(
+            backward,
+            arguments=backward.arguments - fewer,
+            taken=[places.start, *others] if taken else others,
+        ),
+    ]
+
+
+def _is_plain(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if type(value) is not FakeTensor or value.layout is not torch.strided:
+        return False
+    return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+
+
+def _type_of(value: Tensor) -> list[Any]:
+    dtype = str(value.dtype).removeprefix("torch.")
+    return [dtype, list(value.shape), list(value.stride()), str(value.device)]
+
+
+def _first_statement(module: fx.GraphModule) -> fx.Node:
+    return next(node for node in module.graph.nodes if node.op != "placeholder")
+
+
+@torch.library.register_fake("gravure::bundle", lib=LIBRARY)
+def _(values: list[Tensor]) -> Tensor:
+    return torch.empty(1, dtype=torch.uint8)
+
+
+@torch.library.register_fake("gravure::unbundle", lib=LIBRARY)
+def _(bundle: Tensor, types: str) -> list[Tensor]:
+    return [
+        torch.empty_strided(sizes, strides, dtype=getattr(torch, dtype), device=device)
+        for dtype, sizes, strides, device in json.loads(types)
+    ]

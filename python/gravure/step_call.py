@@ -1,0 +1,137 @@
+"""Calls the program of a step: what stays the same from call to call is bound, not passed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .aot_entries import picker
+from .fx_import import EntryWriter
+from .optimizer_step import Update
+from .replaced import LookedUp, Scope
+
+ENTRY = "step"
+
+
+class Kept:
+    """Parameters and buffers of a step, bound to its program, and bound anew when they are others.
+
+    Those that every call finds in one place are looked up: nobody passes them.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        scope: Scope,
+        graph: fx.GraphModule,
+        inputs: Sequence[Any],
+        kept: list[int],
+        update: Update | None,
+    ) -> None:
+        """`kept`: positions of parameters and buffers among `inputs`, those of Dynamo's graph."""
+        self.program = program
+        self.update = update
+        sources = scope.sources(graph, inputs, kept)
+        self.looked_up = list(sources)
+        self._found = LookedUp(scope, list(sources.values()))
+        # All others are passed. Positions among the entry's inputs, and among what is passed:
+        self._others = [i for i in range(len(inputs)) if i not in sources]
+        self._passed = [i for i in kept if i not in sources]
+        self._pick = picker([self._others.index(i) for i in self._passed])
+        rest = [k for k, i in enumerate(self._others) if i not in self._passed]
+        self._pick_rest = picker(rest)
+        self._held: tuple[Any, ...] = ()
+
+    def rest_of(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of what is passed to a call, what is not kept. All else is bound when it returns."""
+        if self._found.changed():
+            try:
+                self._bind(self.looked_up, self._found.values)
+            except RuntimeError:
+                self._found.forget()
+                raise
+        if self.update is not None:
+            self.update.bind(self.program)
+        if not self._passed:
+            return args
+        held = self._pick(args)
+        if not self._held or not all(map(operator.is_, held, self._held)):
+            self._bind(self._passed, list(held))
+            self._held = held
+        return self._pick_rest(args)
+
+    def named(self, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
+        """Every input of a call, with its name."""
+        names = [name for _, name in self.program.inputs(ENTRY)]
+        pairs = zip([*self.looked_up, *self._others], [*self._found.values, *args], strict=True)
+        return [(names[i], value) for i, value in pairs]
+
+    def _bind(self, positions: list[int], values: list[Any]) -> None:
+        if self.update is not None:
+            self.update.refuse_others(dict(zip(positions, values, strict=True)))
+        self.program.bind(ENTRY, positions, values)
+
+
+def caller(
+    program: Any, places: list[int], kept: Kept, *, only_tensors: bool
+) -> Callable[..., Any]:
+    """What Dynamo's code calls: the graph's inputs in, but those looked up; its former outputs."""
+    run = program.run_step_tensors if only_tensors else program.run_step
+    hooked = False  # something was, once: the library still sees where
+    if kept.update is not None:
+        program.set_updated(ENTRY, kept.update.parameters_at)
+
+    def call(*args: Any) -> list[Any]:
+        nonlocal hooked
+        rest = kept.rest_of(args)
+        if hooked:
+            _refuse_hooks(kept.named(args))
+        try:
+            results = run(ENTRY, rest, not hooked)
+        except RuntimeError as error:
+            if hooked or "has a hook" not in str(error):
+                raise
+            _refuse_hooks(kept.named(args))
+            hooked = True
+            results = run(ENTRY, rest, False)
+        return [results[i] if i >= 0 else None for i in places]
+
+    return call
+
+
+def _refuse_hooks(named: Sequence[tuple[str, Any]]) -> None:
+    """The library sees a hook that was removed, too."""
+    for name, tensor in named:
+        hooks = getattr(tensor, "_backward_hooks", None)
+        if hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise RuntimeError(
+                f'"{name}" has a hook on its gradient, and a step runs without autograd; remove '
+                'the hook, or use torch.compile(backend="gravure"), which runs it'
+            )
+
+
+def bind_constants(program: Any, writer: EntryWriter) -> None:
+    """Constants and random states, which are the same in each call."""
+    values: dict[int, Any] = {}
+    for i, (spec, _, _) in enumerate(writer.inputs):
+        if spec.role == "constant":
+            values[i] = spec.value
+        elif spec.role == "rng_state":
+            values[i] = torch.Generator(spec.name.partition("#")[0])
+            values[i].set_state(spec.value)
+    added = range(len(writer.inputs), len(program.inputs(ENTRY)))
+    values |= dict.fromkeys(added)
+    program.bind(ENTRY, list(values), list(values.values()))
+
+
+def leave_out(graph: fx.GraphModule, inputs: Sequence[int]) -> None:
+    """Dynamo's code will not pass these: it reads in the graph which ones there are."""
+    nodes = graph.graph.find_nodes(op="placeholder")
+    gone = {nodes[i] for i in inputs}
+    for node in reversed(list(graph.graph.nodes)):
+        if node.op != "placeholder" or node in gone:
+            graph.graph.erase_node(node)

@@ -1,0 +1,250 @@
+"""What a forward computes for its backward passes autograd as one tensor, and nobody can tell."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import gravure
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+from running import bits, need_library
+from torch import Tensor
+from torch._dynamo import compiled_autograd
+from torch.utils.checkpoint import checkpoint
+from training import Mlp, rows, same_as_eager, state_of, train_step
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+POISON = {"poison": True}
+
+
+class Deep(nn.Module):
+    def __init__(self, layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(layers)])
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * torch.sigmoid(x)
+        return x
+
+
+def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
+    return torch.compile(model, backend="gravure", options=POISON | options)
+
+
+def program() -> Any:
+    return gravure.report().graphs[-1].programs[0]
+
+
+def test_autograd_keeps_no_tensor_more_for_a_layer_more() -> None:
+    kept = []
+    for layers in (3, 12):
+        result = compiled(Deep(layers))(*rows(0))
+        assert any(saved.requires_grad for saved in result.grad_fn.saved_tensors)
+        kept.append(len(result.grad_fn.saved_tensors))
+    assert kept[0] == kept[1]
+
+
+def test_steps_are_eagers() -> None:
+    report = same_as_eager(Deep(), rows, steps=8)
+    assert report.graphs[0].programs[0].stats["replays"] == 12
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+@pytest.mark.parametrize("what", ["parameter", "viewed", "first viewed", "argument"])
+def test_a_write_between_forward_and_backward_is_autograds_error(steps: int, what: str) -> None:
+    model = Deep()
+    call = compiled(model)
+    for i in range(steps):
+        call(*rows(i)).sum().backward()
+    x = torch.randn(5, 8)
+    result = call(x.requires_grad_())
+    with torch.no_grad():
+        written = {
+            "parameter": model.scale,
+            "viewed": model.layers[3].weight,
+            "first viewed": model.layers[1].weight,
+            "argument": x,
+        }
+        written[what].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+    call(x).sum().backward()
+
+
+def test_a_gradient_of_a_gradient_through_parameters_alone_is_an_error() -> None:
+    call = compiled(nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 4, bias=False)))
+    x = torch.randn(5, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_a_graph_that_is_dropped_gives_its_memory_back() -> None:
+    model = Deep()
+    call = compiled(model)
+    for i in range(5):
+        call(*rows(i)).sum().backward()
+    replays = program().stats["replays"]
+    for i in range(4):
+        call(*rows(i))  # dropped: nobody holds what it saved
+    assert program().stats["replays"] == replays + 4
+    held = call(*rows(0))
+    call(*rows(1))
+    assert program().stats["replays"] == replays + 5
+    assert any("saved-values-held" in remark for remark in program().remarks)
+    held.sum().backward()
+
+
+def test_what_is_saved_dies_with_the_tensor_that_holds_it() -> None:
+    call = compiled(Deep(2))
+    call(*rows(0))  # loads the library
+    gone = []
+    array = np.zeros(4, dtype=np.float32)
+    weakref.finalize(array, gone.append, True)
+    value = torch.from_numpy(array)
+    bundle = torch.ops.gravure.bundle([value, value + 1])
+    view = bundle.view(1).detach()
+    del array, value, bundle
+    first, second = torch.ops.gravure.unbundle(view, "[]")
+    assert first.tolist() == [0.0] * 4 and second.tolist() == [1.0] * 4
+    del first, second
+    assert not gone
+    del view
+    assert gone == [True]
+
+
+def test_a_copy_of_a_bundle_is_an_error_that_says_so() -> None:
+    compiled(Deep(2))(*rows(0))
+    bundle = torch.ops.gravure.bundle([torch.ones(2)])
+    with pytest.raises(RuntimeError, match="hook on saved tensors.*copied it"):
+        torch.ops.gravure.unbundle(bundle.clone(), "[]")
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_hooks_on_saved_tensors_see_each_of_them(steps: int) -> None:
+    model = Deep()
+    twin = copy.deepcopy(model)
+    call = compiled(model)
+    for i in range(steps):
+        for each, run in ((model, call), (twin, twin)):
+            each.zero_grad()
+            run(*rows(i)).sum().backward()
+    seen: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor.clone()
+
+    for _ in range(6):
+        x = torch.randn(5, 8)
+        for each, run in ((model, call), (twin, twin)):
+            each.zero_grad()
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                result = run(x)
+            if run is call:
+                assert len(seen) > 12
+            result.square().sum().backward()
+            seen.clear()
+        assert state_of(model) == state_of(twin)
+        for each, run in ((model, call), (twin, twin)):  # and without them
+            each.zero_grad()
+            run(x).square().sum().backward()
+        assert state_of(model) == state_of(twin)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_around_a_compiled_model(reentrant: bool) -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        optimizer.zero_grad()
+        x = batch[0].requires_grad_()
+        loss = checkpoint(model, x, use_reentrant=reentrant).square().mean()
+        (loss + model(x).square().mean()).backward()
+        optimizer.step()
+        return loss.detach()
+
+    same_as_eager(Deep(), rows, step, steps=6)
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_second_backward_needs_retain_graph(steps: int) -> None:
+    model = Deep()
+    twin = copy.deepcopy(model)
+    call = compiled(model)
+    for i in range(steps):
+        for each, run in ((model, call), (twin, twin)):
+            run(*rows(i)).sum().backward()
+            each.zero_grad()
+    x = torch.randn(5, 8)
+    for run in (call, twin):
+        loss = run(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    assert state_of(model) == state_of(twin)
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_gradient_of_a_gradient_is_an_error(steps: int) -> None:
+    model = Deep()
+    call = compiled(model)
+    x = torch.randn(5, 8, requires_grad=True)
+    for _ in range(steps):
+        call(x).sum().backward()
+    (gradient,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_compiled_autograd_around_the_backward_alone() -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        optimizer.zero_grad()
+        loss = model(*batch).square().mean()
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    model = Mlp()
+    twin = copy.deepcopy(model)
+    call = compiled(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in (model, twin)]
+    for i in range(4):
+        batch = rows(i)
+        found = step(call, optimizers[0], batch)
+        optimizers[1].zero_grad()
+        expected = twin(*batch).square().mean()
+        expected.backward()
+        optimizers[1].step()
+        assert bits(found) == bits(expected) and state_of(model) == state_of(twin)
+
+
+def test_two_forwards_whose_backwards_come_in_any_order() -> None:
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        optimizer.zero_grad()
+        losses = [model(batch[0] * k).square().mean() for k in (1, 2, 3)]
+        for k in (1, 2, 0):
+            losses[k].backward()
+        optimizer.step()
+        return [loss.detach() for loss in losses]
+
+    same_as_eager(Deep(), rows, step, steps=8)
+
+
+def test_what_runs_as_it_is_bundles_too() -> None:
+    class Sparse(Deep):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return torch.sparse.mm(torch.eye(5).to_sparse(), y)
+
+    same_as_eager(Sparse(), rows, train_step, steps=4)

@@ -1,6 +1,7 @@
 #include "runtime/cuda/cuda_device.h"
 
 #include "runtime/cuda/cuda_capture.h"
+#include "runtime/cuda/cuda_marker.h"
 #include "runtime/cuda/cuda_pages.h"
 
 #include <ATen/Context.h>
@@ -87,6 +88,8 @@ void CudaDevice::dropWarmUp() {
   warmUpHeld_ = false;
   allocator_.emptyCache(*warmUpPool_);
 }
+
+std::unique_ptr<Marker> CudaDevice::makeMarker() { return std::make_unique<CudaMarker>(index_); }
 
 void CudaDevice::synchronize() {
   c10::cuda::CUDAGuard guard(index_);

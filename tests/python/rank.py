@@ -33,10 +33,10 @@ def program(group: str = "0", *, reduce: str = "sum", other: str = "") -> str:
 
     With `other`, a second group reduces the result.
     """
-    rows = f"Float({ROWS}, {WIDTH}, strides=[{WIDTH}, 1], device=cpu)"
-    all_rows = f"Float({ROWS * WORLD}, {WIDTH}, strides=[{WIDTH}, 1], device=cpu)"
-    square = f"Float({WIDTH}, {WIDTH}, strides=[{WIDTH}, 1], device=cpu)"
-    scalar = "Float(device=cpu)"
+    rows = f"Float({ROWS}, {WIDTH}, strides=[{WIDTH}, 1], device={DEVICE})"
+    all_rows = f"Float({ROWS * WORLD}, {WIDTH}, strides=[{WIDTH}, 1], device={DEVICE})"
+    square = f"Float({WIDTH}, {WIDTH}, strides=[{WIDTH}, 1], device={DEVICE})"
+    scalar = f"Float(device={DEVICE})"
     space = "_c10d_functional"
     last = "%s"
     lines = [

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <mutex>
 
@@ -22,9 +23,23 @@ constexpr int64_t kCount = kNo - 1;
 char letterOf(Will will) { return static_cast<char>('0' + static_cast<int>(will)); }
 Will willOf(char letter) { return static_cast<Will>(letter - '0'); }
 
+/// Before all keys. torchrun keeps its store when it starts a job's processes anew.
+std::string keysOf(const char* what) {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value ? std::string(value) : "";
+  };
+  return "gravure/" + variable("TORCHELASTIC_RUN_ID") + "/" +
+         variable("TORCHELASTIC_RESTART_COUNT") + "/" + what + "/";
+}
+
 /// Set by the first rank of a group for whom another one did not come.
 std::string apartKey(const ProcessGroup& group) {
-  return "gravure/apart/" + c10::sha1(group.identity()).str();
+  return keysOf("apart") + c10::sha1(group.identity()).str();
+}
+
+std::string postKey(const std::string& program, int64_t rank) {
+  return keysOf("post") + program + "/" + std::to_string(rank);
 }
 
 std::string oneLine(std::string text) {
@@ -141,14 +156,14 @@ bool Agreement::findRanks(const Post& own) {
     base_ = std::min(base_, key);
     for (const int64_t rank : ranks) {
       if (posts_.count(rank)) continue;
-      const std::string place = "gravure/post/" + key + "/" + std::to_string(rank);
+      const std::string place = postKey(key, rank);
       if (!await(place, [rank] { return "rank " + std::to_string(rank); })) return false;
       Post post = postOf(store_->get_to_str(place));
       open.insert(open.end(), post.groups.begin(), post.groups.end());
       posts_.emplace(rank, std::move(post));
     }
   }
-  base_ = "gravure/vote/" + base_ + "/";
+  base_ = keysOf("vote") + base_ + "/";
   return true;
 }
 
@@ -165,8 +180,7 @@ std::string Agreement::compare(const std::vector<std::string>& lines, const std:
         c10::sha1(group->identity()).str() + "#" + std::to_string(nextProgramOf(group->identity()));
     own.groups.emplace_back(key, group->ranks());
   }
-  for (const auto& [key, ranks] : own.groups)
-    store_->set("gravure/post/" + key + "/" + std::to_string(rank_), textOf(own));
+  for (const auto& [key, ranks] : own.groups) store_->set(postKey(key, rank_), textOf(own));
   if (!findRanks(own)) return apart_;
   for (const auto& [rank, post] : posts_) {
     if (!post.refusal.empty()) return "rank " + std::to_string(rank) + ": " + post.refusal;

@@ -37,6 +37,7 @@ bool Communication::groupsStand() {
   if (watch_) watch_->check();
   const auto gone = [](const auto& group) { return !group->isCurrent(); };
   if (begun_ && std::any_of(groups_.begin(), groups_.end(), gone)) letGo();
+  if (!refusal_.empty()) agreement_.reset();
   return std::exchange(stands_, true);
 }
 
@@ -123,6 +124,9 @@ Verdict Communication::vote(size_t entry, const Vote& vote) {
   const bool served = verdict.will == Will::Capture;
   capturing_ = served && verdict.pending;
   if (served && !verdict.pending && options_.agree == AgreeWhen::AtCapture) steady_[entry] = true;
+  bool done = true;
+  for (size_t e = 0; e < steady_.size(); ++e) done &= steady_[e] || !concerns_[e];
+  if (done) agreement_.reset();  // a connection to the store for each program would be too many
   return verdict;
 }
 

@@ -212,7 +212,7 @@ def new_group() -> None:
     found["before"] = ours.stats()
     dist.destroy_process_group()
     found["dropped"] = ours.partition_states()
-    begin(os.environ["STORE"] + "2")
+    begin(os.environ["STORE_ANEW"])
     found["equal"] &= same(ours, reference, w, range(STEPS, STEPS + 4))
     note(ours)
 

@@ -33,7 +33,8 @@ class Ranks:
             "GRAVURE_LIBRARY": str(library_path()),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "STORE": f"file://{folder}/store",
+            "STORE": f"tcp://localhost:{free_port()}",
+            "STORE_ANEW": f"tcp://localhost:{free_port()}",
             "TIMEOUT": str(timeout),
             "WORLD_SIZE": str(count),
         }

@@ -16,6 +16,7 @@ from typing import Any
 import gravure
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from running import bits
 
 RANK = int(os.environ["RANK"])
@@ -110,6 +111,41 @@ def pairing() -> None:
     ours, reference = load(program()), load(program(), uncaptured=True)
     found["equal"] = same(ours, reference, weight(), range(STEPS))
     note(ours)
+
+
+class Sharded(torch.nn.Module):
+    """Two layers, each rank with its share of their rows, gathered as FSDP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(RANK)
+        self.shards = torch.nn.ParameterList(
+            [torch.randn(WIDTH // WORLD, WIDTH, generator=generator).to(DEVICE) for _ in range(2)]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group = dist.group.WORLD
+        for shard in self.shards:
+            x = torch.tanh(x @ funcol.all_gather_tensor_autograd(shard, 0, group).t())
+        return x.square().mean()
+
+
+def compiled() -> None:
+    """torch.compile: all-gathers in the forward, reduce-scatters in the backward."""
+    ours, eager = Sharded(), Sharded()
+    run = torch.compile(ours, backend="gravure")
+    found["equal"] = True
+    for step in range(STEPS):
+        x = batch(step)
+        for model, call in ((ours, run), (eager, eager)):
+            model.zero_grad()
+            call(x).backward()
+        pairs = zip(ours.parameters(), eager.parameters(), strict=True)
+        found["equal"] &= all(bits(a.grad) == bits(b.grad) for a, b in pairs)
+    (graph,) = gravure.report().graphs
+    found["states"] = graph.programs[0].partitions
+    found["missed"] = list(graph.programs[0].remarks)
+    found["nodes"] = list(graph.programs[0].host_nodes)
 
 
 def mesh() -> None:

@@ -25,6 +25,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return run(
         tmp_path_factory.mktemp("pair"),
         "pairing",
+        "compiled",
         "failed_capture",
         "late_capture",
         "other_program",
@@ -43,6 +44,13 @@ def test_law_7_collectives_are_captured_and_replayed(pair: Found) -> None:
         assert rank["states"] == ["captured"]
         assert rank["missed"] == []
         assert rank["stats"]["replays"] >= 4
+
+
+def test_law_7_forward_and_backward_of_a_compiled_model(pair: Found) -> None:
+    for rank in pair["compiled"]:
+        assert rank["equal"]
+        assert rank["states"] == {"forward": ["captured"], "backward": ["captured"]}
+        assert (rank["missed"], rank["nodes"]) == ([], [])
 
 
 def test_law_10_a_failed_capture_on_one_rank_is_everyones(pair: Found) -> None:

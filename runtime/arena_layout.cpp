@@ -250,11 +250,26 @@ StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
   return any ? StepPlanning::Results : StepPlanning::None;
 }
 
+namespace {
+
+/// As far as the plan reads them: it asks whether memory was given back within its step, not when else.
+/// A collective's buffers are, by threads of its backend, sooner or later.
+bool sameAllocations(const std::vector<RecordedAllocation>& a,
+                     const std::vector<RecordedAllocation>& b, int64_t step) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [step](const auto& x, const auto& y) {
+    return x.bytes == y.bytes && (x.freedAtStep == step) == (y.freedAtStep == step);
+  });
+}
+
+}  // namespace
+
 std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
                                     const std::vector<StepPlanning>& planning) {
   std::vector<int64_t> steps;
   for (size_t s = 0; s < a.size(); ++s) {
-    if (planning[s] == StepPlanning::All && a[s] != b[s]) steps.push_back(static_cast<int64_t>(s));
+    const auto step = static_cast<int64_t>(s);
+    if (planning[s] == StepPlanning::All && !sameAllocations(a[s], b[s], step))
+      steps.push_back(step);
   }
   return steps;
 }

@@ -9,10 +9,6 @@ namespace {
 thread_local ArenaSession* innermost = nullptr;
 }
 
-bool RecordedAllocation::operator==(const RecordedAllocation& other) const {
-  return bytes == other.bytes && freedAtStep == other.freedAtStep;
-}
-
 ArenaSession::ArenaSession(size_t steps, c10::DeviceType type)
     : outer_(innermost), deviceType_(type), record_(steps) {
   innermost = this;

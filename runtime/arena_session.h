@@ -26,7 +26,6 @@ struct RecordedAllocation {
   int64_t bytes = 0;
   int64_t freedAtStep = -1;  // step in which it was given back; -1 if alive at the end of the run
   void* address = nullptr;   // in the recorded run; to find the output that owns it
-  bool operator==(const RecordedAllocation&) const;  // bytes and freedAtStep
 };
 
 /// Allocations of one run: [step][ordinal].

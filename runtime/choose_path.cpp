@@ -106,6 +106,7 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
     entry.heldSteps = 0;
     return false;
   }
+  once_.note("a result of an earlier step is still held");
   // A second arena costs memory while the first is held: gradient accumulation drops it soon.
   constexpr int64_t kPatience = 16;
   if (++entry.heldSteps <= kPatience || held || loans_->outstanding() > 0) return true;

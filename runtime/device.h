@@ -50,7 +50,24 @@ class Capture {
 };
 
 /// What an injected fault hits next: fault injection for tests (design law 6).
-enum class FaultPoint : uint8_t { CaptureBegin, CaptureCall, CaptureEnd, Launch, Allocation };
+enum class FaultPoint : uint8_t {
+  CaptureBegin,
+  CaptureCall,
+  CaptureEnd,
+  Launch,
+  Allocation,
+  Completion,  // what a marker marks never ends
+};
+
+/// A point in the work of a stream. Its thread places it; any thread may ask.
+class Marker {
+ public:
+  virtual ~Marker() = default;
+  /// After what the current stream holds now; forgets where it was before.
+  virtual void place() = 0;
+  /// True if all work before it is done. Breaks no capture of any thread.
+  virtual bool reached() = 0;
+};
 
 class LoanBook;  // runtime/loan_book.h
 
@@ -132,6 +149,8 @@ class Device {
   /// Gives the pool of the recorded steps back, but for what is still in use. Idempotent.
   virtual void dropWarmUp() {}
 
+  virtual std::unique_ptr<Marker> makeMarker() = 0;
+
   /// Waits until all work given to the device is done (for tools and tests, never in a step).
   virtual void synchronize() = 0;
 
@@ -142,8 +161,8 @@ class Device {
   void passFaultPoint(FaultPoint point);
 
  private:
-  int64_t countdown_[5] = {0, 0, 0, 0, 0};
-  int64_t missing_[5] = {0, 0, 0, 0, 0};
+  int64_t countdown_[6] = {0, 0, 0, 0, 0, 0};
+  int64_t missing_[6] = {0, 0, 0, 0, 0, 0};
 };
 
 /// The emulation of runtime/host_device.cpp.

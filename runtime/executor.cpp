@@ -1,5 +1,6 @@
 #include "runtime/executor.h"
 
+#include "runtime/communication.h"
 #include "runtime/copy_places.h"
 #include "runtime/planned_places.h"
 #include "runtime/results.h"
@@ -17,6 +18,7 @@ void RemarkOnce::missed(const std::string& name, const Node* node, const std::st
 
 void RemarkOnce::missedAs(const std::string& key, const std::string& name, const Node* node,
                           const std::string& message) {
+  last_ = message;
   if (!made_.insert(name + '\0' + (node ? describe(node) : "") + '\0' + key).second) return;
   if (node) {
     remarks_.add(RemarkKind::Missed, "runtime", name, node, message);
@@ -26,8 +28,9 @@ void RemarkOnce::missedAs(const std::string& key, const std::string& name, const
 }
 
 Executor::Executor(EntryCode& code, Device& device, RuntimeStats& stats, RemarkOnce& remarks,
-                   const RuntimeOptions& options)
-    : code_(code), device_(device), stats_(stats), remarks_(remarks), options_(options) {
+                   const RuntimeOptions& options, Communication* communication)
+    : code_(code), device_(device), stats_(stats), remarks_(remarks), options_(options),
+      communication_(communication) {
   frame_.resize(code.slots);
   std::vector<bool> inside(code.slots, false);
   const auto mark = [&](const auto& slots, bool value) {
@@ -125,7 +128,13 @@ void Executor::runCalls(Launch& launch) {
 
 void Executor::runPartition(Partition& partition, Launch& launch) {
   session_->enterStep(-1);  // what the runtime itself allocates is not the program's
-  if (partition.state() == PartitionState::WarmedUp && !captureNow(partition, launch)) return;
+  const bool together = communication_ && !launch.groups.empty() && communication_->capturing();
+  if (partition.state() == PartitionState::WarmedUp) {
+    if (!captureNow(partition, launch)) return;
+  } else if (together) {
+    const bool captured = partition.state() == PartitionState::Captured;
+    settle(partition, launch, captured ? "" : "it is quarantined there");
+  }
   if (partition.state() == PartitionState::Quarantined) return runCalls(launch);
   if (const int64_t strange = partition.strangeOperand(launch, frame_); strange >= 0) {
     const Value* operand = launch.node->input(strange);
@@ -138,6 +147,7 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
   try {
     partition.replay(launch, frame_);
     ++stats_.replays;
+    if (communication_ && !launch.groups.empty()) communication_->launched(launch);
   } catch (const PartialReplay&) {
     throw;
   } catch (const c10::Error& error) {
@@ -159,20 +169,37 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
   detachOperands(launch);
   returnLoans(launch);
   ranInside_ = true;
+  std::string failure;
   try {
     partition.capture(launch, code_, frame_, stack_, device_, *session_);
-    ++stats_.captures;
-    return true;
   } catch (const std::exception& error) {
     // An operator that Python implements throws what Python raised, which is no c10::Error.
-    partition.quarantine();
     const auto* ours = dynamic_cast<const c10::Error*>(&error);
-    const std::string reason = ours ? ours->what_without_backtrace() : error.what();
-    TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", reason, "; ",
-                reasonCure(HostReason::CaptureFailed));
-    remarks_.missed("capture-failed", launch.node, reason);
+    failure = ours ? ours->what_without_backtrace() : error.what();
+    partition.quarantine();
   }
+  const bool together = communication_ && !launch.groups.empty() && communication_->capturing();
+  const bool byAll = !together || settle(partition, launch, failure);
+  if (failure.empty()) ++stats_.captures;
+  TORCH_CHECK(failure.empty() || !options_.requireCapture, describe(launch.node),
+              ": not captured: ", failure, "; ", reasonCure(HostReason::CaptureFailed));
+  if (!failure.empty()) remarks_.missed("capture-failed", launch.node, failure);
+  if (failure.empty() && byAll) return true;
   runCalls(launch);
+  return false;
+}
+
+/// Tells the other ranks whether this one has captured the partition. False, and it is quarantined, if
+/// one of them has not: a graph of collectives is replayed by all or by none.
+bool Executor::settle(Partition& partition, const Launch& launch, const std::string& failure) {
+  const std::string elsewhere = communication_->settle(failure);
+  if (elsewhere.empty()) return true;
+  if (partition.state() == PartitionState::Captured) {
+    partition.quarantine();
+    TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", elsewhere);
+    remarks_.missed("captured-elsewhere-not", launch.node,
+                    "quarantined, because not all ranks captured it: " + elsewhere);
+  }
   return false;
 }
 

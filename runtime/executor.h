@@ -11,9 +11,12 @@
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gravure {
+
+class Communication;
 
 /// Remarks that many steps would make, each made once.
 class RemarkOnce {
@@ -23,9 +26,14 @@ class RemarkOnce {
   /// `key` instead of `message` tells whether it was made before: addresses differ from step to step.
   void missedAs(const std::string& key, const std::string& name, const Node* node,
                 const std::string& message);
+  /// For takeLast() alone.
+  void note(std::string message) { last_ = std::move(message); }
+  /// Of the last one, made or not; "" after it was taken.
+  std::string takeLast() { return std::exchange(last_, ""); }
 
  private:
   Remarks& remarks_;
+  std::string last_;
   std::set<std::string> made_;
 };
 
@@ -40,7 +48,7 @@ struct ServedEntry {
 class Executor {
  public:
   Executor(EntryCode& code, Device& device, RuntimeStats& stats, RemarkOnce& remarks,
-           const RuntimeOptions& options);
+           const RuntimeOptions& options, Communication* communication = nullptr);
 
   /// Node by node, memory from PyTorch's allocator. `recorder` and `session` (or neither) see it.
   void runUncaptured(Recorder* recorder = nullptr, ArenaSession* session = nullptr);
@@ -57,6 +65,7 @@ class Executor {
   void runLaunch(uint32_t index);
   void runPartition(Partition& partition, Launch& launch);
   bool captureNow(Partition& partition, Launch& launch);
+  bool settle(Partition& partition, const Launch& launch, const std::string& failure);
   void runCalls(Launch& launch);
   void runStage(uint32_t index);
   void runOwn(Own& own);
@@ -71,6 +80,7 @@ class Executor {
   RuntimeStats& stats_;
   RemarkOnce& remarks_;
   const RuntimeOptions& options_;
+  Communication* const communication_;  // null without collectives in partitions
   Frame frame_;
   /// Slots that a step fills even if it only replays; the others are inside partitions.
   std::vector<Slot> outer_;

@@ -15,6 +15,7 @@ const char* faultName(FaultPoint point) {
     case FaultPoint::CaptureEnd: return "the end of a capture";
     case FaultPoint::Launch: return "a launch";
     case FaultPoint::Allocation: return "an allocation from the arena";
+    case FaultPoint::Completion: return "the end of a replay";
   }
   return "";
 }

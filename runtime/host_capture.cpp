@@ -2,11 +2,15 @@
 
 #include "ir/op_facts.h"
 #include "runtime/arena_session.h"
+#include "runtime/collectives.h"
 #include "runtime/host_allocator.h"
+#include "runtime/process_group.h"
 #include "runtime/recorder.h"
 #include "runtime/rng.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/DenseSet.h>
 
 namespace gravure {
 namespace {
@@ -17,6 +21,7 @@ struct BakedCall {
   torch::jit::Stack operands;
   c10::IValue rng;
   std::vector<const void*> addresses;  // where its tensors must land, in the order of the stack
+  std::vector<c10::Storage> results;   // of a collective: what its waits were captured with
 };
 
 /// Calls visit(tensor) for each tensor on the stack, lists member by member.
@@ -47,6 +52,7 @@ class HostExecutable final : public Executable {
       for (const BakedCall& baked : calls_) replayCall(baked, *session);
     } catch (const c10::Error& error) {
       stack_.clear();
+      started_.clear();
       throw PartialReplay(error);
     }
     session->enterStep(-1);
@@ -55,8 +61,10 @@ class HostExecutable final : public Executable {
  private:
   void replayCall(const BakedCall& baked, ArenaSession& session) {
     const Call& call = *baked.call;
+    const OpFacts& facts = factsOf(call.node);
     session.enterStep(call.step);
     stack_ = baked.operands;
+    if (facts.wait) waitForStarted();
     if (baked.rng.isNone()) {
       call.run(stack_);
     } else {
@@ -70,15 +78,33 @@ class HostExecutable final : public Executable {
                   " at another address than it was captured with");
       ++i;
     });
+    if (facts.collective) keepStarted(baked);
     stack_.clear();
     for (const DeadBlock& block : call.dying) {
       device_.poison(session.slab()->base() + block.offset, block.bytes);
     }
   }
 
+  /// c10d knows a started collective by the storage of its result, which each replay makes anew.
+  void keepStarted(const BakedCall& baked) {
+    std::vector<at::Tensor> results;
+    forEachTensor(stack_, [&](const at::Tensor& tensor) { results.push_back(tensor); });
+    TORCH_INTERNAL_ASSERT(results.size() == baked.results.size());
+    for (size_t i = 0; i < results.size(); ++i)
+      started_[baked.results[i].unsafeGetStorageImpl()] = results[i];
+  }
+
+  void waitForStarted() {
+    const auto at = started_.find(stack_[0].toTensor().storage().unsafeGetStorageImpl());
+    if (at == started_.end()) return;  // waited for before
+    stack_[0] = at->second;
+    started_.erase(at);
+  }
+
   Device& device_;
   std::vector<BakedCall> calls_;
   torch::jit::Stack stack_;
+  llvm::DenseMap<const c10::StorageImpl*, at::Tensor> started_;
 };
 
 /// Makes the results that a recorded call would return, with their addresses and without their values.
@@ -147,7 +173,11 @@ class ResultForger {
     device_.passFaultPoint(FaultPoint::Allocation);
     const auto& row = (*session_.plan())[call_.step];
     const auto ordinal = static_cast<size_t>(recorded.ordinal);
-    const bool planned = ordinal < row.size() && row[ordinal].offset >= 0 && !row[ordinal].loose;
+    // A loose row's other allocations vary; a collective's do with the backend's threads, and replays
+    // check where its results lie.
+    const bool loose = ordinal < row.size() && row[ordinal].loose;
+    const bool planned = ordinal < row.size() && row[ordinal].offset >= 0 &&
+                         (!loose || factsOf(call_.node).collective);
     TORCH_CHECK(planned, "its allocation is not in the plan");
     return storageAt(hostArenaPtr(session_.slab()->base() + row[ordinal].offset),
                      recorded.storageBytes);
@@ -180,6 +210,7 @@ class HostCapture final : public Capture {
     device_.passFaultPoint(FaultPoint::CaptureCall);
     if (const auto reason = refusedInCapture(call, stack, rng)) refuse(call, *reason);
     noteDevices(call);
+    checkCommunication(call, stack);
     if (factsOf(call.node).scalarOnly) {
       call.run(stack);  // works on numbers and sizes alone; CUDA would run it at capture, too
       return;
@@ -187,7 +218,7 @@ class HostCapture final : public Capture {
     if (!call.recorded.recorded) refuse(call, "it was not seen in a warm-up run");
     if (call.recorded.returnsOther)
       refuse(call, "it returns a number, which only the device knows");
-    BakedCall baked{&call, stack, rng, {}};
+    BakedCall baked{&call, stack, rng, {}, {}};
     try {
       stack = ResultForger(call, baked.operands, device_).forge();
     } catch (const c10::Error& error) {
@@ -195,12 +226,15 @@ class HostCapture final : public Capture {
     }
     forEachTensor(stack,
                   [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
+    if (factsOf(call.node).collective) open(baked, stack);
     if (!onlyViews(call)) calls_.push_back(std::move(baked));
   }
 
   std::unique_ptr<Executable> finish() override {
     capturing = false;
     device_.passFaultPoint(FaultPoint::CaptureEnd);
+    TORCH_CHECK(open_.empty(), "the host device ends a capture: a collective in it was not waited "
+                               "for, so its stream is not joined");
     return std::make_unique<HostExecutable>(device_, std::move(calls_));
   }
 
@@ -210,6 +244,28 @@ class HostCapture final : public Capture {
                 "operation not permitted when the host device is capturing: ", place(call.node),
                 ": ", reason);
     std::abort();
+  }
+
+  /// What NCCL and PyTorch refuse: a group's first collective, which makes its communicator; and a wait
+  /// for a collective that is not in this graph.
+  void checkCommunication(const Call& call, const torch::jit::Stack& operands) {
+    const OpFacts& facts = factsOf(call.node);
+    if (facts.collective && !hasCommunicated(groupNameOf(call.node), device_.tensorDevice())) {
+      refuse(call, "it is the first collective of its group, whose communicator would be made now");
+    }
+    if (!facts.wait) return;
+    const auto* storage = operands[0].toTensor().storage().unsafeGetStorageImpl();
+    if (!open_.erase(storage) && !waited_.contains(storage)) {
+      refuse(call, "it waits for a collective that was not captured with it");
+    }
+    waited_.insert(storage);
+  }
+
+  void open(BakedCall& baked, const torch::jit::Stack& results) {
+    forEachTensor(results, [&](const at::Tensor& tensor) {
+      baked.results.push_back(tensor.storage());
+      open_.insert(tensor.storage().unsafeGetStorageImpl());
+    });
   }
 
   /// Work of two devices cannot be in one graph.
@@ -226,7 +282,7 @@ class HostCapture final : public Capture {
   /// A call that only looks at its operands' memory has no work to replay.
   static bool onlyViews(const Call& call) {
     const OpFacts& facts = factsOf(call.node);
-    if (facts.writes || call.draws || call.recorded.tensors.empty()) return false;
+    if (facts.writes || facts.wait || call.draws || call.recorded.tensors.empty()) return false;
     for (const RecordedTensor& tensor : call.recorded.tensors) {
       if (tensor.operand < 0) return false;
     }
@@ -235,6 +291,8 @@ class HostCapture final : public Capture {
 
   Device& device_;
   std::vector<BakedCall> calls_;
+  llvm::DenseSet<const c10::StorageImpl*> open_,
+      waited_;  // by the storage of a collective's result
   bool onCpu_ = false, onAccelerator_ = false;
 };
 

@@ -3,10 +3,29 @@
 #include "runtime/host_capture.h"
 #include "runtime/host_slab.h"
 
+#include <atomic>
 #include <cstring>
 
 namespace gravure {
 namespace {
+
+/// Work on the host is done when the call returns; an injected fault makes it seem never to be.
+class HostMarker final : public Marker {
+ public:
+  explicit HostMarker(Device& device) : device_(device) {}
+  void place() override {
+    try {
+      device_.passFaultPoint(FaultPoint::Completion);
+    } catch (const c10::Error&) {
+      stuck_ = true;
+    }
+  }
+  bool reached() override { return !stuck_; }
+
+ private:
+  Device& device_;
+  std::atomic<bool> stuck_ = false;
+};
 
 class HostDevice final : public Device {
  public:
@@ -30,6 +49,7 @@ class HostDevice final : public Device {
   void poison(void* address, int64_t bytes) override {
     if (poison_) std::memset(address, 0xFF, static_cast<size_t>(bytes));
   }
+  std::unique_ptr<Marker> makeMarker() override { return std::make_unique<HostMarker>(*this); }
   void synchronize() override {}
 
  private:

@@ -107,8 +107,9 @@ struct Launch {
   int64_t index = -1;
   std::vector<Call> calls;
   std::vector<Slot> operands;
-  std::vector<Slot> outputs;   // distinct slots read after it, operands passed through left out
-  std::vector<Slot> releases;  // operands not read after it, ascending
+  std::vector<Slot> outputs;    // distinct slots read after it, operands passed through left out
+  std::vector<Slot> releases;   // operands not read after it, ascending
+  std::vector<int32_t> groups;  // process groups of its collectives: ProgramCollectives::groups
 };
 
 /// Copies of the caller's values into the arena: from[i] to to[i].

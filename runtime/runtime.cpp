@@ -80,6 +80,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
   for (const Entry& entry : program_.entries) codes_.push_back(flatten(entry, timeline_, devices_));
   chooseHanding(program_, timeline_, options_.results, codes_);
   for (const Node* node : timeline_.steps()) planning_.push_back(stepPlanning(node, devices_));
+  communication_ = Communication::of(codes_, *device_, options_, remarks_);
   for (size_t e = 0; e < codes_.size(); ++e) {
     const Entry& entry = program_.entries[e];
     EntryState state;
@@ -89,7 +90,8 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     for (size_t o = 0; o < codes_[e].outputs.size(); ++o)
       state.lent.push_back(std::make_shared<LoanBook>());
     state.statics.resize(codes_[e].outputs.size());
-    state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_);
+    state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
+                                                communication_.get());
     state.served.partitions.resize(codes_[e].launches.size());
     entries_.push_back(std::move(state));
   }
@@ -133,7 +135,8 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
   TORCH_CHECK(inputs.size() == entry.checks.size(), "entry '", name, "' takes ",
               entry.checks.size(), " inputs, got ", inputs.size());
   const BelowAutograd guards;
-  const Path path = choosePath(entry, inputs, uncaptured);
+  const Path path = communication_ ? commonPath(entry, inputs, uncaptured)
+                                   : choosePath(entry, inputs, uncaptured);
   const ArenaStay stay(path == Path::Served ? slab_ : nullptr);
   if (path == Path::Plain && slab_) slab_->follow();  // it may read saved values
   return step(entry, std::move(inputs), path);
@@ -165,6 +168,7 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
       device_->poison(slab_->base() + block.offset, block.bytes);
     return results;
   }
+  entry.ranWithGroups = true;
   kept.bumpVersions();
   return takeResults(entry, kept, nullptr);
 }
@@ -209,7 +213,8 @@ void Runtime::Impl::remarkMismatches(const ArenaSession& session) {
 void Runtime::Impl::shutdown() {
   if (!alive_) return;
   alive_ = false;
-  device_->synchronize();
+  device_->synchronize();  // still watched: it ends although a rank died
+  if (communication_) communication_->letGo();
   for (EntryState& entry : entries_) {
     entry.executor->clear();
     entry.statics.clear();
@@ -248,6 +253,13 @@ std::vector<PartitionState> Runtime::partitionStates(const std::string& entry) c
 
 const MemoryPlan& Runtime::memoryPlan() const {
   return impl_->layout_ ? impl_->layout_->plan : impl_->noPlan_;
+}
+bool Runtime::communicates() const { return impl_->communication_ != nullptr; }
+void Runtime::dropCaptures(const std::string& group) {
+  Communication* const communication = impl_->communication_.get();
+  if (!impl_->alive_ || !communication || !(group.empty() || communication->uses(group))) return;
+  for (EntryState& entry : impl_->entries_) impl_->forgetCaptures(entry);
+  communication->letGo();
 }
 void Runtime::shutdown() { impl_->shutdown(); }
 

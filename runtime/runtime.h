@@ -25,12 +25,20 @@ enum class ResultPolicy : uint8_t {
   Static,  // the arena's own, at the same address each step: the next step writes over it
 };
 
+/// When the ranks of a program with captured collectives decide together how a step runs
+/// (docs/distributed.md).
+enum class AgreeWhen : uint8_t {
+  AtCapture,  // until all of them have captured it: later steps cost no word between ranks
+  EachStep,   // always: a rank that leaves a replay takes all others along
+};
+
 struct RuntimeOptions {
   /// Recorded runs before capture: until two agree, at most this many.
   int64_t maxWarmups = 4;
   /// Capture nothing: every step takes the uncaptured path (the reference).
   bool uncaptured = false;
   ResultPolicy results = ResultPolicy::Owned;
+  AgreeWhen agree = AgreeWhen::AtCapture;
   /// A missed capture is an error instead of a remark.
   bool requireCapture = false;
   /// Called before each capture: the entry, how many of its partitions are captured or quarantined,
@@ -83,6 +91,11 @@ class Runtime {
   std::vector<PartitionState> partitionStates(const std::string& entry) const;
   /// The memory plan in force (recorded sizes, temporaries included); empty before warm-up.
   const MemoryPlan& memoryPlan() const;
+  /// True if a partition holds a collective: its captures must go before the process groups do.
+  bool communicates() const;
+  /// If the program has collectives of `group`, or any where it is "": destroys executables alone, and
+  /// lets go of the process groups. For before they are destroyed; steps to come capture anew.
+  void dropCaptures(const std::string& group = "");
   /// Destroys executables, then the arena. Idempotent; the destructor calls it. Results live on.
   void shutdown();
 

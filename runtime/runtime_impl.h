@@ -2,6 +2,7 @@
 
 #include "ir/timeline.h"
 #include "runtime/arena_layout.h"
+#include "runtime/communication.h"
 #include "runtime/executor.h"
 #include "runtime/guards.h"
 #include "runtime/results.h"
@@ -25,6 +26,8 @@ struct EntryState {
   AllocationRecord record;
   int64_t warmUps = 0;
   bool settled = false;
+
+  bool ranWithGroups = false;  // all its collectives have run with the groups that there are
 
   std::vector<EntryState*> givers;  // whose saved values this entry reads
   // After planning.
@@ -79,6 +82,13 @@ class Runtime::Impl {
   void checkLentValues(const EntryState& entry, bool lent) const;
   void forgetCaptures(EntryState& entry);
 
+  // The same decided with the other ranks (common_path.cpp).
+  Path commonPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  Path votedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  Vote voteOf(const EntryState& entry, Path path, bool asked);
+  void useNewGroups();
+  void refuseCollectives();
+
   // The step (runtime.cpp).
   std::vector<c10::IValue> step(EntryState& entry, std::vector<c10::IValue> inputs, Path path);
   void fillFrame(EntryState& entry, std::vector<c10::IValue>& inputs, Path path);
@@ -109,7 +119,8 @@ class Runtime::Impl {
   Timeline timeline_;
   std::vector<EntryCode> codes_;
   std::vector<EntryState> entries_;
-  std::vector<StepPlanning> planning_;  // by step
+  std::unique_ptr<Communication> communication_;  // none without collectives in partitions
+  std::vector<StepPlanning> planning_;            // by step
   std::optional<ArenaLayout> layout_;
   MemoryPlan noPlan_;
   std::shared_ptr<Slab> slab_;

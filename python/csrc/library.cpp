@@ -36,6 +36,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("inject_fault", &LoadedProgram::injectFault)
       .def("synchronize", &LoadedProgram::synchronize)
       .def_static("release_memory", &LoadedProgram::releaseMemory)
+      .def_static("drop_collectives", &LoadedProgram::dropCollectives)
       .def("shutdown", &LoadedProgram::shutdown);
 }
 

@@ -55,6 +55,15 @@ ResultPolicy parseResults(const std::string& value) {
   return *parsed;
 }
 
+AgreeWhen parseAgree(const std::string& value) {
+  const auto parsed = llvm::StringSwitch<std::optional<AgreeWhen>>(value)
+                          .Case("capture", AgreeWhen::AtCapture)
+                          .Case("step", AgreeWhen::EachStep)
+                          .Default(std::nullopt);
+  TORCH_CHECK(parsed, "option agree: expected capture or step, found '", value, "'");
+  return *parsed;
+}
+
 std::vector<std::string> parseList(const std::string& value) {
   llvm::SmallVector<llvm::StringRef, 8> parts;
   llvm::StringRef(value).split(parts, ',', -1, false);
@@ -89,12 +98,14 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
     } else if (name == "results") {
       parsed.runtime.results = parseResults(value);
       parsed.passes.accumulateGradients = value == "accumulate";
+    } else if (name == "agree") {
+      parsed.runtime.agree = parseAgree(value);
     } else if (name == "poison") {
       parsed.poison = parseBool(name, value);
     } else {
       TORCH_CHECK(false, "there is no option '", name, "'; there are host, order, ",
                   "min_partition_size, memory_growth, memory_slack, uncaptured, require_capture, "
-                  "results, poison");
+                  "results, agree, poison");
     }
   }
   return parsed;
@@ -117,9 +128,10 @@ FaultPoint parseFaultPoint(const std::string& name) {
                           .Case("capture-end", FaultPoint::CaptureEnd)
                           .Case("launch", FaultPoint::Launch)
                           .Case("allocation", FaultPoint::Allocation)
+                          .Case("completion", FaultPoint::Completion)
                           .Default(std::nullopt);
   TORCH_CHECK(parsed, "there is no fault point '", name, "'; there are capture-begin, ",
-              "capture-call, capture-end, launch, allocation");
+              "capture-call, capture-end, launch, allocation, completion");
   return *parsed;
 }
 

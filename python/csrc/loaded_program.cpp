@@ -9,6 +9,7 @@
 
 #include <llvm/Support/raw_ostream.h>
 
+#include <set>
 #include <utility>
 
 namespace gravure {
@@ -50,6 +51,17 @@ LoadedProgram::Values asList(std::vector<c10::IValue> values) {
   for (c10::IValue& value : values) list.push_back(std::move(value));
   return list;
 }
+
+/// Programs with collectives in partitions. Programs come and go on any thread.
+struct Communicating {
+  std::mutex mutex;
+  std::set<LoadedProgram*> programs;
+
+  static Communicating& all() {
+    static Communicating* const all = new Communicating;  // programs may outlive static objects
+    return *all;
+  }
+};
 
 /// The plan of every entry, made again from what partition-graph is about to read.
 std::string planText(const Program& program, const PassOptions& options) {
@@ -93,6 +105,28 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
     progress_.show(entry, done, total);
   };
   runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), std::move(runtime));
+  if (!runtime_->communicates()) return;
+  const std::lock_guard lock(Communicating::all().mutex);
+  Communicating::all().programs.insert(this);
+}
+
+LoadedProgram::~LoadedProgram() {
+  if (!runtime_->communicates()) return;
+  const std::lock_guard lock(Communicating::all().mutex);
+  Communicating::all().programs.erase(this);
+}
+
+void LoadedProgram::dropCollectives(const std::string& group) {
+  const std::lock_guard lock(Communicating::all().mutex);
+  for (LoadedProgram* program : Communicating::all().programs) {
+    // A thread that hangs in a step would let the process never end.
+    const std::unique_lock one(program->mutex_, std::try_to_lock);
+    if (one.owns_lock()) {
+      program->runtime_->dropCaptures(group);
+    } else {
+      TORCH_WARN("a program runs while its process groups end; its captures stay");
+    }
+  }
 }
 
 const Entry& LoadedProgram::entry(const std::string& name) const {

@@ -37,9 +37,11 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///                       partition that fails to capture; "partitions": the latter alone
   ///   results             "owned", "copied", "static", or "accumulate": gradients are added to buffers,
   ///                       which are inputs named "w.grad"
+  ///   agree               "capture" or "step": when ranks decide together (AgreeWhen)
   ///   poison              "0": the host device does not overwrite dead memory
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(Program program, const std::string& device, const LoadOptions& options);
+  ~LoadedProgram() override;
   /// The same from a program text in memory.
   static c10::intrusive_ptr<LoadedProgram>
   ofText(const std::string& text, const std::string& device, const Options& options);
@@ -89,13 +91,16 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<std::string> partitionStates(const std::string& entry) const;
 
   /// Fails the `countdown`-th next pass through "capture-begin", "capture-call", "capture-end",
-  /// "launch" or "allocation": for tests.
+  /// "launch", "allocation" or "completion": for tests.
   void injectFault(const std::string& point, int64_t countdown);
   void synchronize();
   void shutdown();
   /// Gives back the memory of all programs at rest, on all devices; their next steps take it again.
   /// Returns its bytes.
   static int64_t releaseMemory();
+  /// Drops the captures of all programs with captured collectives of `group`, or of any where it is "":
+  /// they must go before the process groups do. Steps to come capture anew.
+  static void dropCollectives(const std::string& group);
 
  private:
   struct Bound {

@@ -10,6 +10,7 @@ from typing import Any
 ORDERS = ("levels", "program")
 ON_MISSED = ("warn", "raise")
 RESULTS = ("owned", "copied", "static", "accumulate")
+AGREE = ("capture", "step")
 CODEGENS = ("aten", "inductor")
 
 
@@ -23,6 +24,7 @@ def library_options(
     uncaptured: bool = False,
     require_capture: bool | str = False,
     results: str = "owned",
+    agree: str = "capture",
     poison: bool | None = None,
 ) -> dict[str, str]:
     """Options as the C++ library reads them: `require_capture` may also be "partitions"."""
@@ -30,6 +32,7 @@ def library_options(
     named = isinstance(require_capture, str)
     options["require_capture"] = require_capture if named else str(int(require_capture))
     options["results"] = results
+    options["agree"] = agree
     if host:
         options["host"] = ",".join(host)
     if min_partition_size is not None:
@@ -68,6 +71,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "max_shapes": (_is_count, "a whole number of at least 1"),
     "max_modules": (_is_count, "a whole number of at least 1"),
     "results": (RESULTS.__contains__, " or ".join(map(repr, RESULTS))),
+    "agree": (AGREE.__contains__, " or ".join(map(repr, AGREE))),
     "codegen": (CODEGENS.__contains__, " or ".join(map(repr, CODEGENS))),
     "on_missed": (ON_MISSED.__contains__, " or ".join(map(repr, ON_MISSED))),
 }
@@ -86,6 +90,7 @@ class CompileOptions:
     uncaptured: bool = False
     require_capture: bool = False
     results: str = "owned"
+    agree: str = "capture"
     poison: bool = False
     eager_rng: bool = False
     max_shapes: int = 8
@@ -122,5 +127,6 @@ class CompileOptions:
             uncaptured=self.uncaptured,
             require_capture=self.require_capture or planned,
             results=self.results,
+            agree=self.agree,
             poison=self.poison,
         )

@@ -14,6 +14,7 @@ from gravure_native import library_path
 
 from . import log  # noqa: F401  what the library logs through
 from .options import library_options
+from .process_groups import release_before_groups
 from .torch_version import check_torch
 
 PROGRAM_FILE = "program.gv"
@@ -45,7 +46,9 @@ def program_class() -> Any:
             f"{path} does not load with torch {torch.__version__}: {error}. It was built for "
             "another torch; build it anew, with tools/build or `pip install .`"
         ) from error
-    return torch.classes.gravure.Program
+    program = torch.classes.gravure.Program
+    release_before_groups(program.drop_collectives)
+    return program
 
 
 def release_memory() -> int:
@@ -233,6 +236,7 @@ def load(
     uncaptured: bool = False,
     require_capture: bool = False,
     results: str = "owned",
+    agree: str = "capture",
     poison: bool | None = None,
 ) -> Program:
     """Reads an exported program, cuts it, and makes it ready to run on `device`.
@@ -246,8 +250,9 @@ def load(
     without a copy until somebody still holds one when the next step comes; `"copied"`: always a
     copy), or the arena's own, at the same address each step (`"static"`). With `"accumulate"`
     they are owned, but gradients are no results: the program adds that of the parameter `w` to a
-    buffer of the caller's, its input `w.grad`. Raises RuntimeError, which names the place or the
-    node.
+    buffer of the caller's, its input `w.grad`. With collectives in graphs the ranks `agree` on how
+    a step runs until all have captured it (`"capture"`), or always (`"step"`). Raises RuntimeError,
+    which names the place or the node.
     """
     options = library_options(
         host=host,
@@ -258,6 +263,7 @@ def load(
         uncaptured=uncaptured,
         require_capture=require_capture,
         results=results,
+        agree=agree,
         poison=poison,
     )
     return Program(path, device, options)

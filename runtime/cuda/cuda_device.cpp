@@ -2,6 +2,7 @@
 
 #include "runtime/cuda/cuda_blocks.h"
 #include "runtime/cuda/cuda_capture.h"
+#include "runtime/cuda/cuda_marker.h"
 #include "runtime/cuda/cuda_pages.h"
 
 #include <ATen/Context.h>
@@ -90,6 +91,8 @@ void CudaDevice::dropWarmUp() {
   warmUpHeld_ = false;
   allocator_.emptyCache(*warmUpPool_);
 }
+
+std::unique_ptr<Marker> CudaDevice::makeMarker() { return std::make_unique<CudaMarker>(index_); }
 
 void CudaDevice::synchronize() {
   c10::cuda::CUDAGuard guard(index_);

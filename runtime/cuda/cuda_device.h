@@ -51,6 +51,7 @@ class CudaDevice final : public Device {
   void endWarmUp() override;
   void dropWarmUp() override;
 
+  std::unique_ptr<Marker> makeMarker() override;
   void synchronize() override;
 
   CudaAllocator& allocator() { return allocator_; }

@@ -81,6 +81,29 @@ def test_p2_gradients_of_two_backwards_add_up(device: str) -> None:
         same_state(model, theirs)
 
 
+def test_p3_p4_static_gradients_lie_at_one_address(device: str) -> None:
+    model, theirs = pair(Mlp(), device)
+    step = gravure.compile_step(lambda x: model(x).square().mean(), options={"results": "static"})
+    places = []
+    for _ in range(8):
+        x = torch.randn(5, 8, device=device)
+        model.zero_grad(set_to_none=True)
+        theirs.zero_grad(set_to_none=True)
+        step(x)
+        theirs(x).square().mean().backward()
+        same_state(model, theirs)
+        places.append([g.data_ptr() for g in gradients(model)])
+    assert places[-1] == places[-2] == places[-3]
+
+
+def test_p4_static_gradients_are_not_added_to(device: str) -> None:
+    model = Mlp().to(device)
+    step = gravure.compile_step(lambda x: model(x).square().mean(), options={"results": "static"})
+    step(torch.randn(5, 8, device=device))
+    with pytest.raises(RuntimeError, match="static gradient of the last step.*zero_grad"):
+        step(torch.randn(5, 8, device=device))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_p6_whole_model_and_layers_apart_agree(device: str, dtype: torch.dtype) -> None:
     def make() -> nn.Module:

@@ -29,6 +29,7 @@ class RaisingDevice final : public Device {
   std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>&) override {
     return std::make_unique<RaisingCapture>();
   }
+  std::unique_ptr<Marker> makeMarker() override { return host_->makeMarker(); }
   void synchronize() override { host_->synchronize(); }
 
  private:

@@ -181,6 +181,7 @@ class RefusingDevice final : public Device {
   }
   bool poisons() const override { return host_->poisons(); }
   void poison(void* address, int64_t bytes) override { host_->poison(address, bytes); }
+  std::unique_ptr<Marker> makeMarker() override { return host_->makeMarker(); }
   void synchronize() override { host_->synchronize(); }
 
  private:

@@ -1,0 +1,79 @@
+"""Starts rank.py on several processes, and reads what each rank found."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gravure
+from gravure.runtime import library_path
+
+_HERE = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        return listening.getsockname()[1]
+
+
+class Ranks:
+    """Scenarios of rank.py, one after another, on `count` processes."""
+
+    def __init__(self, folder: Path, *scenarios: str, count: int = 2, timeout: float = 60) -> None:
+        self.folder, self.count = folder, count
+        paths = [str(Path(gravure.__file__).parents[1]), str(_HERE), os.environ.get("PYTHONPATH")]
+        environment = os.environ | {
+            "GRAVURE_LIBRARY": str(library_path()),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "STORE": f"tcp://localhost:{free_port()}",
+            "STORE_ANEW": f"tcp://localhost:{free_port()}",
+            "TIMEOUT": str(timeout),
+            "WORLD_SIZE": str(count),
+        }
+        command = [sys.executable, "-W", "ignore", str(_HERE / "rank.py"), *scenarios]
+        self.processes = []
+        for rank in range(count):
+            own = environment | {"RANK": str(rank), "OUT": str(self.out(rank))}
+            with (folder / f"log{rank}").open("w") as log:
+                self.processes.append(
+                    subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
+                )
+
+    def out(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.json"
+
+    def found(self, rank: int) -> dict[str, Any]:
+        """Of the only scenario."""
+        return next(iter(json.loads(self.out(rank).read_text()).values()))
+
+    def wait(self, seconds: float = 120) -> list[int]:
+        """Exit statuses. Ends what is still there, which then has the status -9."""
+        end = time.monotonic() + seconds
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return [process.returncode for process in self.processes]
+
+    def logs(self) -> str:
+        return "\n".join((self.folder / f"log{r}").read_text()[-3000:] for r in range(self.count))
+
+
+def run(
+    folder: Path, *scenarios: str, count: int = 2, timeout: float = 60
+) -> dict[str, list[dict[str, Any]]]:
+    """What each rank found, by scenario; all must end well."""
+    ranks = Ranks(folder, *scenarios, count=count, timeout=timeout)
+    assert ranks.wait() == [0] * count, ranks.logs()
+    found = [json.loads(ranks.out(rank).read_text()) for rank in range(count)]
+    return {name: [results[name] for results in found] for name in scenarios}

@@ -5,6 +5,7 @@ Writes what each scenario found into OUT, as JSON. With DEVICE=cuda each rank ha
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -430,6 +431,7 @@ def begin(store: str) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(90, exit=True)  # before whoever waits for it loses patience
     torch.set_num_threads(1)
     begin(os.environ["STORE"])
     results: dict[str, Any] = {}

@@ -242,8 +242,10 @@ def test_python_runs_no_instruction_more_for_a_parameter_more(with_optimizer: bo
         for _ in range(6):
             model.zero_grad()
             step(x)
-        model.zero_grad()
-        counted.append(instructions(lambda s=step, x=x: s(x)))
+        for _ in range(2):  # CPython 3.12 tells of no instruction the first time
+            model.zero_grad()
+            found = instructions(lambda s=step, x=x: s(x))
+        counted.append(found)
         assert gravure.report().graphs[-1].programs[0].partitions == {"step": ["captured"]}
     assert counted[0] == counted[1] > 10
 

@@ -72,7 +72,7 @@ Vote Runtime::Impl::voteOf(const EntryState& entry, Path path, bool asked) {
   const std::string because = once_.takeLast();
   if (asked) return {Will::Leave, "it was asked to run uncaptured", false};
   if (path == Path::Recorded) return {Will::Wait, "it warms up", false};
-  if (path == Path::Plain && !layout_ && !arenaFailed_) {
+  if (path == Path::Plain && !layout_ && arenaRetryAt_ == 0) {
     return {Will::Wait, "its memory is not planned yet", false};
   }
   if (path == Path::Plain) {

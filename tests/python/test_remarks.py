@@ -40,7 +40,8 @@ def remark_names() -> set[str]:
         r'(?:add\(\s*RemarkKind::\w+,\s*(?:kPass|"runtime"),\s*|missed\(\s*|missedAs\([^;]*?,\s*)'
         r'"([a-z]+(?:-[a-z]+)+)"'
     )
-    files = [f for folder in ("passes", "runtime") for f in (ROOT / folder).rglob("*.cpp")]
+    folders = ("passes", "runtime", "python/csrc")
+    files = [f for folder in folders for f in (ROOT / folder).rglob("*.cpp")]
     return {name for file in files for name in made.findall(file.read_text())}
 
 

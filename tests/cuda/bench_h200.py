@@ -254,6 +254,14 @@ def show(row: dict[str, Any]) -> None:
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
+def compared(variant: str, digests: dict[str, Any]) -> str:
+    if variant == "eager":
+        return "reference"
+    if digests.get("eager") is None:
+        return "not compared"
+    return "yes" if digests[variant] == digests["eager"] else "NO"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--configs", default="small,small_dropout,moe")
@@ -274,8 +282,7 @@ def main() -> int:
                 continue  # it reads on the host: no capture of the whole step
             row = {"config": config, "variant": variant} | spawn(variant, config, folder)
             digests[variant] = row.get("digests")
-            same = digests[variant] is not None and digests[variant] == digests.get("eager")
-            row["same_bits"] = "reference" if variant == "eager" else "yes" if same else "NO"
+            row["same_bits"] = compared(variant, digests)
             about["rows"].append(row)
             show(row)
             # After each: a run that is cut short keeps what it has measured.

@@ -15,6 +15,8 @@ import gravure
 from gravure.runtime import library_path
 
 _HERE = Path(__file__).parent
+#: How each rank's process ends, and with what status.
+ENDS = [("end_destroyed", 0), ("end_normally", 0), ("end_raising", 3)]
 
 
 def free_port() -> int:

@@ -15,6 +15,9 @@ import torch.nn as nn
 from gravure.runtime import library_path
 from torch import Tensor
 
+#: What a test runs on that runs on a GPU, too.
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
 
 def need_library() -> None:
     """Skips the module that calls it where the C++ library was not built."""

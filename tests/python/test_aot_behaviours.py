@@ -16,16 +16,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 from running import bits, need_library
 from torch import Tensor
-from training import leaves, replays
+from training import compiled, leaves, replays
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
 
 Make = Callable[[], tuple[Any, ...]]
-
-
-def compiled(fn: Callable[..., Any], **how: Any) -> Callable[..., Any]:
-    return torch.compile(fn, backend="gravure", options={"poison": True}, **how)
 
 
 def inputs(count: int = 1, shape: tuple[int, ...] = (4, 4), grad: bool = True) -> Make:

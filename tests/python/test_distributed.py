@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Ranks, run
+from ranks import ENDS, Ranks, run
 from running import need_library
 
 need_library()
@@ -170,10 +170,7 @@ def test_law_8_an_environment_that_breaks_captures_is_refused_on_all(pair: Found
         assert "rank 1: TORCH_DISTRIBUTED_DEBUG=DETAIL" in rank["messages"]
 
 
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [("end_destroyed", 0), ("end_normally", 0), ("end_raising", 3)],
-)
+@pytest.mark.parametrize(("end", "status"), ENDS)
 def test_law_9_processes_end(tmp_path: Path, end: str, status: int) -> None:
     ranks = Ranks(tmp_path, end)
     assert ranks.wait(60) == [status, status], ranks.logs()

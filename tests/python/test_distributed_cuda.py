@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import Ranks, run
+from ranks import ENDS, Ranks, run
 from running import need_library
 
 need_library()
@@ -67,10 +67,7 @@ def test_law_10_a_replay_that_waits_for_a_dead_rank_is_aborted(tmp_path: Path) -
     assert "did not end within 15000 ms" in ranks.found(0)["error"]
 
 
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [("end_destroyed", 0), ("end_normally", 0), ("end_raising", 3)],
-)
+@pytest.mark.parametrize(("end", "status"), ENDS)
 def test_law_9_processes_end(tmp_path: Path, end: str, status: int) -> None:
     ranks = Ranks(tmp_path, end)
     assert ranks.wait(60) == [status, status], ranks.logs()

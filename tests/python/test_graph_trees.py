@@ -15,19 +15,14 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from running import bits, need_library
+from running import DEVICES, bits, need_library
 from torch import Tensor
-from training import leaves, replays
+from training import compiled, leaves, replays
 
 need_library()
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.parametrize("device", DEVICES)]
 
 Make = Callable[[], tuple[Any, ...]]
-
-
-def compiled(fn: Callable[..., Any], **how: Any) -> Callable[..., Any]:
-    return torch.compile(fn, backend="gravure", options={"poison": True}, **how)
 
 
 def drawn(make: Make, seed: int) -> tuple[Any, ...]:

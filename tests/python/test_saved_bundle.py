@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import gravure
@@ -16,12 +15,10 @@ from running import bits, need_library
 from torch import Tensor
 from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
-from training import Mlp, rows, same_as_eager, state_of, train_step
+from training import Mlp, compiled, rows, same_as_eager, state_of, train_step
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
-
-POISON = {"poison": True}
 
 
 class Deep(nn.Module):
@@ -35,10 +32,6 @@ class Deep(nn.Module):
         for layer in self.layers:
             x = torch.tanh(layer(x)) * torch.sigmoid(x)
         return x
-
-
-def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
-    return torch.compile(model, backend="gravure", options=POISON | options)
 
 
 def program() -> Any:

@@ -9,26 +9,19 @@ on several ranks do not apply here. On a machine with a GPU every test runs on i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import gravure
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from running import bits, need_library
+from running import DEVICES, bits, need_library
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from training import Mlp, replays, state_of
+from training import Mlp, compiled, replays, state_of
 
 need_library()
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.parametrize("device", DEVICES)]
-
-
-def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    return torch.compile(fn, backend="gravure", options={"poison": True} | options)
 
 
 def pair(model: nn.Module, device: str) -> tuple[nn.Module, nn.Module]:

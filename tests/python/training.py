@@ -74,6 +74,13 @@ class Checkpointed(nn.Module):
         return x
 
 
+def compiled(
+    fn: Callable[..., Any], options: dict[str, Any] | None = None, **how: Any
+) -> Callable[..., Any]:
+    """`fn` through the backend, which overwrites dead memory."""
+    return torch.compile(fn, backend="gravure", options={"poison": True} | (options or {}), **how)
+
+
 def train_step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> Any:
     """The plain step: what it returns is compared."""
     optimizer.zero_grad()
@@ -130,9 +137,7 @@ def same_as_eager(
     torch._dynamo.reset()
     older = [graph.number for graph in gravure.report().graphs]
     ours = copy.deepcopy(model)
-    options = {"poison": True} | (options or {})
-    compiled = torch.compile(ours, backend="gravure", options=options, **compile_arguments)
-    sides = Side(ours, compiled), Side(model, model)
+    sides = Side(ours, compiled(ours, options, **compile_arguments)), Side(model, model)
     for i in range(steps):
         torch.manual_seed(1000 + i)
         batch = batches(i)

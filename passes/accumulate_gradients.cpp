@@ -2,8 +2,11 @@
 
 #include "ir/op_facts.h"
 #include "ir/timeline.h"
+#include "passes/fresh_name.h"
 
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/empty_strided.h>
+#include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringMap.h>
 #include <llvm/ADT/StringRef.h>
 
@@ -54,27 +57,12 @@ std::string whyReturned(const Value* gradient, const Owner& owner) {
   return alike ? "" : "its shape, dtype or device is not that of its tensor";
 }
 
-/// True if no two elements lie in one place and none is left out.
-bool isDense(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
-  std::vector<std::pair<int64_t, int64_t>> byStride;  // stride, size
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return true;
-    if (sizes[i] > 1) byStride.emplace_back(strides[i], sizes[i]);
-  }
-  std::sort(byStride.begin(), byStride.end());
-  int64_t expected = 1;
-  for (const auto& [stride, size] : byStride) {
-    if (stride != expected) return false;
-    expected *= size;
-  }
-  return true;
-}
-
 c10::TypePtr bufferType(const Value* owner) {
   const auto* type = tensorType(owner);
   const auto sizes = *type->sizes().concrete_sizes();
   auto strides = *type->strides().concrete_sizes();
-  if (!isDense(sizes, strides)) strides = c10::TensorType::contiguousStridesOf(sizes);
+  const at::Tensor shaped = at::empty_strided(sizes, strides, at::TensorOptions(at::kMeta));
+  if (!shaped.is_non_overlapping_and_dense()) strides = c10::TensorType::contiguousStridesOf(sizes);
   return c10::TensorType::create(type->scalarType(), type->device(),
                                  c10::VaryingShape<int64_t>(sizes),
                                  c10::VaryingShape<int64_t>(strides), std::nullopt);
@@ -87,13 +75,10 @@ class Accumulator {
         remarks_(remarks) {}
 
   void run() {
-    int64_t added = 0;
-    for (size_t o = 0; o < entry_.outputs.size();) {
-      if (entry_.outputs[o].role != OutputRole::Gradient) {
-        ++o;
-        continue;
-      }
-      const std::string name = entry_.outputs[o].name;
+    std::vector<size_t> added;
+    for (size_t o = 0; o < entry_.outputs.size(); ++o) {
+      if (entry_.outputs[o].role != OutputRole::Gradient) continue;
+      const std::string& name = entry_.outputs[o].name;
       Value* gradient = graph_.outputs()[o];
       const Owner owner = owners_.lookup(name);
       const std::string why = whyReturned(gradient, owner);
@@ -101,31 +86,34 @@ class Accumulator {
         remarks_.add(RemarkKind::Missed, kPass, "gradient-returned",
                      "the gradient of \"" + name + "\" in " + entry_.name +
                          " stays a result: " + why);
-        ++o;
         continue;
       }
       add(gradient, name, bufferType(owner.value));
+      added.push_back(o);
+    }
+    // From the end: gradients mostly stand there, and each erasure moves what is behind it.
+    for (size_t o : llvm::reverse(added)) {
       graph_.eraseOutput(o);
       entry_.outputs.erase(entry_.outputs.begin() + static_cast<int64_t>(o));
-      ++added;
     }
-    if (added > 0) {
+    if (!added.empty()) {
       remarks_.add(RemarkKind::Passed, kPass, "gradients-accumulated",
-                   std::to_string(added) + " gradients of " + entry_.name +
+                   std::to_string(added.size()) + " gradients of " + entry_.name +
                        " are added to the caller's buffers");
     }
   }
 
  private:
   void add(Value* gradient, const std::string& name, const c10::TypePtr& type) {
-    Value* buffer = graph_.addInput(freshName(gradient, ".buffer"));
+    const std::string stem = gradient->hasDebugName() ? gradient->debugName() : "gradient";
+    Value* buffer = graph_.addInput(freshName(graph_, stem + ".buffer"));
     buffer->setType(type);
     entry_.inputs.push_back({InputRole::Buffer, name + kSuffix});
     Node* node = graph_.create(kAdd, {buffer, gradient}, 1);
     setOverload(node, "Tensor");
     setSource(node, sourceOf(gradient->node()), moduleOf(gradient->node()));
     node->output()->setType(type);
-    node->output()->setDebugName(freshName(gradient, ".sum"));
+    node->output()->setDebugName(freshName(graph_, stem + ".sum"));
     if (const Node* at = placeBehind(gradient)) {
       node->insertAfter(const_cast<Node*>(at));
     } else {
@@ -140,15 +128,6 @@ class Accumulator {
     const StorageLife& life = timeline_.storages()[storage];
     const bool settled = life.origin == StorageOrigin::Fresh && !life.written;
     return settled && gradient->node()->kind() != c10::prim::Param ? gradient->node() : nullptr;
-  }
-
-  std::string freshName(const Value* gradient, const char* suffix) const {
-    const std::string wished =
-        (gradient->hasDebugName() ? gradient->debugName() : std::string("gradient")) + suffix;
-    std::string name = wished;
-    for (int number = 2; graph_.debugNames().count(name) != 0; ++number)
-      name = wished + "." + std::to_string(number);
-    return name;
   }
 
   Entry& entry_;

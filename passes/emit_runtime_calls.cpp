@@ -3,6 +3,7 @@
 #include "ir/args.h"
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
+#include "passes/fresh_name.h"
 #include "passes/plan_memory.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -138,7 +139,7 @@ class Emitter {
   Value* addCopy(Node* node, const Value* value, const char* suffix) {
     Value* copy = node->addOutput();
     copy->setType(value->type());
-    if (value->hasDebugName()) copy->setDebugName(freshName(value->debugName() + suffix));
+    if (value->hasDebugName()) copy->setDebugName(freshName(graph_, value->debugName() + suffix));
     return copy;
   }
 
@@ -193,14 +194,6 @@ class Emitter {
       }
       graph_.block()->replaceOutput(o, copy);
     }
-  }
-
-  /// setDebugName takes a name away from its older owner, so new names must be new.
-  std::string freshName(const std::string& wished) const {
-    std::string name = wished;
-    for (int suffix = 2; graph_.debugNames().count(name) != 0; ++suffix)
-      name = wished + "." + std::to_string(suffix);
-    return name;
   }
 
   Entry& entry_;

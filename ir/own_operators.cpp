@@ -18,7 +18,8 @@ torch::Library* define() {
   auto* library =
       new torch::Library(torch::Library::FRAGMENT, "gravure", std::nullopt, __FILE__, __LINE__);
   // Only Python has code for these (compiled_op.h); without it their programs can be read and planned.
-  const std::string compiled = "(str name, int calls, Tensor[] inputs) -> Tensor[]";
+  const std::string compiled =
+      "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]";
   library->def(("compiled" + compiled).c_str());
   library->def(("compiled_random" + compiled).c_str(), {at::Tag::nondeterministic_seeded});
   library->def("bernoulli_like(Tensor like, float p) -> Tensor",

@@ -6,17 +6,19 @@ host device), never in a replay on a GPU. `ir/compiled_op.h` says what passes kn
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .eager_kernels import LIBRARY
 
-_SCHEMA = "(str name, int calls, Tensor[] inputs) -> Tensor[]"
+_SCHEMA = "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]"
 LIBRARY.define(f"compiled{_SCHEMA}")
 LIBRARY.define(f"compiled_random{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
 
@@ -30,33 +32,43 @@ _LIVE: weakref.WeakValueDictionary[str, CompiledCode] = weakref.WeakValueDiction
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory."""
+    """How a tensor lies in memory. None stands for what is known only at run time, and is free."""
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+    size: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
+
+    @functools.cached_property
+    def is_open(self) -> bool:
+        return None in self.size or None in self.stride
+
+    def fits(self, tensor: Tensor) -> bool:
+        """True if the sizes are these."""
+        if not self.is_open or len(self.size) != tensor.dim():
+            return tensor.shape == self.size
+        sizes = zip(tensor.shape, self.size, strict=True)
+        return all(wanted is None or found == wanted for found, wanted in sizes)
 
     def conforms(self, tensor: Tensor) -> bool:
-        if tensor.shape != self.size:
+        if not self.fits(tensor):
             return False
-        if tensor.numel() == 0 or tensor.stride() == self.stride:
+        if self.is_open or tensor.numel() == 0 or tensor.stride() == self.stride:
             return True
         strides = zip(tensor.shape, tensor.stride(), self.stride, strict=True)
         return all(size == 1 or found == wanted for size, found, wanted in strides)
 
     def copy_of(self, tensor: Tensor) -> Tensor:
-        if tensor.shape != self.size:
+        if not self.fits(tensor):
             raise RuntimeError(
                 f"compiled code met a tensor of {list(tensor.shape)} where its graph has "
                 f"{list(self.size)}"
             )
-        place = torch.empty_strided(
-            self.size, self.stride, dtype=tensor.dtype, device=tensor.device
-        )
+        size, stride = (tensor.shape, tensor.stride()) if self.is_open else (self.size, self.stride)
+        place = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
         return place.copy_(tensor)
 
 
 class CompiledCode:
-    """A function of tensors as the operator `gravure::compiled` or `compiled_random`.
+    """A function of tensors, and ints after them, as `gravure::compiled` or `compiled_random`.
 
     It lives as long as somebody holds it; a program that calls it by its name then does not.
     """
@@ -64,7 +76,7 @@ class CompiledCode:
     def __init__(
         self,
         label: str,
-        run: Callable[[list[Tensor]], Sequence[Tensor]],
+        run: Callable[[list[Any]], Sequence[Tensor]],
         inputs: list[Layout],
         outputs: list[Layout],
         *,
@@ -78,7 +90,7 @@ class CompiledCode:
         self._outputs = outputs
         _LIVE[self.name] = self
 
-    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+    def __call__(self, inputs: list[Tensor], numbers: list[int]) -> list[Tensor]:
         """Each result has memory of its own and the strides of the graph."""
         given = [
             tensor if layout.conforms(tensor) else layout.copy_of(tensor)
@@ -87,7 +99,7 @@ class CompiledCode:
         taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         results = []
         with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.no_grad():
-            made = self._run(given)  # the list is the code's to empty
+            made = self._run([*given, *numbers])  # the list is the code's to empty
         for tensor, layout in zip(made, self._outputs, strict=True):
             place = tensor.untyped_storage().data_ptr()
             if (place in taken and tensor.numel() > 0) or not layout.conforms(tensor):
@@ -98,14 +110,16 @@ class CompiledCode:
         return results
 
 
-def _call(name: str, _calls: int, inputs: list[Tensor]) -> list[Tensor]:
+def _call(
+    name: str, _calls: int, inputs: list[Tensor], numbers: Sequence[int] = ()
+) -> list[Tensor]:
     code = _LIVE.get(name)
     if code is None:
         raise RuntimeError(
             f'the compiled code "{name}" is gone; keep what torch.compile or compile_step returned '
             "for as long as its program runs"
         )
-    return code(inputs)
+    return code(inputs, list(numbers))
 
 
 for _name in ("compiled", "compiled_random"):

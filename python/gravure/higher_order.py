@@ -157,11 +157,11 @@ def _inline(writer: EntryWriter, node: fx.Node) -> Ref:
 
 def _carry(writer: EntryWriter, node: fx.Node) -> Ref:
     """One call of compiled code: the node itself. Its results keep the node's structure."""
-    code, inputs = carried(node, writer.known)
+    code, inputs, numbers = carried(node, writer.known)
     writer.held.append(code)
     leaves, structure = torch.utils._pytree.tree_flatten(node.meta["val"])
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    refs = iter(writer.operator(node, code.operator, (code.name, 2, inputs), {}, tensors))
+    refs = iter(writer.operator(node, code.operator, (code.name, 2, inputs, numbers), {}, tensors))
     of = [next(refs) if isinstance(leaf, torch.Tensor) else "None" for leaf in leaves]
     return torch.utils._pytree.tree_unflatten(of, structure)
 

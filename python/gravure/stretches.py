@@ -14,6 +14,7 @@ from torch._dynamo.utils import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .compiled_ops import CompiledCode, Layout
+from .errors import ExportError
 from .known_numbers import KnownNumbers
 
 logger = logging.getLogger("gravure")
@@ -24,7 +25,7 @@ _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wr
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 # Compiles one stretch: see inductor.compile_stretch.
-Compiler = Callable[[fx.GraphModule], Callable[[list[Tensor]], Sequence[Tensor]]]
+Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
 # Runs of the plan: a kind, then statements by position (python/csrc/planned_runs.h).
 Runs = Sequence[Sequence[int]]
 _HOST_RUN = -1
@@ -328,12 +329,15 @@ class _Stretch:
         self.outputs = [n for n in nodes if n in outputs]
         self.views = [n for n in nodes if n in views]
         self.inputs: list[fx.Node] = []
+        self.numbers: list[fx.Node] = []  # what else it takes: ints known only at run time
         self._known = known
         self._mode = FakeTensorMode() if known else None
         self._env: dict[fx.Node, Any] = {}
         self._graph = fx.Graph()
         for node in nodes:
             self._take(node, inside)
+        for number in self.numbers:
+            self._env[number] = self._graph.placeholder(number.name)
         for node in nodes:
             arguments = fx.node.map_arg((node.args, node.kwargs), self._env.__getitem__)
             copy = self._graph.call_function(node.target, *arguments)
@@ -352,16 +356,25 @@ class _Stretch:
                 self._env[operand] = self._graph.node_copy(operand)
                 continue
             if not isinstance(value, Tensor):
-                self._env[operand] = _fixed(value, self._known)
+                self._env[operand] = number = _fixed(value, self._known)
+                if number is None and isinstance(value, torch.SymInt):
+                    self.numbers.append(operand)
+                elif number is None and value is not None:
+                    raise ExportError(
+                        f"%{node.name}",
+                        f"it takes %{operand.name}, which is known only at run time and is no int",
+                        "pass it as a tensor",
+                    )
                 continue
             place = self._graph.placeholder(operand.name)
-            place.meta = {"val": value if self._mode is None else self._static(value)}
+            place.meta = {"val": self._static(value)}
             self._env[operand] = place
             self.inputs.append(operand)
 
     def _static(self, value: Tensor) -> Tensor:
         layout = self._layout(value)
-        assert self._mode is not None
+        if self._mode is None or layout.is_open:
+            return value
         with self._mode:
             return torch.empty_strided(
                 layout.size, layout.stride, dtype=value.dtype, device=value.device
@@ -369,7 +382,7 @@ class _Stretch:
 
     def _layout(self, value: Tensor) -> Layout:
         size, stride = (
-            tuple(int(_fixed(n, self._known)) for n in numbers)
+            tuple(_fixed(n, self._known) for n in numbers)
             for numbers in (value.shape, value.stride())
         )
         return Layout(size, stride)
@@ -382,17 +395,22 @@ class _Stretch:
         return of[0], of[1]
 
 
-def carried(node: fx.Node, known: KnownNumbers) -> tuple[CompiledCode, list[fx.Node]]:
-    """A node that is no operator as compiled code, and its operands; results as one flat list."""
+def carried(
+    node: fx.Node, known: KnownNumbers
+) -> tuple[CompiledCode, list[fx.Node], list[fx.Node]]:
+    """A node that is no operator as compiled code, its tensors and its numbers.
+
+    The code returns all results as one flat list.
+    """
     owner = node.graph.owning_module
     assert owner is not None
     say_what_constants_are(owner)
     stretch = _Stretch(owner, [node], known, always=True)
     module = stretch.module
 
-    def run(inputs: list[Tensor]) -> list[Tensor]:
+    def run(inputs: list[Any]) -> list[Tensor]:
         leaves = torch.utils._pytree.tree_leaves(module(*inputs))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     code = CompiledCode(node.name, run, *stretch.layouts(), random=False)
-    return code, stretch.inputs
+    return code, stretch.inputs, stretch.numbers

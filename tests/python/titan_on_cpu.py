@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.utils._triton
 
 CUDAGRAPH = "torchtitan.experiments.compiler_toolkit.cudagraph"
 
@@ -60,13 +61,50 @@ def _use_the_cpu() -> None:
         setattr(torch.cpu, name, lambda *_, value=value: value)
 
 
+def _histogram(values: torch.Tensor, bins: int, min: int, max: int) -> torch.Tensor:  # noqa: A002
+    """`torch.histc` of integers, which the CPU has not."""
+    return _histc(values.float(), bins=bins, min=min, max=max).to(values.dtype)
+
+
+_histc = torch.histc
+_KERNEL_INPUTS = ("tokens_per_expert_group", "start_index_values", "write_offsets")
+
+
+def _fill_indices_on_the_cpu() -> None:
+    """Triton has no compiler for the CPU: the one kernel of torchtitan's MoE runs as its reference.
+
+    Dynamo takes the kernel into the graph all the same.
+    """
+    from triton.runtime.jit import JITFunction
+
+    kernels = importlib.import_module("torchtitan.models.moe.kernels")
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        assert kernel is kernels._fill_indices_kernel
+        given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        tensors = [given[f"{name}_ptr"] for name in _KERNEL_INPUTS]
+        counts = [given[name] for name in ("experts_per_rank", "num_ranks")]
+        out = given["output_ptr"]
+        out.copy_(kernels.fill_indices_cpu(*tensors, *counts, out.numel()))
+
+    JITFunction.run = run
+    torch.utils._triton.has_triton = lambda: True
+
+
 def main() -> None:
     """Trains with torchtitan's own `main`; rank 0 writes what was computed where $LOSSES says."""
     _use_the_cpu()
+    _fill_indices_on_the_cpu()
+    torch.histc = _histogram
     with without_a_pool():
         attention = importlib.import_module("torchtitan.models.attention")
         metrics = importlib.import_module("torchtitan.components.metrics")
         toolkit = importlib.import_module("torchtitan.experiments.compiler_toolkit.train")
+        arguments = importlib.import_module("torchtitan.models.deepseek_v3.model.args")
+        dims = importlib.import_module("torchtitan.distributed.parallel_dims").ParallelDims
+    arguments.has_cuda_capability = lambda *_: True  # grouped products, as on a GPU
+    if "EVERY_MESH" in os.environ:
+        dims._mesh_exist = lambda *_: True
     # DTensor knows no sharding of the CPU's flash attention.
     attention.ScaledDotProductAttentionWrapper.sdpa_backends = [torch.nn.attention.SDPBackend.MATH]
     stats = metrics.DeviceMemStats(0, 0, 0, 0, 0, 0)

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,31 @@ _HERE = Path(__file__).parent
 ENDS = [("end_destroyed", 0), ("end_normally", 0), ("end_raising", 3)]
 
 
+_given: set[int] = set()  # a port that was free a moment ago is not given to two groups
+_giving = threading.Lock()
+
+
 def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        return listening.getsockname()[1]
+    while True:
+        with _giving, socket.socket() as listening:
+            listening.bind(("localhost", 0))
+            port = listening.getsockname()[1]
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 class Ranks:
-    """Scenarios of rank.py, one after another, on `count` processes."""
+    """Scenarios of `script`, one after another, on `count` processes."""
 
-    def __init__(self, folder: Path, *scenarios: str, count: int = 2, timeout: float = 60) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *scenarios: str,
+        count: int = 2,
+        timeout: float = 60,
+        script: Path = _HERE / "rank.py",
+    ) -> None:
         self.folder, self.count = folder, count
         paths = [str(Path(gravure.__file__).parents[1]), str(_HERE), os.environ.get("PYTHONPATH")]
         environment = os.environ | {
@@ -40,7 +56,7 @@ class Ranks:
             "TIMEOUT": str(timeout),
             "WORLD_SIZE": str(count),
         }
-        command = [sys.executable, "-W", "ignore", str(_HERE / "rank.py"), *scenarios]
+        command = [sys.executable, "-W", "ignore", str(script), *scenarios]
         self.processes = []
         for rank in range(count):
             own = environment | {"RANK": str(rank), "OUT": str(self.out(rank))}
@@ -72,10 +88,14 @@ class Ranks:
 
 
 def run(
-    folder: Path, *scenarios: str, count: int = 2, timeout: float = 60
+    folder: Path,
+    *scenarios: str,
+    count: int = 2,
+    timeout: float = 60,
+    script: Path = _HERE / "rank.py",
 ) -> dict[str, list[dict[str, Any]]]:
     """What each rank found, by scenario; all must end well."""
-    ranks = Ranks(folder, *scenarios, count=count, timeout=timeout)
+    ranks = Ranks(folder, *scenarios, count=count, timeout=timeout, script=script)
     assert ranks.wait() == [0] * count, ranks.logs()
     found = [json.loads(ranks.out(rank).read_text()) for rank in range(count)]
     return {name: [results[name] for results in found] for name in scenarios}

@@ -101,10 +101,7 @@ def main() -> None:
         metrics = importlib.import_module("torchtitan.components.metrics")
         toolkit = importlib.import_module("torchtitan.experiments.compiler_toolkit.train")
         arguments = importlib.import_module("torchtitan.models.deepseek_v3.model.args")
-        dims = importlib.import_module("torchtitan.distributed.parallel_dims").ParallelDims
     arguments.has_cuda_capability = lambda *_: True  # grouped products, as on a GPU
-    if "EVERY_MESH" in os.environ:
-        dims._mesh_exist = lambda *_: True
     # DTensor knows no sharding of the CPU's flash attention.
     attention.ScaledDotProductAttentionWrapper.sdpa_backends = [torch.nn.attention.SDPBackend.MATH]
     stats = metrics.DeviceMemStats(0, 0, 0, 0, 0, 0)

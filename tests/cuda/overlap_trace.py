@@ -73,9 +73,7 @@ def trace_path(out: Path, name: str, rank: int) -> Path:
 def row(name: str, found: dict[str, float], steps: int) -> str:
     each = {kind: time / steps for kind, time in found.items()}
     share = found["both"] / found["nccl"] if found["nccl"] else 0.0
-    return (
-        f"{name:34} {each['nccl']:9.1f} {each['other']:9.1f} {each['both']:9.1f} {share:8.2f}"
-    )
+    return f"{name:34} {each['nccl']:9.1f} {each['other']:9.1f} {each['both']:9.1f} {share:8.2f}"
 
 
 HEAD = f"{'us a step':34} {'nccl':>9} {'other':>9} {'both':>9} {'of nccl':>8}"

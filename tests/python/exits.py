@@ -29,7 +29,7 @@ _PATIENCE = 120.0
 
 
 def seconds(way: str, count: int) -> float:
-    """From the last line of each rank's script to its end, of the slowest; infinite if it failed."""
+    """From the last line of the script to the end of the slowest rank; infinite if one failed."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = Ranks(Path(folder), way, count=count)
         limit = time.time() + _PATIENCE

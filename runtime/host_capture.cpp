@@ -162,6 +162,8 @@ class ResultForger {
         c10::scalarTypeToTypeMeta(recorded.dtype));
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(recorded.sizes, recorded.strides,
                                                         offset / itemsize);
+    tensor._set_conj(recorded.conjugate);
+    tensor._set_neg(recorded.negative);
     return tensor;
   }
 

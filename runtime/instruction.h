@@ -53,7 +53,9 @@ struct RecordedTensor {
   int64_t storageBytes = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   std::vector<int64_t> sizes, strides;
-  bool plain = true;  // strided, without a conjugate or negative bit
+  bool plain = true;       // strided
+  bool conjugate = false;  // a view that is conjugated, or negated, when it is read
+  bool negative = false;
 };
 
 /// What a call returned and allocated in the recorded runs.

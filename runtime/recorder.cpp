@@ -41,9 +41,11 @@ void Recorder::noteValue(const c10::IValue& value, Slot slot) {
 RecordedTensor Recorder::describeTensor(const at::Tensor& tensor) const {
   RecordedTensor recorded;
   recorded.dtype = tensor.scalar_type();
-  recorded.plain = tensor.layout() == c10::kStrided && tensor.has_storage() &&
-                   !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+  recorded.plain =
+      tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized();
   if (!recorded.plain) return recorded;
+  recorded.conjugate = tensor.is_conj();
+  recorded.negative = tensor.is_neg();
   recorded.sizes = tensor.sizes().vec();
   recorded.strides = tensor.strides().vec();
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();

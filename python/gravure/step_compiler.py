@@ -109,7 +109,11 @@ class StepCompiler:
         for value in inputs:
             if is_traceable_wrapper_subclass(value):
                 kind = type(value).__name__
-                raise ExportError(self.name, f"it reads a {kind}", "use plain tensors")
+                raise ExportError(
+                    self.name,
+                    f"it reads a {kind}",
+                    'use torch.compile(backend="gravure"), which takes it, or plain tensors',
+                )
         label = f"{self.name}, {label_of(graph)}"
         specs = [input_spec(n, self.namer) for n in graph.graph.find_nodes(op="placeholder")]
         order = _loss_first(graph, self.name)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -430,14 +431,15 @@ def begin(store: str) -> None:
     )
 
 
-def main() -> None:
+def main(scenarios: Mapping[str, Any]) -> None:
     faulthandler.dump_traceback_later(90, exit=True)  # before whoever waits for it loses patience
     torch.set_num_threads(1)
     begin(os.environ["STORE"])
     results: dict[str, Any] = {}
     for name in sys.argv[1:]:
-        globals()["found"] = results[name] = {}
-        globals()[name]()
+        found.clear()
+        scenarios[name]()
+        results[name] = dict(found)
     if name.startswith("end_"):
         return
     OUT.write_text(json.dumps(results))
@@ -445,4 +447,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

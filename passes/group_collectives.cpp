@@ -18,6 +18,7 @@ class FateFinder {
  public:
   explicit FateFinder(const Numbering& numbering)
       : numbering_(numbering), memberOf_(numbering.size(), -1), openOn_(numbering.valueBound(), -1),
+        waitsLeft_(numbering.valueBound()), waitedOn_(numbering.valueBound(), -1),
         operandOf_(numbering.valueBound()) {}
 
   /// By node: its fate, dense in the order of first members; -1 for none.
@@ -34,7 +35,7 @@ class FateFinder {
  private:
   struct Collective {
     int32_t fate = -1;                       // its own number, united with others in fateRoot_
-    int32_t openResults = 0;                 // storages not waited for yet
+    int32_t openStorages = 0;                // not waited for yet
     llvm::SmallVector<int32_t, 2> operands;  // storages it reads
   };
 
@@ -73,10 +74,15 @@ class FateFinder {
       if (storage < 0 || openOn_[storage] == c) return;
       if (openOn_[storage] >= 0) close(openOn_[storage], storage);
       openOn_[storage] = c;
-      ++collectives_[c].openResults;
+      waitsLeft_[storage] = 0;
+      ++collectives_[c].openStorages;
     };
-    for (int32_t result : numbering_.results(i)) opens(numbering_.storageOf(result));
     numbering_.forEachWritten(i, opens);
+    for (int32_t result : numbering_.results(i)) {
+      const int32_t storage = numbering_.storageOf(result);
+      opens(storage);
+      if (storage >= 0) ++waitsLeft_[storage];
+    }
     for (int32_t value : numbering_.used(i)) {
       const int32_t storage = numbering_.storageOf(value);
       if (storage < 0 || openOn_[storage] == c) continue;
@@ -85,7 +91,7 @@ class FateFinder {
         collectives_[c].operands.push_back(storage);
       }
     }
-    if (collectives_[c].openResults > 0) {
+    if (collectives_[c].openStorages > 0) {
       ++openCount_;
     } else {
       endOperands(c);
@@ -95,13 +101,16 @@ class FateFinder {
   void wait(int32_t i) {
     for (int32_t value : numbering_.used(i)) {
       const int32_t storage = numbering_.storageOf(value);
-      if (storage >= 0 && openOn_[storage] >= 0) close(openOn_[storage], storage);
+      const int32_t c = storage < 0 ? -1 : openOn_[storage];
+      if (c < 0 || waitedOn_[value] == c) continue;
+      waitedOn_[value] = c;
+      if (--waitsLeft_[storage] <= 0) close(c, storage);
     }
   }
 
   void close(int32_t c, int32_t storage) {
     openOn_[storage] = -1;
-    if (--collectives_[c].openResults > 0) return;
+    if (--collectives_[c].openStorages > 0) return;
     --openCount_;
     endOperands(c);
   }
@@ -128,6 +137,9 @@ class FateFinder {
   const Numbering& numbering_;
   std::vector<int32_t> memberOf_;  // by node
   std::vector<int32_t> openOn_;    // by storage: collective that fills it
+  // By storage: results in it that are to be waited for. In-place coalesced forms may have several.
+  std::vector<int32_t> waitsLeft_;
+  std::vector<int32_t> waitedOn_;  // by value: collective that it was last waited for
   std::vector<llvm::SmallVector<int32_t, 1>>
       operandOf_;  // by storage: open collectives that read it
   std::vector<Collective> collectives_;

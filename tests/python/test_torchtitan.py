@@ -11,12 +11,11 @@ import importlib.util
 import json
 import logging
 import os
-import random
 import subprocess
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from gravure.runtime import library_path
 from running import need_library
+from titan_assets import write_assets
 from titan_model import STEPS, batch, is_installed, llama, loss_of, optimizer_of, replays
 from torch.distributed.tensor import distribute_module, init_device_mesh
 
@@ -203,63 +203,18 @@ def test_a_python_call_runs_as_it_is(
         assert found.tolist() == [0, 2, 4]
 
 
-# ---- torchtitan 0.2.x: its trainer, on two processes with tensor parallelism
-
-_CONFIG = """
-[job]
-dump_folder = "./outputs"
-[metrics]
-log_freq = 1
-[model]
-name = "compiler_toolkit.llama3"
-flavor = "debugmodel"
-hf_assets_path = "./tests/assets/tokenizer"
-[training]
-local_batch_size = 2
-seq_len = 32
-steps = 6
-dataset = "c4_test"
-[parallelism]
-tensor_parallel_degree = 2
-[activation_checkpoint]
-mode = "none"
-[debug]
-seed = 0
-deterministic = true
-"""
+# ---- torchtitan 0.2.x: its trainer, on several processes
 
 
-def write_assets(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    choose = random.Random(0).choices
-    texts = [" ".join(choose("graph plan pool warm tensor loss".split(), k=99)) for _ in range(99)]
-    data, tokens = (folder / "tests/assets" / name for name in ("c4_test", "tokenizer"))
-    data.mkdir(parents=True)
-    tokens.mkdir(parents=True)
-    lines = [json.dumps({"text": text, "timestamp": "", "url": ""}) for text in texts]
-    (data / "data.json").write_text("\n".join(lines) + "\n")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = ["<|begin_of_text|>", "<|end_of_text|>"]
-    tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special)
-    )
-    tokenizer.save(str(tokens / "tokenizer.json"))
-    named = {"bos_token": special[0], "eos_token": special[1]}
-    named["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (tokens / "tokenizer_config.json").write_text(json.dumps(named))
-    (folder / "debug.toml").write_text(_CONFIG)
-
-
-def train_on_two(folder: Path, *arguments: str) -> dict[str, Any]:
-    launch = "-m torch.distributed.run --nproc_per_node=2 --rdzv_backend=c10d"
+def train(folder: Path, ranks: int, *arguments: str) -> dict[str, Any]:
+    launch = f"-m torch.distributed.run --nproc_per_node={ranks} --rdzv_backend=c10d"
     launch += " --rdzv_endpoint=localhost:0"
     command = [sys.executable, *launch.split(), titan_on_cpu.__file__]
     command += ["--job.config_file", "debug.toml", *arguments]
     losses = folder / "losses.json"
     losses.unlink(missing_ok=True)
-    paths = [str(Path(gravure.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    here = Path(__file__).parent
+    paths = [str(Path(gravure.__file__).parents[1]), str(here), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "GRAVURE_LIBRARY": str(library_path()),
         "HF_DATASETS_OFFLINE": "1",
@@ -269,32 +224,76 @@ def train_on_two(folder: Path, *arguments: str) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(paths),
     }
     run = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     return json.loads(losses.read_text())
 
 
-@v02
-@pytest.mark.skipif(
+OWN = f"--job.custom_config_module={TOOLKIT}.job_config"
+OURS = "--job.custom_config_module=gravure.torchtitan"
+trainer = pytest.mark.skipif(
     not all(map(is_installed, ("torchdata", "datasets", "tokenizers", "tensorboard"))),
     reason="what torchtitan's trainer imports is not installed",
 )
-def test_the_trainer_trains_with_tensor_parallelism(tmp_path: Path) -> None:
-    write_assets(tmp_path)
-    config = f"--job.custom_config_module={TOOLKIT}.job_config"
-    expected = train_on_two(tmp_path, config)
-    ours = "gravure.torchtitan"
-    for way in (
-        [f"--job.custom_config_module={ours}"],
-        [config, f"--experimental.custom_import={ours}"],
-    ):
-        found = train_on_two(tmp_path, *way, "--compile.passes", "cudagraph")
-        assert len(found["losses"]) == 6
+
+
+def same_training(
+    folder: Path, ranks: int, arguments: Sequence[str], *ways: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What each of our `ways` found, where a run without the pass found the same."""
+    write_assets(folder)
+    expected = train(folder, ranks, OWN, *arguments)
+    assert len(expected["losses"]) == 6
+    results = []
+    for way in ways:
+        found = train(folder, ranks, *arguments, *way)
         assert found["losses"] == expected["losses"]
         assert found["parameters"] == expected["parameters"]
         assert found["before"] == 1, "the pass that ran is torchtitan's own"
         assert found["after"] == 0, "the process group ends while programs live"
+        results.append(found)
+    return results
+
+
+@v02
+@trainer
+def test_the_trainer_trains_with_tensor_parallelism(tmp_path: Path) -> None:
+    passes = ["--compile.passes", "cudagraph"]
+    imported = [OWN, "--experimental.custom_import=gravure.torchtitan"]
+    for found in same_training(tmp_path, 2, [], [OURS, *passes], [*imported, *passes]):
+        assert found["states"] == {"forward": {"captured": 1}, "backward": {"captured": 1}}
+        assert found["replays"] > 0
+
+
+@v02
+@trainer
+def test_the_trainer_trains_with_fsdp_in_buckets(tmp_path: Path) -> None:
+    """FSDP 2 and TP 2. Buckets are gathered ahead, into buffers that they lie in already."""
+    ways = [
+        [OURS, "--compile.passes", passes]
+        for passes in ("cudagraph", "transformer_block_bucketing,cudagraph")
+    ]
+    for found in same_training(tmp_path, 4, [], *ways):
+        assert found["states"] == {"forward": {"captured": 1}, "backward": {"captured": 1}}
+        assert found["replays"] > 0
+
+
+@v02
+@trainer
+def test_the_trainer_trains_with_expert_parallelism(tmp_path: Path) -> None:
+    """FSDP 2, TP 2 and EP 2: what follows an all-to-all of tokens has no size before the step."""
+    arguments = [
+        "--model.name=compiler_toolkit.deepseek_v3",
+        "--parallelism.expert_parallel_degree=2",
+    ]
+    (found,) = same_training(tmp_path, 4, arguments, [OURS, "--compile.passes", "cudagraph"])
+    for entry in ("forward", "backward"):
+        assert list(found["states"][entry]) == ["captured"]
+        assert found["states"][entry]["captured"] > 5  # one, and one more for each of five layers
+    assert found["replays"] > 0
+    blocking = "blocking-collective: _c10d_functional::all_to_all_single"
+    assert any(node.startswith(blocking) for node in found["nodes"])
 
 
 # ---- no torchtitan

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,13 @@ def main() -> None:
                 digest.update(parameter.to_local().detach().numpy().tobytes())
             found["parameters"] = digest.hexdigest()
             gravure = sys.modules.get("gravure")
-            found["before"] = len(gravure.report().graphs) if gravure else 0
+            graphs = gravure.report().graphs if gravure else []
+            found["before"] = len(graphs)
+            for program in (p for graph in graphs for p in graph.programs):
+                entries = program.partitions.items()
+                found["states"] = {entry: Counter(states) for entry, states in entries}
+                found["replays"] = program.stats["replays"]
+                found["nodes"] = list(program.host_nodes)
             super().close()
             found["after"] = len(gravure.report().graphs) if gravure else 0
 

@@ -46,6 +46,11 @@ def compile_graph(
             "option 'results': autograd adds the gradients of a compiled model; \"accumulate\" is "
             "for compile_step and load"
         )
+    if chosen.stretches == "undivided":
+        raise ValueError(
+            "option 'stretches': autograd runs between forward and backward of a compiled model; "
+            '"undivided" is for compile_step'
+        )
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
     bundles = not symbolic and not hooks_are_set()

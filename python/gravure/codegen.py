@@ -97,12 +97,14 @@ def compile_graphs(
     style: Style,
     options: CompileOptions,
     label: str,
+    *,
+    inference: bool = False,
 ) -> Stretches:
     """The graphs, each with the name of its entry, with Inductor's code for their partitions.
 
     `text` is the program as ATen's operators, `owners` says by entry for which node each statement
-    was written. Raises HostParts where `style` is for graphs without any; ExportError, with
-    on_missed="raise", for what Inductor cannot compile.
+    was written; with `inference` nothing was differentiated. Raises HostParts where `style` is for
+    graphs without any; ExportError, with on_missed="raise", for what Inductor cannot compile.
     """
     planned = program_class().planned_runs(text, options.for_library())
     if style.whole and any(has_host_parts(runs) for runs in planned.values()):
@@ -113,7 +115,7 @@ def compile_graphs(
             compile_stretch,
             decompose=not style.whole or bool(known),
             backward=i > 0,
-            inference=len(graphs) == 1,
+            inference=inference,
         )
         name = f"{label} {('forward', 'backward')[i] if len(graphs) > 1 else 'step'}"
         compiled = compile_stretches(module, owners[entry], planned[entry], known, name, compiler)

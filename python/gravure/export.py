@@ -15,6 +15,14 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from .errors import ExportError
 from .functional import reinplace_custom_operators
 from .fx_import import EntryWriter, Ref
+from .halves import (
+    generator_nodes,
+    in_backward_order,
+    refuse_other_tangent,
+    saved_nodes,
+    tangent_nodes,
+    tangent_of,
+)
 from .names import InputSpec, tied_names
 from .optimizer_step import Update
 from .program_text import HEADER, quoted
@@ -65,10 +73,7 @@ def step_entry(
     writer = EntryWriter(traced.namer)
     writer.carries_python = carries_python
     forward = _write_forward(writer, traced)
-    tangents = [_tangent(writer, forward, node) for node in _tangent_nodes(traced.backward)]
-    rng = _backward_generators(writer, traced.backward)
-    bound = _bind_saved(traced.backward, forward.saved, forward.symbols) + tangents + rng
-    gradients = writer.add_graph(traced.backward, bound)
+    gradients = _write_backward(writer, traced, forward)
     gradient_outputs = _gradient_outputs(writer, traced, gradients)
     if update is not None:
         refs = [_ref(writer, g) for g in gradients[: len(traced.inputs)]]
@@ -103,16 +108,16 @@ def export_joint(
     back = EntryWriter(traced.namer)
     bound: list[Ref] = []
     saved: dict[str, str] = {}  # what forward keeps, and what backward calls it
-    nodes = _saved_nodes(traced.backward)
-    values = _bind_saved(traced.backward, forward.saved, forward.symbols)
+    nodes = saved_nodes(traced.backward)
+    values = in_backward_order(traced.backward, forward.saved, forward.symbols)
     for node, ref in zip(nodes, values, strict=True):
         if node.users and ref not in saved:
             saved[ref] = back.add_input(InputSpec("saved", ref[1:], None), writer.kinds[ref])
         bound.append(saved.get(ref, "None"))
     names = _tangent_names(traced)
-    for node in _tangent_nodes(traced.backward):
+    for node in tangent_nodes(traced.backward):
         example = node.meta["val"]
-        name = names.get(_tangent_of(node), node.name)
+        name = names.get(tangent_of(node), node.name)
         value = _ones_or_zeros(example, name == "loss")
         bound.append(back.add_input(InputSpec("tangent", name, value), back.types.of(example)))
     bound += _backward_generators(back, traced.backward)
@@ -136,6 +141,7 @@ class _Forward:
     values: list[Ref] = field(default_factory=list)  # of AOTAutograd's own outputs, in order
     places: list[int] = field(default_factory=list)  # in `outputs`, of each thing returned
     saved: list[Ref] = field(default_factory=list)
+    rest: list[Any] = field(default_factory=list)  # AOTAutograd's results behind its own outputs
     inputs: list[str] = field(default_factory=list)  # one a `Traced.inputs`
     symbols: int = 0  # how many of `saved`, at its end, are numbers
 
@@ -144,14 +150,16 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
     """The forward's statements, with a `copy_` at its end for each input that it mutates."""
     metadata = traced.metadata
     graph = traced.forward
-    reinplace_custom_operators(graph)
-    reinplace_custom_operators(traced.backward)
+    for half in (graph, traced.backward):
+        if half is not None:
+            reinplace_custom_operators(half)
     tokens = len(metadata.tokens)
     bound: list[Ref] = ["None"] * tokens
     specs = iter(traced.inputs)
     for node in graph.graph.find_nodes(op="placeholder")[tokens:]:
-        if node.name.startswith("fwd_rng_state"):
-            bound.append(writer.add_input(_generator(node, ""), "Generator"))
+        if node.name.startswith(("fwd_rng_state", "bwd_rng_state")):
+            suffix = "/backward" if node.name.startswith("bwd") else ""
+            bound.append(writer.add_input(_generator(node, suffix), "Generator"))
             continue
         if type(node.meta.get("desc")).__name__ not in ("PlainAOTInput", "NoneType"):
             raise ExportError(
@@ -169,7 +177,7 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
     first = len(mutated)
     bases = first + metadata.num_outputs
     end = bases + metadata.num_intermediate_bases
-    state = _Forward(values=refs[first:end], saved=refs[end:])
+    state = _Forward(values=refs[first:end], saved=refs[end:], rest=results[end:])
     state.inputs = bound[tokens : tokens + len(traced.inputs)]
     state.symbols = metadata.num_symints_saved_for_bw or 0
     for i, spec in enumerate(traced.outputs):
@@ -195,6 +203,17 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
     return state
 
 
+def _write_backward(writer: EntryWriter, traced: Traced, forward: _Forward) -> list[Any]:
+    """The backward's statements. Returns the gradients, as its graph returns them."""
+    backward = traced.backward
+    if backward is None:
+        return forward.rest
+    tangents = [_tangent(writer, forward, node) for node in tangent_nodes(backward)]
+    rng = _backward_generators(writer, backward)
+    saved = in_backward_order(backward, forward.saved, forward.symbols)
+    return writer.add_graph(backward, saved + tangents + rng)
+
+
 def _ref(writer: EntryWriter, result: Any) -> Ref:
     return writer.env[result] if isinstance(result, fx.Node) else "None"
 
@@ -213,34 +232,6 @@ def _write_back(writer: EntryWriter, traced: Traced, index: int, value: str, new
     return f"{copied} {{mutation {value}}}"
 
 
-def _tangent_nodes(backward: fx.GraphModule) -> list[fx.Node]:
-    placeholders = backward.graph.find_nodes(op="placeholder")
-    return [n for n in placeholders if n.name.startswith("tangents_")]
-
-
-def _saved_nodes(backward: fx.GraphModule) -> list[fx.Node]:
-    placeholders = backward.graph.find_nodes(op="placeholder")
-    return [n for n in placeholders if not n.name.startswith(("tangents_", "bwd_rng_state"))]
-
-
-def _in_backward_order(saved: list[Ref], symbols: int) -> list[Ref]:
-    """The forward returns its saved numbers last, the backward takes them first."""
-    tensors = len(saved) - symbols
-    return saved[tensors:] + saved[:tensors]
-
-
-def _bind_saved(backward: fx.GraphModule, saved: list[Ref], symbols: int) -> list[Ref]:
-    nodes = _saved_nodes(backward)
-    if len(nodes) != len(saved):
-        raise AssertionError(f"forward saves {len(saved)} values, backward takes {len(nodes)}")
-    return _in_backward_order(saved, symbols)
-
-
-def _tangent_of(node: fx.Node) -> str:
-    """Which output a tangent belongs to: "PlainAOTOutput(idx=0)"."""
-    return str(getattr(node.meta.get("desc"), "output", ""))
-
-
 def _tangent_names(traced: Traced) -> dict[str, str]:
     names = {f"PlainAOTOutput(idx={s.index})": s.name for s in reversed(traced.outputs)}
     for i in range(traced.metadata.num_intermediate_bases):
@@ -250,12 +241,7 @@ def _tangent_names(traced: Traced) -> dict[str, str]:
 
 def _tangent(writer: EntryWriter, forward: _Forward, node: fx.Node) -> str:
     """The gradient that the step starts from: one for the loss, as `loss.backward()` does."""
-    if _tangent_of(node) != "PlainAOTOutput(idx=0)":
-        raise ExportError(
-            node.name,
-            f"a gradient flows into {_tangent_of(node)}, which is not the loss",
-            "write only into tensors that require no gradient",
-        )
+    refuse_other_tangent(node)
     call = f"aten::ones_like({forward.values[0]}, memory_format=torch.preserve_format)"
     return writer.define("d_loss", writer.types.of(node.meta["val"]), call)
 
@@ -274,8 +260,7 @@ def _generator(node: fx.Node, suffix: str) -> InputSpec:
 
 
 def _backward_generators(writer: EntryWriter, backward: fx.GraphModule) -> list[Ref]:
-    nodes = backward.graph.find_nodes(op="placeholder")
-    states = [n for n in nodes if n.name.startswith("bwd_rng_state")]
+    states = generator_nodes(backward)
     return [writer.add_input(_generator(n, "/backward"), "Generator") for n in states]
 
 

@@ -12,6 +12,7 @@ ON_MISSED = ("warn", "raise")
 RESULTS = ("owned", "copied", "static", "accumulate")
 AGREE = ("capture", "step")
 CODEGENS = ("aten", "inductor")
+STRETCHES = ("auto", "divided", "undivided")
 
 
 def library_options(
@@ -73,6 +74,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "results": (RESULTS.__contains__, " or ".join(map(repr, RESULTS))),
     "agree": (AGREE.__contains__, " or ".join(map(repr, AGREE))),
     "codegen": (CODEGENS.__contains__, " or ".join(map(repr, CODEGENS))),
+    "stretches": (STRETCHES.__contains__, " or ".join(map(repr, STRETCHES))),
     "on_missed": (ON_MISSED.__contains__, " or ".join(map(repr, ON_MISSED))),
 }
 
@@ -82,6 +84,7 @@ class CompileOptions:
     """Checked options. `parse` names the nearest one for a name that there is not."""
 
     codegen: str = "aten"
+    stretches: str = "auto"
     host: Sequence[str] = ()
     order: str = "levels"
     min_partition_size: int | None = None

@@ -165,7 +165,16 @@ class ProgramMaker:
             return text, calls, []
         graphs = [(half.module, call.entry) for half, call in zip(halves, calls, strict=True)]
         owners = {call.entry: call.owners for call in calls}
-        made = compile_graphs(graphs, owners, text, known, self.style, self.options, self.label)
+        made = compile_graphs(
+            graphs,
+            owners,
+            text,
+            known,
+            self.style,
+            self.options,
+            self.label,
+            inference=self.backward is None,
+        )
         self._stretches.append(made)
         compiled = [replace(half, module=m) for m, half in zip(made.modules, halves, strict=True)]
         return *self._text(compiled, known), made.missed

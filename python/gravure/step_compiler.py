@@ -41,6 +41,7 @@ from .trace import (
     output_node,
     unique_names,
 )
+from .undivided import gains_undivided, undivided
 
 # Marks the loss in Dynamo's graph, whose outputs come in an order of Dynamo's own.
 LIBRARY.define("loss(Tensor loss) -> Tensor")
@@ -122,7 +123,8 @@ class StepCompiler:
         update = Update(self.optimizer, inputs) if self.optimizer is not None else None
         text, writer, places = step_entry(traced, carries_python=True, update=update)
         with unset_fake_temporarily():
-            device = device_of([traced.forward, traced.backward], label)
+            halves = [half for half in (traced.forward, traced.backward) if half is not None]
+            device = device_of(halves, label)
         examples = [value.meta.get("example_value") for value in output_node(graph).args[0]]
         return WrittenStep(
             label,
@@ -159,9 +161,12 @@ class StepCompiler:
         traced = Traced(self.name, *halves[:2], specs, outputs, halves[2], self.namer)
         if not style.inductor:
             return traced, None
+        wanted = self.options.stretches
+        if wanted == "undivided" or (wanted == "auto" and gains_undivided(traced)):
+            traced = undivided(traced)
         text, writer, _ = step_entry(traced, carries_python=True)
         made = compile_graphs(
-            [(traced.forward, "step"), (traced.backward, "step")],
+            [(half, "step") for half in (traced.forward, traced.backward) if half is not None],
             {"step": writer.owners},
             f"{HEADER}\n{text}",
             KnownNumbers(),
@@ -169,8 +174,8 @@ class StepCompiler:
             self.options,
             label,
         )
-        forward, backward = made.modules
-        return replace(traced, forward=forward, backward=backward), made
+        forward, *backward = made.modules
+        return replace(traced, forward=forward, backward=next(iter(backward), None)), made
 
 
 def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:

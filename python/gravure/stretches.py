@@ -20,7 +20,7 @@ from .known_numbers import KnownNumbers
 logger = logging.getLogger("gravure")
 
 _KINDLESS = (operator.getitem,)
-_NOT_INDUCTORS = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d")
+_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d")
 _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
@@ -30,6 +30,10 @@ Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
 Runs = Sequence[Sequence[int]]
 _HOST_RUN = -1
 _DRAWS = -3
+
+
+def is_collective(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", "") in _COLLECTIVES
 
 
 def has_host_parts(runs: Runs) -> bool:
@@ -95,9 +99,11 @@ def _planned(
             places[node] = (rank, max(partition, -1))
     nodes = [n for n in module.graph.nodes if n.op == "call_function"]
     for node in nodes:
-        if node not in places:
-            made_of = [places[i] for i in node.all_input_nodes if i in places]
-            places[node] = max(made_of, default=(0, -1))
+        made_of = [places[i] for i in node.all_input_nodes if i in places]
+        latest = max(made_of, default=(0, -1))
+        own, partition = places.get(node, latest)
+        # What a node is made of may end later: of its several statements only the first is needed.
+        places[node] = max(own, latest[0]), partition
     nodes.sort(key=lambda node: places[node][0])  # stable
     group: list[fx.Node] = []
     for node in nodes:
@@ -188,7 +194,7 @@ def _can_be_compiled(node: fx.Node, known: KnownNumbers) -> bool:
         return isinstance(source, fx.Node) and _can_be_compiled(source, known)
     if not _is_inductors_own(node) and _schema(node) is None:
         return False
-    if _writes(node) or getattr(node.target, "namespace", "") in _NOT_INDUCTORS:
+    if _writes(node) or is_collective(node):
         return False
     values = [node, *(n for n in node.all_input_nodes if not _is_graph(n))]
     return all(_is_known(n.meta.get("val"), known) for n in values)

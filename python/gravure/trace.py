@@ -54,11 +54,14 @@ class OutputSpec:
 
 @dataclass
 class Traced:
-    """AOTAutograd's graphs of one function, with what their inputs and outputs mean."""
+    """AOTAutograd's graphs of one function, with what their inputs and outputs mean.
+
+    `backward` is None where `forward` goes on with it: undivided.py.
+    """
 
     name: str
     forward: fx.GraphModule
-    backward: fx.GraphModule
+    backward: fx.GraphModule | None
     inputs: list[InputSpec]
     outputs: list[OutputSpec]
     metadata: Any  # AOTAutograd's ViewAndMutationMeta

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +38,19 @@ def plugin() -> Iterator[types.ModuleType]:
     yield module
     module.configure()
     gc.collect()
+
+
+@pytest.fixture
+def stretches(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stands for Inductor, which is never given a whole graph."""
+    from gravure import codegen
+    from stretch_compiler import Stretches
+
+    compiler = Stretches()
+
+    def parts(_: Any, *, symbolic: bool) -> list[codegen.Style]:
+        return [codegen.Style(inductor=True)]
+
+    monkeypatch.setattr(codegen, "compile_stretch", compiler)
+    monkeypatch.setattr(codegen, "styles", parts)
+    return compiler

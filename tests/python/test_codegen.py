@@ -20,6 +20,7 @@ from gravure.compiled_ops import CompiledCode, Layout
 from gravure.known_numbers import KnownNumbers
 from gravure.stretches import compile_stretches
 from running import bits, need_library
+from stretch_compiler import Stretches
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training import (
@@ -39,37 +40,6 @@ need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
 
 INDUCTOR = {"codegen": "inductor"}
-
-
-class Stretches:
-    """A compiler that runs each stretch as it is: everything must be eager's, bit for bit."""
-
-    def __init__(self) -> None:
-        self.operators: list[int] = []
-        self.calls = 0
-
-    def __call__(self, module: fx.GraphModule, **_: Any) -> Callable[[list[Tensor]], Any]:
-        self.operators.append(sum(n.op == "call_function" for n in module.graph.nodes))
-
-        def run(inputs: list[Tensor]) -> Any:
-            self.calls += 1
-            given = list(inputs)
-            inputs.clear()
-            return module(*given)
-
-        return run
-
-
-@pytest.fixture
-def stretches(monkeypatch: pytest.MonkeyPatch) -> Stretches:
-    compiler = Stretches()
-
-    def parts(_: Any, *, symbolic: bool) -> list[codegen.Style]:
-        return [codegen.Style(inductor=True)]
-
-    monkeypatch.setattr(codegen, "compile_stretch", compiler)
-    monkeypatch.setattr(codegen, "styles", parts)
-    return compiler
 
 
 class Mixed(nn.Module):
@@ -147,10 +117,11 @@ def test_other_sizes_are_other_stretches(stretches: Stretches) -> None:
     assert len(stretches.operators) == 6
 
 
-def test_a_step_of_stretches_around_host_reads(stretches: Stretches) -> None:
+@pytest.mark.parametrize("way", ["divided", "undivided"])
+def test_a_step_of_stretches_around_host_reads(stretches: Stretches, way: str) -> None:
     model = models.moe()
     ours = copy.deepcopy(model.module)
-    step = gravure.compile_step(ours, options=INDUCTOR | {"poison": True})
+    step = gravure.compile_step(ours, options=INDUCTOR | {"poison": True, "stretches": way})
     same_steps(step, ours, model, 5)
     assert stretches.calls
 
@@ -260,15 +231,16 @@ def loss_of(model: nn.Module) -> Callable[..., Any]:
     return loss
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["backend", "step"])
+@pytest.mark.parametrize("way", ["backend", "divided", "undivided"])
 @pytest.mark.parametrize("model", [Mlp(0.15), Mixed()], ids=["mlp", "mixed"])
-def test_captured_kernels_give_the_bits_of_uncaptured_ones(model: nn.Module, whole: bool) -> None:
+def test_captured_kernels_give_the_bits_of_uncaptured_ones(model: nn.Module, way: str) -> None:
+    whole = way != "backend"
     older = [graph.number for graph in gravure.report().graphs]
     sides = []
     for options in ({"poison": True}, {"uncaptured": True}):
         ours, options = copy.deepcopy(model), INDUCTOR | options
         if whole:
-            call = gravure.compile_step(loss_of(ours), options=options)
+            call = gravure.compile_step(loss_of(ours), options=options | {"stretches": way})
         else:
             options |= {"on_missed": "raise"}
             call = torch.compile(ours, backend="gravure", fullgraph=True, options=options)

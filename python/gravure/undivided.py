@@ -98,18 +98,13 @@ class _Joined:
                 self._copy(node, half)
 
     def _copy(self, node: fx.Node, half: fx.GraphModule) -> None:
-        copy = self._graph.node_copy(node, self._env.__getitem__)
         if node.op == "get_attr":
-            copy.target = self._name_of(operator.attrgetter(str(node.target))(half), node.target)
-        self._env[node] = copy
-
-    def _name_of(self, held: Any, wanted: Any) -> str:
-        """Under which `held` is known in the new module: both halves may use one name."""
-        name = wanted = str(wanted).replace(".", "_")
-        number = 1
-        while self._held.setdefault(name, held) is not held:
-            name, number = f"{wanted}_{number}", number + 1
-        return name
+            name = str(node.target)
+            held = operator.attrgetter(name)(half)
+            # Both halves were cut from one graph, whose names they kept.
+            if self._held.setdefault(name, held) is not held:
+                raise AssertionError(f"forward and backward hold different things as {name}")
+        self._env[node] = self._graph.node_copy(node, self._env.__getitem__)
 
     def _results(self, traced: Traced) -> tuple[list[Any], list[Any]]:
         """The forward's own, and what it saves."""

@@ -24,7 +24,7 @@ UNDIVIDED = {"codegen": "inductor", "stretches": "undivided", "poison": True}
 
 
 class Constants(nn.Module):
-    """A tensor constant in the forward and another one, by the same name, in the backward."""
+    """A tensor constant in the forward, and another one in the backward."""
 
     class Scaled(torch.autograd.Function):
         @staticmethod

@@ -1,8 +1,11 @@
 #include "ir/entry_reader.h"
 
 #include "ir/cudagraph_ops.h"
+#include "ir/graph_room.h"
 
 #include <llvm/ADT/ArrayRef.h>
+
+#include <algorithm>
 
 namespace gravure {
 namespace {
@@ -14,6 +17,19 @@ bool isBlockName(const Token& token) {
 }
 
 }  // namespace
+
+size_t Vocabulary::takeExpectedNames(size_t begin) {
+  if (begin < counted_) return 0;
+  constexpr size_t kShortLine = 16;
+  size_t lines = 0;
+  size_t at = text_.find('\n', begin);
+  for (; at != std::string_view::npos; at = text_.find('\n', at + 1)) {
+    if (text_.compare(at + 1, 5, "graph") == 0) break;
+    ++lines;
+  }
+  counted_ = std::min(at, text_.size());
+  return std::min(lines, (counted_ - begin) / kShortLine);
+}
 
 c10::intrusive_ptr<ArgList> LastArgs::same(const CallTarget& target, CallArgs& call, int32_t rng) {
   auto& list = last_[&target];
@@ -39,7 +55,7 @@ Entry EntryReader::read() {
     entry_.name = std::string(name.text);
   }
   entry_.graph = std::make_shared<Graph>();
-  values_.reserveNames(*entry_.graph);
+  makeRoom(*entry_.graph, expectedNames_);
   lexer_.expect('(');
   while (!lexer_.at(')')) {
     if (!entry_.inputs.empty()) lexer_.expect(',', "',' or ')'");
@@ -49,6 +65,7 @@ Entry EntryReader::read() {
   lexer_.expect(':');
   readStatements(entry_.graph->block(), 0);
   readReturn();
+  values_.nameValues();
   values_.dropFoldedNodes();
   return std::move(entry_);
 }

@@ -12,7 +12,6 @@
 #include <llvm/ADT/SmallVector.h>
 #include <llvm/ADT/StringMap.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -33,11 +32,11 @@ class LastArgs {
 class Vocabulary {
  public:
   explicit Vocabulary(TextLexer& lexer)
-      : types(lexer), foldBudget(8 * lexer.text().size() + 65536),
-        expectedNames_(std::count(lexer.text().begin(), lexer.text().end(), '\n')) {}
+      : types(lexer), foldBudget(8 * lexer.text().size() + 65536), text_(lexer.text()) {}
 
-  /// About one name a line for the first entry, none for others: there may be many.
-  size_t takeExpectedNames() { return std::exchange(expectedNames_, 0); }
+  /// About one name a line of the entry that begins at `begin`. No line is counted twice: there may be
+  /// many entries on one.
+  size_t takeExpectedNames(size_t begin);
 
   TypeReader types;
   CallTargets targets;
@@ -47,14 +46,16 @@ class Vocabulary {
   size_t foldBudget;
 
  private:
-  size_t expectedNames_;
+  std::string_view text_;
+  size_t counted_ = 0;  // where the last entry whose lines were counted ends
 };
 
 class EntryReader {
  public:
   EntryReader(TextLexer& lexer, Vocabulary& vocabulary)
-      : lexer_(lexer), vocabulary_(vocabulary), values_(lexer, vocabulary.takeExpectedNames()),
-        arguments_(lexer, values_, vocabulary.foldBudget) {}
+      : lexer_(lexer), vocabulary_(vocabulary),
+        expectedNames_(vocabulary.takeExpectedNames(lexer.peek().offset)),
+        values_(lexer, expectedNames_), arguments_(lexer, values_, vocabulary.foldBudget) {}
 
   /// From `graph` to the `)` of its `return`.
   Entry read();
@@ -86,6 +87,7 @@ class EntryReader {
 
   TextLexer& lexer_;
   Vocabulary& vocabulary_;
+  size_t expectedNames_;
   ValueTable values_;
   ArgumentReader arguments_;
   Entry entry_;

@@ -4,6 +4,9 @@
 
 #include <llvm/Support/xxhash.h>
 
+#include <algorithm>
+#include <bit>
+
 namespace gravure {
 namespace {
 
@@ -22,56 +25,56 @@ size_t weigh(const Arg& arg, int level, int& depth) {
 
 }  // namespace
 
-void ValueTable::reserveNames(const Graph& graph) const {
-  // The graph is not const, and offers its table only so.
-  auto& names = const_cast<std::unordered_map<std::string, Value*>&>(graph.debugNames());
-  names.reserve(names_.capacity());
+/// Names that differ in their last character alone are neighbours: what a program defines one after the
+/// other, `%add_31`, `%add_32`, lies in one line of the cache.
+std::pair<size_t, uint32_t> ValueTable::look(std::string_view name) const {
+  constexpr size_t kInLine = 64 / sizeof(Slot);
+  const auto last = static_cast<unsigned char>(name.back());
+  const uint64_t stem = llvm::xxh3_64bits(llvm::StringRef(name.data(), name.size() - 1));
+  const auto hash = static_cast<uint32_t>(stem >> 32) + last;
+  const size_t mask = slots_.size() - 1;
+  for (size_t at = (stem * kInLine + last % kInLine) & mask;; at = (at + 1) & mask) {
+    const Slot& slot = slots_[at];
+    const bool known = slot.hash == hash && slot.place && names_[slot.place - 1].name == name;
+    if (known || !slot.place) return {at, hash};
+  }
 }
 
-std::pair<const ValueTable::Named*, uint64_t> ValueTable::look(std::string_view name) const {
-  constexpr uint64_t kKeys =
-      ~uint64_t{0} >> 1;  // DenseMap keeps the two largest numbers for itself
-  uint64_t key = llvm::xxh3_64bits(llvm::StringRef(name.data(), name.size())) & kKeys;
-  // Two names of one hash: the later one has the next free key.
-  for (;; key = (key + 1) & kKeys) {
-    const auto at = byHash_.find(key);
-    if (at == byHash_.end()) return {nullptr, key};
-    if (names_[at->second].name == name) return {&names_[at->second], key};
+void ValueTable::makeSlots(size_t names) {
+  constexpr size_t kLeast = 64;
+  slots_.assign(std::max(kLeast, std::bit_ceil(2 * names)), Slot{});
+  for (size_t i = 0; i < names_.size(); ++i) {
+    const auto [at, hash] = look(names_[i].name);
+    slots_[at] = {hash, static_cast<uint32_t>(i + 1)};
   }
 }
 
 ValueTable::Named& ValueTable::add(const Token& name) {
-  const auto [known, key] = look(name.text);
-  if (known) {
+  if (2 * names_.size() >= slots_.size()) makeSlots(2 * names_.size());
+  const auto [at, hash] = look(name.text);
+  if (slots_[at].place) {
     lexer_.fail(name.offset, "expected a name of its own for each value, found " + quoted(name) +
                                  " a second time");
   }
-  byHash_.try_emplace(key, static_cast<uint32_t>(names_.size()));
-  return names_.emplace_back(Named{name.text, nullptr, scope_, -1});
+  names_.push_back(Named{name.text, nullptr, scope_, -1});
+  slots_[at] = {hash, static_cast<uint32_t>(names_.size())};
+  return names_.back();
 }
 
-void ValueTable::define(const Token& name, Value* value) {
-  add(name).value = value;
-  const bool anonymous = name.text.find_first_not_of("0123456789") == std::string_view::npos;
-  if (!anonymous) value->setDebugName(std::string(name.text));
-}
+void ValueTable::define(const Token& name, Value* value) { add(name).value = value; }
 
 void ValueTable::defineFolded(const Token& name, FoldedConstant folded) {
   Named& named = add(name);
   named.folded = static_cast<int32_t>(folded_.size());
-  if (folded.node) {
-    named.value = folded.node->output(0);
-    const bool anonymous = name.text.find_first_not_of("0123456789") == std::string_view::npos;
-    if (!anonymous) named.value->setDebugName(std::string(name.text));
-  }
+  if (folded.node) named.value = folded.node->output(0);
   folded.weight = weigh(folded.arg, 0, folded.depth);
   folded_.push_back(std::move(folded));
 }
 
 ValueTable::Found ValueTable::find(const Token& name) {
-  const Named* const known = look(name.text).first;
-  if (!known) lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name));
-  const Named& named = *known;
+  const uint32_t place = slots_[look(name.text).first].place;
+  if (!place) lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name));
+  const Named& named = names_[place - 1];
   if (!open_[named.scope]) {
     lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name) +
                                  ", which belongs to a block that has ended");
@@ -106,6 +109,22 @@ void ValueTable::leave(const Scope& scope) {
   barrier_ = scope.outerBarrier;
   scope_ = outer_.back();
   outer_.pop_back();
+}
+
+/// All at once when the nodes are made: what the graph keeps of names then lies close together, and what
+/// a name needs of its value can be fetched ahead.
+void ValueTable::nameValues() const {
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    if (i + kAhead < names_.size()) {
+      const Named& ahead = names_[i + kAhead];
+      __builtin_prefetch(ahead.value);
+      __builtin_prefetch(ahead.name.data());
+    }
+    const auto& [name, value, scope, folded] = names_[i];
+    const bool anonymous = name.find_first_not_of("0123456789") == std::string_view::npos;
+    if (value && !anonymous) value->setDebugName(std::string(name));
+  }
 }
 
 void ValueTable::dropFoldedNodes() {

@@ -5,8 +5,6 @@
 #include "ir/program.h"
 #include "ir/text_lexer.h"
 
-#include <llvm/ADT/DenseMap.h>
-
 #include <vector>
 
 namespace gravure {
@@ -26,14 +24,11 @@ class ValueTable {
  public:
   /// Room for `expected` names is made at once.
   ValueTable(const TextLexer& lexer, size_t expected) : lexer_(lexer) {
-    byHash_.reserve(expected);
     names_.reserve(expected);
+    makeSlots(expected);
   }
 
-  /// Makes room in the graph's own table of names, which grows slowly otherwise.
-  void reserveNames(const Graph& graph) const;
-
-  /// TextError if the name is taken. A name of digits only stays out of the graph.
+  /// TextError if the name is taken.
   void define(const Token& name, Value* value);
   void defineFolded(const Token& name, FoldedConstant folded);
 
@@ -54,6 +49,8 @@ class ValueTable {
   Scope enter(bool isolated);
   void leave(const Scope& scope);
 
+  /// Gives the values their names in the graph. A name of digits only stays out of it.
+  void nameValues() const;
   /// Destroys the constant nodes that only arguments used.
   void dropFoldedNodes();
 
@@ -64,15 +61,21 @@ class ValueTable {
     uint32_t scope = 0;
     int32_t folded = -1;
   };
+  /// Where a name is in `names_`, plus one; 0 in a free slot.
+  struct Slot {
+    uint32_t hash = 0;
+    uint32_t place = 0;
+  };
   Named& add(const Token& name);
-  /// Where the name is in `names_`, or the place in `byHash_` that it would have.
-  std::pair<const Named*, uint64_t> look(std::string_view name) const;
+  /// The slot of the name, or the free one that it would have, with its hash.
+  std::pair<size_t, uint32_t> look(std::string_view name) const;
+  void makeSlots(size_t names);
 
   const TextLexer& lexer_;
   /// Names in the order of their definition, so that those of late are near each other; a small table
   /// of their hashes finds them. The names of a large program fit no cache.
   std::vector<Named> names_;
-  llvm::DenseMap<uint64_t, uint32_t> byHash_;
+  std::vector<Slot> slots_;  // as many as a power of two, at least half of them free
   std::vector<FoldedConstant> folded_;
   std::vector<bool> open_{true};
   std::vector<uint32_t> outer_;

@@ -6,6 +6,7 @@
 #include "ir/cudagraph_ops.h"
 #include "tests/catch.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace gravure {
@@ -338,6 +339,48 @@ TEST_CASE("a value is seen only where it stands") {
   CHECK(errorOf(entry("%y : Tensor = cudagraph::partition[index=0]()\n block0():\n -> (%a)")) ==
         "x.gv:5:6: expected a parameter of this block or a value defined in it, found '%a' from "
         "outside; pass it as an operand");
+}
+
+TEST_CASE("names are told apart however many there are and however the text is laid out") {
+  // Some differ in one character, some in their length alone; statements read old and new ones.
+  constexpr size_t kCount = 900;
+  std::vector<std::string> names;
+  std::string statements;
+  for (size_t i = 0; i < kCount; ++i) {
+    const std::string other = i ? names[i * 31 % i] : "a";
+    const std::string last = i ? names.back() : "b";
+    const std::string call = "aten::add.Tensor(%" + last + ", %" + other + ")\n";
+    names.push_back(i % 3 ? "v_" + std::to_string(i * 7919 % kCount) : std::string(1 + i / 3, 'x'));
+    statements += "  %" + names.back() + " : Tensor = " + call;
+  }
+  std::string text = entry(statements, "%" + names.back());
+  const Program program = readProgram(text);
+  CHECK(statementsOf(text) == statements);
+  for (size_t i : {0, 1, 450, 899}) {
+    const std::string again = "%" + names[i] + " : Tensor = aten::neg(%a)";
+    const std::string error = errorOf(entry(statements + again));
+    CHECK(error.substr(0, 12) == "x.gv:" + std::to_string(3 + kCount) + ":1: ");
+    CHECK(error.find("a second time") != std::string::npos);
+  }
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  std::string why;
+  CHECK(equalPrograms(program, readProgram(text), &why));
+  CHECK(why.empty());
+}
+
+TEST_CASE("each entry has room for more names than it has") {
+  std::string statements;
+  for (size_t i = 0; i < 1000; ++i) {
+    statements += "  %v" + std::to_string(i) + " : Tensor = aten::neg(%a)\n";
+  }
+  const std::string graph = "(%a : Tensor):\n" + statements + "  return ()\n";
+  const Program program = readProgram("graph forward" + graph + "\ngraph backward" + graph);
+  REQUIRE(program.entries.size() == 2);
+  for (const Entry& entry : program.entries) {
+    const auto& names = entry.graph->debugNames();
+    CHECK(names.size() == 1001);
+    CHECK(names.bucket_count() * names.max_load_factor() >= 2000);
+  }
 }
 
 TEST_CASE("absurd texts are refused in linear time and memory") {

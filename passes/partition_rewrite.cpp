@@ -35,25 +35,17 @@ PartitionRewriter::PartitionRewriter(Graph& graph, const PartitionPlan& plan, in
 }
 
 void PartitionRewriter::run() {
-  for (const Value* input : graph_.inputs()) look(input);
+  findTakenNames();
   moveNodes();
   makeResults();
   makeParameters();
   connectOperands();
 }
 
-void PartitionRewriter::look(const Value* value) {
-  if (value->unique() >= outer_.size()) outer_.resize(value->unique() + 1, nullptr);
-  if (!value->hasDebugName()) return;
-  std::string name = value->debugName();
-  if (endsAsOurs(name)) takenNames_.insert(std::move(name));
-}
-
-void PartitionRewriter::look(const Node* node) {
-  for (const Value* output : node->outputs()) look(output);
-  for (const Block* block : node->blocks()) {
-    for (const Value* parameter : block->inputs()) look(parameter);
-    for (const Node* inner : block->nodes()) look(inner);
+/// From the graph's table of names: its values lie all over memory.
+void PartitionRewriter::findTakenNames() {
+  for (const auto& [name, value] : graph_.debugNames()) {
+    if (endsAsOurs(name)) takenNames_.insert(name);
   }
 }
 
@@ -67,10 +59,7 @@ void PartitionRewriter::moveNodes() {
       partitions_.push_back(partition);
       home = partition->addBlock();
     }
-    for (Node* node : run.nodes) {
-      look(node);
-      node->moveBefore(home->return_node());
-    }
+    for (Node* node : run.nodes) node->moveBefore(home->return_node());
   }
 }
 
@@ -83,6 +72,7 @@ void PartitionRewriter::makeResults() {
       name(result, inner, ".out");
       inner->replaceAllUsesAfterNodeWith(partition, result);
       partition->blocks()[0]->registerOutput(inner);
+      if (inner->unique() >= outer_.size()) outer_.resize(inner->unique() + 1, nullptr);
       outer_[inner->unique()] = result;
     }
   }

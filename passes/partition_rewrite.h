@@ -34,9 +34,7 @@ class PartitionRewriter {
   Value* outerOf(Value* value) const;
   /// Names `value` after `origin` with `ending`; leaves it anonymous if `origin` is.
   void name(Value* value, const Value* origin, const std::string& ending);
-  /// Makes room for a value of the program in outer_, and notes its name.
-  void look(const Value* value);
-  void look(const Node* node);
+  void findTakenNames();
 
   Graph& graph_;
   const PartitionPlan& plan_;

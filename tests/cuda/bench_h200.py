@@ -2,9 +2,11 @@
 
     python3 tests/cuda/bench_h200.py [--configs small,moe] [--variants eager,full_step,gravure]
 
-Every variant runs in a process of its own, first for the figures, then in deterministic mode, to
-compare the bits of loss and gradients over three steps. Prints a table, a row as it is measured;
-writes bench.json into $OUT.
+Every variant runs in two processes of its own: one for the figures; one in deterministic mode, to
+compare the bits of loss and gradients over three steps (--bits 0 leaves it out). cuBLAS wants
+CUBLAS_WORKSPACE_CONFIG for that, and PyTorch reads that variable anew for every matrix product,
+which took 30 us of the host each: the figures are measured without it. Prints a table, a row as it
+is measured; writes bench.json into $OUT.
 
 gravure hands out results as gravure.load does by default; gravure_static its own buffers each step,
 as full_step does; backend is torch.compile(backend="gravure") with autograd's backward;
@@ -47,7 +49,9 @@ CONFIGS = {
 }
 VARIANTS = ("eager", "full_step", "gravure", "gravure_static", "backend", "compile_step")
 STEPS = 40
-BATCHES = 100  # every timed step gets token counts of its own
+# Every step gets token counts of its own. For each size that it has not met cuBLAS takes some 200 us
+# to choose an algorithm, once a thread: a training run has met them all.
+WARM_STEPS = {"moe": 300}
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
@@ -56,7 +60,8 @@ def make(name: str) -> tuple[moe_step.Step, list[tuple[Tensor, Tensor]]]:
     config, moe = CONFIGS[name]
     torch.manual_seed(0)
     step = moe_step.Step(moe_step.Moe(config, moe=moe)).to(device="cuda", dtype=torch.bfloat16)
-    return step, [moe_step.batch(config, "cuda", seed) for seed in range(BATCHES)]
+    steps = WARM_STEPS.get(name, 8) + 2 * STEPS
+    return step, [moe_step.batch(config, "cuda", seed) for seed in range(steps)]
 
 
 def eager(step: moe_step.Step, call: Callable[[Tensor, Tensor], Tensor] | None = None) -> Step:
@@ -98,7 +103,7 @@ def full_step(step: moe_step.Step, ids: Tensor, targets: Tensor) -> Step:
 
 
 def engraved(
-    step: moe_step.Step, ids: Tensor, targets: Tensor, results: str, notes: dict[str, Any]
+    step: moe_step.Step, data: tuple[Tensor, Tensor], notes: dict[str, Any], **options: Any
 ) -> Step:
     import gravure
 
@@ -107,10 +112,10 @@ def engraved(
     folder = Path(os.environ["GRAVURE_BENCH_PROGRAM"]) / mode
     if not (folder / "program.gv").exists():
         begun = time.perf_counter()
-        gravure.export_step(step, (ids, targets), folder)
+        gravure.export_step(step, data, folder)
         notes["export_s"] = round(time.perf_counter() - begun, 1)
     begun = time.perf_counter()
-    program = gravure.load(folder, "cuda", results=results)
+    program = gravure.load(folder, "cuda", **options)
     notes["load_s"] = round(time.perf_counter() - begun, 2)
     program.bind_saved(roles=("constant", "rng_state"))
     held = dict(step.named_parameters(remove_duplicate=False)) | dict(step.named_buffers())
@@ -154,8 +159,8 @@ def build(variant: str, step: moe_step.Step, data: Any, notes: dict[str, Any]) -
         return eager(step, torch.compile(step, backend="gravure"))
     if variant == "reduce_overhead":
         return eager(step, torch.compile(step, mode="reduce-overhead"))
-    results = "static" if variant == "gravure_static" else "owned"
-    return engraved(step, *data[0], results, notes)
+    options = {"results": "static"} if variant == "gravure_static" else {}
+    return engraved(step, data[0], notes, **options)
 
 
 def digest(loss: Tensor, gradients: dict[str, Tensor]) -> str:
@@ -174,15 +179,16 @@ def check_bits(run: Step, data: Any) -> dict[str, Any]:
 
 
 def measure(run: Step, data: Any) -> dict[str, Any]:
-    for i in range(8):
-        run(*data[i])
+    for batch in data[: -2 * STEPS]:
+        run(*batch)
+    timed, streamed = data[-2 * STEPS : -STEPS], data[-STEPS:]
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     whole, host = [], []
-    for i in range(STEPS):
+    for batch in timed:
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        results = run(*data[i + 8])
+        results = run(*batch)
         returned = time.perf_counter()
         torch.cuda.synchronize()
         whole.append(time.perf_counter() - begun)
@@ -190,8 +196,8 @@ def measure(run: Step, data: Any) -> dict[str, Any]:
         del results
     torch.cuda.synchronize()
     begun = time.perf_counter()
-    for i in range(STEPS):
-        results = run(*data[i + 8 + STEPS])
+    for batch in streamed:
+        results = run(*batch)
         del results
     torch.cuda.synchronize()
     stream = (time.perf_counter() - begun) / STEPS
@@ -206,8 +212,7 @@ def measure(run: Step, data: Any) -> dict[str, Any]:
     }
 
 
-def one(variant: str, config: str) -> dict[str, Any]:
-    """Figures first; then the bits, from a run that was built in deterministic mode."""
+def figures(variant: str, config: str) -> dict[str, Any]:
     step, data = make(config)
     before = [int(t.sum()) for pair in data for t in pair]
     notes: dict[str, Any] = {}
@@ -218,21 +223,29 @@ def one(variant: str, config: str) -> dict[str, Any]:
         notes["stats"] = program.stats()
         notes["states"] = program.partition_states()
         notes["runtime_remarks"] = [r for r in program.remarks() if r["pass"] == "runtime"][:20]
-    del run, program
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    found |= check_bits(build(variant, step, data, {}), data)
     found["inputs_intact"] = before == [int(t.sum()) for pair in data for t in pair]
     return found | notes
 
 
-def spawn(variant: str, config: str, folder: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", variant, config]
-    environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+def bits(variant: str, config: str) -> dict[str, Any]:
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    step, data = make(config)
+    return check_bits(build(variant, step, data, {}), data)
+
+
+PARTS = {"figures": figures, "bits": bits}
+
+
+def spawn(part: str, variant: str, config: str, folder: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", part, variant, config]
+    environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
     environment["GRAVURE_BENCH_PROGRAM"] = folder
+    if part == "bits":
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     begun = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    took = {"took_s": round(time.perf_counter() - begun, 1)}
+    took = {f"{part}_took_s": round(time.perf_counter() - begun, 1)}
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode == 0 and lines:
         return json.loads(lines[-1].removeprefix("RESULT ")) | took
@@ -257,7 +270,7 @@ def show(row: dict[str, Any]) -> None:
 def compared(variant: str, digests: dict[str, Any]) -> str:
     if variant == "eager":
         return "reference"
-    if digests.get("eager") is None:
+    if digests.get("eager") is None or digests[variant] is None:
         return "not compared"
     return "yes" if digests[variant] == digests["eager"] else "NO"
 
@@ -266,10 +279,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--configs", default="small,small_dropout,moe")
     parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "CONFIG"))
+    parser.add_argument("--bits", type=int, choices=(0, 1), default=1)
+    parser.add_argument("--one", nargs=3, metavar=("PART", "VARIANT", "CONFIG"))
     options = parser.parse_args()
     if options.one:
-        print("RESULT " + json.dumps(one(*options.one)), flush=True)
+        part, *what = options.one
+        print("RESULT " + json.dumps(PARTS[part](*what)), flush=True)
         return 0
     print("| config | variant | step | host | stream | alloc | reserved | bits of eager | note |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
@@ -280,7 +295,9 @@ def main() -> int:
         for variant in options.variants.split(","):
             if variant == "full_step" and CONFIGS[config][1]:
                 continue  # it reads on the host: no capture of the whole step
-            row = {"config": config, "variant": variant} | spawn(variant, config, folder)
+            row = {"config": config, "variant": variant}
+            for part in ("figures", "bits")[: 1 + options.bits]:
+                row |= spawn(part, variant, config, folder)
             digests[variant] = row.get("digests")
             row["same_bits"] = compared(variant, digests)
             about["rows"].append(row)

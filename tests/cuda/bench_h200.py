@@ -49,8 +49,8 @@ CONFIGS = {
 }
 VARIANTS = ("eager", "full_step", "gravure", "gravure_static", "backend", "compile_step")
 STEPS = 40
-# Every step gets token counts of its own. For each size that it has not met cuBLAS takes some 200 us
-# to choose an algorithm, once a thread: a training run has met them all.
+# Every step gets token counts of its own. For each size that it has not met, cuBLAS takes some
+# 200 us to choose an algorithm, once: a training run has met them all.
 WARM_STEPS = {"moe": 300}
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]

@@ -7,8 +7,9 @@ A program starts an all-gather, an all-reduce and a reduce-scatter, multiplies m
 none of them, and waits. Each rank traces STEPS uncaptured steps and as many replays with
 torch.profiler, and the same program with each wait right behind its start, where nothing can
 overlap. A row a trace: microseconds a step in which NCCL's kernels run, other kernels run, and both
-do. Exit status 0 only if each rank captured, the bits are equal, and a replay overlaps at least 0.8
-of what the uncaptured step does. Traces go to $OUT.
+do. Exit status 0 only if each rank captured, the bits are equal, and of the time of NCCL's kernels
+as great a share (at least 0.8 of it) overlaps in a replay as uncaptured: their time itself differs,
+since they wait for the other rank. Traces go to $OUT.
 """
 
 from __future__ import annotations
@@ -70,10 +71,14 @@ def trace_path(out: Path, name: str, rank: int) -> Path:
     return out / f"{name.replace(',', '').replace(' ', '_')}_{rank}.json"
 
 
+def share(found: dict[str, float]) -> float:
+    """Of the time of NCCL's kernels, how much has computation beside it."""
+    return found["both"] / found["nccl"] if found["nccl"] else 0.0
+
+
 def row(name: str, found: dict[str, float], steps: int) -> str:
-    each = {kind: time / steps for kind, time in found.items()}
-    share = found["both"] / found["nccl"] if found["nccl"] else 0.0
-    return f"{name:34} {each['nccl']:9.1f} {each['other']:9.1f} {each['both']:9.1f} {share:8.2f}"
+    nccl, other, both = (found[kind] / steps for kind in ("nccl", "other", "both"))
+    return f"{name:34} {nccl:9.1f} {other:9.1f} {both:9.1f} {share(found):8.2f}"
 
 
 HEAD = f"{'us a step':34} {'nccl':>9} {'other':>9} {'both':>9} {'of nccl':>8}"
@@ -183,17 +188,17 @@ def judge(out: Path) -> bool:
     print(HEAD)
     good = True
     for rank in range(WORLD):
-        both = {}
+        shares = {}
         for way in ("uncaptured", "replayed"):
             for suffix in ("", ", waits at once"):
                 name = f"{way}{suffix}"
                 found = times(json.loads(trace_path(out, name, rank).read_text()))
-                both[name] = found["both"]
+                shares[name] = share(found)
                 print(row(f"rank {rank}: {name}", found, STEPS))
         said = json.loads((out / f"rank{rank}.json").read_text())
         states = {name: s for name, s in said["states"].items() if name.startswith("replayed")}
         captured = all(set(s) == {"captured"} for s in states.values())
-        enough = both["replayed"] >= 0.8 * both["uncaptured"] > 0
+        enough = shares["replayed"] >= 0.8 * shares["uncaptured"] > 0
         good &= said["equal"] and captured and enough
         print(f"rank {rank}: captured {captured}, bits equal {said['equal']}, overlap {enough}")
     return good

@@ -21,7 +21,8 @@ from .halves import (
 from .stretches import is_collective
 from .trace import Traced, output_node
 
-# Bytes that the forward's operators compute up to which one graph was faster: docs/benchmarks.md.
+# Bytes that the forward's operators compute: between steps where one graph was faster, and larger
+# ones where two were (docs/benchmarks.md).
 _FEW = 1 << 30
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .codegen import ATEN, Style
 from .eager_unpack import unpacks_as_eager
@@ -164,6 +166,11 @@ def refusal(error: Exception, name: str) -> ExportError:
     explanation = next((x[12:].strip() for x in lines if x.startswith("Explanation:")), "")
     stack = getattr(error, "real_stack", None)
     place = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    if isinstance(error, GuardOnDataDependentSymNode):
+        # It knows the line by its words alone.
+        caused = re.search(r"^Caused by: \((.+?:\d+) in ", str(error), re.MULTILINE)
+        place = place or (caused.group(1) if caused else "")
+        remedy = 'use torch.compile(backend="gravure"), which breaks the graph at such a branch'
     what = f"{reason}: {explanation}" if explanation else f"{type(error).__name__}: {reason}"
     if "Tensor.backward()" in reason:
         what = "it calls backward() itself"

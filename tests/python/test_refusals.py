@@ -127,3 +127,32 @@ def test_prims_without_an_aten_form(tmp_path: Path) -> None:
     w, cbrt = weight(3), torch.ops.prims.cbrt
     error = refused(lambda x: (cbrt(x) * w).sum(), (torch.randn(3),), tmp_path)
     assert "prims::cbrt" in error.node and "test_refusals.py" in error.source
+
+
+def test_a_backward_that_branches_on_data_is_named_by_its_line(tmp_path: Path) -> None:
+    with torch.library._scoped_library("gravure_test", "FRAGMENT") as library:
+        library.define("first_rows(Tensor x, SymInt n) -> Tensor")
+        library.impl("first_rows", lambda x, n: x[:n].clone(), "CPU")
+        library.impl("first_rows", lambda x, n: x.new_empty(n, x.shape[1]), "Meta")
+
+        def setup(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.rows, ctx.shape = inputs[1], inputs[0].shape
+
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+            scale = 0.0 if ctx.rows == 3 else 1.0  # a number that is read from x
+            return gradient.new_zeros(ctx.shape) + scale, None
+
+        torch.library.register_autograd(
+            "gravure_test::first_rows", backward, setup_context=setup, lib=library
+        )
+        w, x = weight(4, 4), torch.randn(4, 4)
+
+        def step(x: Tensor) -> Tensor:
+            rows = int((x[:, 0] > 0).sum().item())
+            torch._check(rows >= 0)
+            torch._check(rows <= 4)
+            return torch.ops.gravure_test.first_rows(x * w, rows).sum()
+
+        error = refused(step, (x,), tmp_path)
+    assert "test_refusals.py:" in error.source and "data-dependent" in error.reason
+    assert "torch.compile" in error.remedy

@@ -170,6 +170,7 @@ def refusal(error: Exception, name: str) -> ExportError:
         # It knows the line by its words alone.
         caused = re.search(r"^Caused by: \((.+?:\d+) in ", str(error), re.MULTILINE)
         place = place or (caused.group(1) if caused else "")
+    if isinstance(error, GuardOnDataDependentSymNode) or reason.startswith("Data-dependent"):
         remedy = 'use torch.compile(backend="gravure"), which breaks the graph at such a branch'
     what = f"{reason}: {explanation}" if explanation else f"{type(error).__name__}: {reason}"
     if "Tensor.backward()" in reason:

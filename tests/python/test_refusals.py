@@ -66,6 +66,7 @@ def test_graph_break(tmp_path: Path) -> None:
 
     error = refused(loss, (torch.randn(3),), tmp_path)
     assert "test_refusals.py" in error.source
+    assert "torch.compile" in error.remedy
 
 
 def test_outer_graph(tmp_path: Path) -> None:

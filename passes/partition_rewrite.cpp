@@ -1,31 +1,11 @@
 #include "passes/partition_rewrite.h"
 
 #include "ir/cudagraph_ops.h"
+#include "passes/fresh_name.h"
 
-#include <algorithm>
-#include <cctype>
 #include <numeric>
 
 namespace gravure {
-namespace {
-
-/// True for names such as "x.out", "x.out.2" and "x.p3", which a new name could meet.
-bool endsAsOurs(std::string_view name) {
-  size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos) return false;
-  const auto isDigit = [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; };
-  if (dot > 0 && dot + 1 < name.size() &&
-      std::all_of(name.begin() + dot + 1, name.end(), isDigit)) {
-    name = name.substr(0, dot);
-    dot = name.rfind('.');
-    if (dot == std::string_view::npos) return false;
-  }
-  const std::string_view ending = name.substr(dot + 1);
-  return ending == "out" || (ending.size() > 1 && ending[0] == 'p' &&
-                             std::all_of(ending.begin() + 1, ending.end(), isDigit));
-}
-
-}  // namespace
 
 PartitionRewriter::PartitionRewriter(Graph& graph, const PartitionPlan& plan, int64_t firstIndex)
     : graph_(graph), plan_(plan), firstIndex_(firstIndex) {
@@ -35,18 +15,10 @@ PartitionRewriter::PartitionRewriter(Graph& graph, const PartitionPlan& plan, in
 }
 
 void PartitionRewriter::run() {
-  findTakenNames();
   moveNodes();
   makeResults();
   makeParameters();
   connectOperands();
-}
-
-/// From the graph's table of names: its values lie all over memory.
-void PartitionRewriter::findTakenNames() {
-  for (const auto& [name, value] : graph_.debugNames()) {
-    if (endsAsOurs(name)) takenNames_.insert(name);
-  }
 }
 
 /// Every node is taken out of the top block and put back at its end, or at the end of a partition, once.
@@ -148,14 +120,7 @@ void PartitionRewriter::connectOperands() {
 
 void PartitionRewriter::name(Value* value, const Value* origin, const std::string& ending) {
   if (!origin->hasDebugName()) return;
-  const std::string wished = origin->debugName() + ending;
-  // Names made here differ from one another as their origins do; only names of the program are in the
-  // way.
-  std::string free = wished;
-  for (int suffix = 2; !takenNames_.empty() && !takenNames_.insert(free).second; ++suffix) {
-    free = wished + "." + std::to_string(suffix);
-  }
-  value->setDebugName(free);
+  value->setDebugName(freshName(graph_, origin->debugName() + ending));
 }
 
 }  // namespace gravure

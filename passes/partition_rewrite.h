@@ -9,7 +9,6 @@
 #include <llvm/ADT/ArrayRef.h>
 
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 namespace gravure {
@@ -34,15 +33,13 @@ class PartitionRewriter {
   Value* outerOf(Value* value) const;
   /// Names `value` after `origin` with `ending`; leaves it anonymous if `origin` is.
   void name(Value* value, const Value* origin, const std::string& ending);
-  void findTakenNames();
 
   Graph& graph_;
   const PartitionPlan& plan_;
   const int64_t firstIndex_;
-  std::vector<Node*> partitions_;               // by index
-  std::vector<const PlannedRun*> captured_;     // by index
-  std::vector<Value*> outer_;                   // by value: the partition's result for it
-  std::unordered_set<std::string> takenNames_;  // names that end as ours do
+  std::vector<Node*> partitions_;            // by index
+  std::vector<const PlannedRun*> captured_;  // by index
+  std::vector<Value*> outer_;                // by value: the partition's result for it
 };
 
 }  // namespace gravure

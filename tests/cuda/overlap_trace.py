@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -170,14 +169,14 @@ def rank_main(out: Path) -> None:
 
 
 def start(out: Path) -> bool:
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        port = listening.getsockname()[1]
     root = Path(__file__).resolve().parents[2]
+    sys.path[:0] = [str(root / "python"), str(root / "tests/python")]
+    from ranks import free_port
+
     environment = os.environ | {
         "OUT": str(out),
         "PYTHONPATH": f"{root / 'python'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-        "STORE": f"tcp://localhost:{port}",
+        "STORE": f"tcp://localhost:{free_port()}",
     }
     command = [sys.executable, "-W", "ignore", __file__]
     ranks = [subprocess.Popen(command, env=environment | {"RANK": str(r)}) for r in range(WORLD)]

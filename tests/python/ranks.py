@@ -16,6 +16,8 @@ import gravure
 from gravure.runtime import library_path
 
 _HERE = Path(__file__).parent
+#: What each rank found, by scenario.
+Found = dict[str, list[dict[str, Any]]]
 #: How each rank's process ends, and with what status.
 ENDS = [("end_destroyed", 0), ("end_normally", 0), ("end_raising", 3)]
 
@@ -93,8 +95,8 @@ def run(
     count: int = 2,
     timeout: float = 60,
     script: Path = _HERE / "rank.py",
-) -> dict[str, list[dict[str, Any]]]:
-    """What each rank found, by scenario; all must end well."""
+) -> Found:
+    """Runs the scenarios; all ranks must end well."""
     ranks = Ranks(folder, *scenarios, count=count, timeout=timeout, script=script)
     assert ranks.wait() == [0] * count, ranks.logs()
     found = [json.loads(ranks.out(rank).read_text()) for rank in range(count)]

@@ -8,15 +8,12 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks import ENDS, Ranks, run
+from ranks import ENDS, Found, Ranks, run
 from running import need_library
 
 need_library()
-
-Found = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks import run
+from ranks import Found, run
 from running import need_library
 
 need_library()
-
-Found = dict[str, list[dict[str, Any]]]
 
 PAIR = {"forward": ["captured"], "backward": ["captured"]}
 

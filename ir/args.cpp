@@ -1,6 +1,7 @@
 #include "ir/args.h"
 
-#include "ir/cudagraph_ops.h"
+#include "ir/call_attribute.h"
+#include "ir/program.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -57,18 +58,17 @@ bool Arg::operator==(const Arg& other) const {
   return value == other.value;
 }
 
-bool hasArgs(const Node* node) { return node->hasAttribute(attr::args); }
+bool hasArgs(const Node* node) {
+  const CallAttribute* call = findCall(node);
+  return call && call->args;
+}
 
 const ArgList& argsOf(const Node* node) {
-  if (!hasArgs(node)) return defaultArgs(node->inputs().size());
-  // The attribute keeps the list alive, so the reference outlives this IValue.
-  auto holder = node->ival(attr::args).toCapsule();
-  return *static_cast<const ArgList*>(holder.get());
+  const CallAttribute* call = findCall(node);
+  return call && call->args ? *call->args : defaultArgs(node->inputs().size());
 }
 
-void setArgs(Node* node, c10::intrusive_ptr<ArgList> args) {
-  node->ival_(attr::args, c10::IValue::make_capsule(std::move(args)));
-}
+void setArgs(Node* node, c10::intrusive_ptr<ArgList> args) { callOf(node).args = std::move(args); }
 
 void bindRngState(Node* node, Value* state) {
   const ArgList& old = argsOf(node);
@@ -84,8 +84,9 @@ void bindRngState(Node* node, Value* state) {
 }
 
 Value* rngStateOf(const Node* node) {
-  if (!hasArgs(node)) return nullptr;
-  const int32_t rng = argsOf(node).rng;
+  const CallAttribute* call = findCall(node);
+  if (!call || !call->args) return nullptr;
+  const int32_t rng = call->args->rng;
   return rng < 0 ? nullptr : const_cast<Value*>(node->input(rng));
 }
 

@@ -1,5 +1,7 @@
 #include "ir/cudagraph_ops.h"
 
+#include "ir/attributes.h"
+
 #include <array>
 
 namespace gravure {
@@ -14,13 +16,8 @@ const c10::Symbol readHost = c10::Symbol::fromQualString("cudagraph::read_host")
 }  // namespace cg
 
 namespace attr {
-// PyTorch asks the name of each attribute, at each look, whether it is one. It knows that of its own
-// symbols at once and takes a lock for others, so what every node has goes by names of PyTorch's.
-const c10::Symbol args = c10::Symbol::attr("inputs");
-const c10::Symbol overload = c10::Symbol::attr("overload");
-const c10::Symbol facts = c10::Symbol::attr("info");
-const c10::Symbol source = c10::Symbol::attr("source");
-const c10::Symbol module = c10::Symbol::attr("module");
+const c10::Symbol call = c10::Symbol::attr("gravure.call");
+const c10::Symbol overload = c10::Symbol::attr("gravure.overload");
 const c10::Symbol host = c10::Symbol::attr("host");
 const c10::Symbol fate = c10::Symbol::attr("fate");
 const c10::Symbol index = c10::Symbol::attr("index");
@@ -79,13 +76,27 @@ void setTags(Node* node, const std::vector<OperandTag>& tags) {
 }
 
 std::optional<HostReason> hostReasonOf(const Node* node) {
-  if (!node->hasAttribute(attr::host)) return std::nullopt;
+  if (!findAttribute(node, attr::host)) return std::nullopt;
   auto reason = reasonFromName(node->s(attr::host));
   TORCH_CHECK(reason, describe(node), ": '", node->s(attr::host), "' is no host reason");
   return reason;
 }
 
 void setHostReason(Node* node, HostReason reason) { node->s_(attr::host, reasonName(reason)); }
+
+void clearHostReason(Node* node) {
+  if (findAttribute(node, attr::host)) node->removeAttribute(attr::host);
+}
+
+std::optional<int64_t> fateOf(const Node* node) {
+  return findAttribute(node, attr::fate) ? std::optional(node->i(attr::fate)) : std::nullopt;
+}
+
+void setFate(Node* node, int64_t fate) { node->i_(attr::fate, fate); }
+
+void clearFate(Node* node) {
+  if (findAttribute(node, attr::fate)) node->removeAttribute(attr::fate);
+}
 
 bool isPartition(const Node* node) {
   return node->kind() == cg::partition || node->kind() == cg::launch;

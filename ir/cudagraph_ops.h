@@ -37,25 +37,20 @@ extern const c10::Symbol readHost;
 }  // namespace cg
 
 namespace attr {
-extern const c10::Symbol args;      // ArgList (never printed as an attribute)
-extern const c10::Symbol overload;  // string (never printed as an attribute)
-extern const c10::Symbol facts;  // OpFacts of the operator, a cache (never printed, never compared)
-extern const c10::Symbol source;  // string (printed as @"…")
-extern const c10::Symbol module;  // string (printed as in "…")
-extern const c10::Symbol host;    // string: name of a HostReason
-extern const c10::Symbol fate;    // int: nodes of one number are captured together or not at all
-extern const c10::Symbol index;   // int: number of a partition, dense, in program order
-extern const c10::Symbol tags;    // strings, one an operand of a partition: see OperandTag
+extern const c10::Symbol call;      // CallAttribute (never printed as an attribute)
+extern const c10::Symbol overload;  // string, of a node whose operator was not looked up (likewise)
+extern const c10::Symbol host;      // string: name of a HostReason
+extern const c10::Symbol fate;      // int: nodes of one number are captured together or not at all
+extern const c10::Symbol index;     // int: number of a partition, dense, in program order
+extern const c10::Symbol tags;      // strings, one an operand of a partition: see OperandTag
 extern const c10::Symbol
     arena;  // ints, one an output: planned offset in bytes, -1 if not in the arena
 extern const c10::Symbol
     staging;  // ints, one an operand of a partition: planned offset of its staged
               // copy, -1 if it has none; gone after emit-runtime-calls
 
-/// True for attributes that program text shows elsewhere than in `[…]`, or not at all.
-inline bool isInternal(c10::Symbol name) {
-  return name == args || name == overload || name == facts || name == source || name == module;
-}
+/// True for attributes that program text shows elsewhere than in `[…]`. Text cannot write their names.
+inline bool isInternal(c10::Symbol name) { return name == call || name == overload; }
 }  // namespace attr
 
 /// How an operand of a partition keeps its address, and why.
@@ -84,6 +79,12 @@ void setTags(Node* node, const std::vector<OperandTag>& tags);
 /// The reason written by classify-capturability, nullopt if the node may be captured.
 std::optional<HostReason> hostReasonOf(const Node* node);
 void setHostReason(Node* node, HostReason reason);
+void clearHostReason(Node* node);
+
+/// The number written by group-collectives: nodes that share it are captured together or not at all.
+std::optional<int64_t> fateOf(const Node* node);
+void setFate(Node* node, int64_t fate);
+void clearFate(Node* node);
 
 /// True for cudagraph::partition and cudagraph::launch.
 bool isPartition(const Node* node);

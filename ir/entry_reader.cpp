@@ -1,6 +1,6 @@
 #include "ir/entry_reader.h"
 
-#include "ir/cudagraph_ops.h"
+#include "ir/call_attribute.h"
 #include "ir/graph_room.h"
 
 #include <llvm/ADT/ArrayRef.h>
@@ -157,7 +157,7 @@ void EntryReader::readStatement(Block* block, int depth) {
   }
   Node* node = entry_.graph->create(target.kind, 0);
   // Attributes are looked up one by one: the one that every pass asks for comes first.
-  node->i_(attr::facts, reinterpret_cast<intptr_t>(target.facts));
+  callOf(node).facts = target.facts;
   if (lexer_.accept('[')) readAttributes(node);
   setArguments(node, target, arguments_.read(target, name));
   readPlace(node);
@@ -205,10 +205,6 @@ void EntryReader::readAttributes(Node* node) {
     if (node->numAttributes() == kMost) lexer_.failExpected("fewer attributes");
     const Token name = lexer_.expect(TokenKind::Name, "an attribute's name");
     const c10::Symbol symbol = attributeName(name);
-    if (attr::isInternal(symbol)) {
-      lexer_.fail(name.offset, "expected another name, found '" + excerpt(name.text) +
-                                   "', which no attribute may have");
-    }
     if (node->hasAttribute(symbol)) {
       lexer_.fail(name.offset,
                   "expected each attribute once, found '" + excerpt(name.text) + "' a second time");
@@ -249,11 +245,11 @@ void EntryReader::setArguments(Node* node, const CallTarget& target, CallArgs ca
 void EntryReader::readPlace(Node* node) {
   if (lexer_.accept('@')) {
     std::string source = lexer_.stringOf(lexer_.expect(TokenKind::String, "a source line"));
-    if (!source.empty()) node->s_(attr::source, std::move(source));
+    if (!source.empty()) vocabulary_.places.setSource(node, source);
   }
   if (lexer_.acceptName("in")) {
     std::string module = lexer_.stringOf(lexer_.expect(TokenKind::String, "a module's path"));
-    if (!module.empty()) node->s_(attr::module, std::move(module));
+    if (!module.empty()) vocabulary_.places.setModule(node, module);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "ir/argument_reader.h"
 #include "ir/call_target.h"
+#include "ir/place.h"
 #include "ir/program.h"
 #include "ir/text_lexer.h"
 #include "ir/type_text.h"
@@ -42,6 +43,7 @@ class Vocabulary {
   CallTargets targets;
   llvm::StringMap<c10::Symbol> attributes;
   LastArgs lastArgs;
+  Places places;
   /// How much more folded constants may be copied: keeps reading linear in the text.
   size_t foldBudget;
 

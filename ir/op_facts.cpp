@@ -1,6 +1,7 @@
 #include "ir/op_facts.h"
 
 #include "ir/args.h"
+#include "ir/call_attribute.h"
 #include "ir/cudagraph_ops.h"
 #include "ir/op_table.h"
 
@@ -216,14 +217,16 @@ const OpFacts* findOpFacts(c10::Symbol kind, std::string_view overload) {
 }
 
 const OpFacts& factsOf(const Node* node) {
-  if (node->hasAttribute(attr::facts)) {
-    return *reinterpret_cast<const OpFacts*>(static_cast<intptr_t>(node->i(attr::facts)));
-  }
+  if (const CallAttribute* call = findCall(node); call && call->facts) return *call->facts;
   const OpFacts* facts = findOpFacts(node->kind(), overloadOf(node));
   TORCH_CHECK(facts, describe(node), ": PyTorch knows no such operator; load the library that ",
               "registers it, or check the overload's name");
-  const_cast<Node*>(node)->i_(attr::facts, reinterpret_cast<intptr_t>(facts));
+  callOf(const_cast<Node*>(node)).facts = facts;
   return *facts;
+}
+
+void forgetFacts(Node* node) {
+  if (CallAttribute* call = findCall(node)) call->facts = nullptr;
 }
 
 bool drawsRandom(const Node* node) {

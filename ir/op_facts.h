@@ -51,6 +51,8 @@ const OpFacts* findOpFacts(c10::Symbol kind, std::string_view overload);
 /// Facts of the operator that `node` calls; TORCH_CHECK naming the node if it is unknown. Cached in
 /// an attribute of the node, so one graph must not be asked from two threads at once.
 const OpFacts& factsOf(const Node* node);
+/// After `node` has come to call another operator than the one that its attributes were copied from.
+void forgetFacts(Node* node);
 
 /// True if `node` draws from a generator when it runs: its operator is random, and no constant
 /// argument (dropout_p=0., train=False) keeps it from drawing.

@@ -1,27 +1,13 @@
 #include "ir/program.h"
 
+#include "ir/call_attribute.h"
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
 
 #include <algorithm>
 
 namespace gravure {
-namespace {
-
-const std::string& stringAttrOrEmpty(const Node* node, c10::Symbol name) {
-  static const std::string empty;
-  return node->hasAttribute(name) ? node->s(name) : empty;
-}
-
-void setOrDrop(Node* node, c10::Symbol name, std::string text) {
-  if (!text.empty()) {
-    node->s_(name, std::move(text));
-  } else if (node->hasAttribute(name)) {
-    node->removeAttribute(name);
-  }
-}
-
-}  // namespace
+namespace {}  // namespace
 
 const Entry* Program::find(std::string_view name) const {
   auto at =
@@ -79,24 +65,23 @@ std::string describe(const Node* node) {
   return text;
 }
 
-const std::string& sourceOf(const Node* node) { return stringAttrOrEmpty(node, attr::source); }
-const std::string& moduleOf(const Node* node) { return stringAttrOrEmpty(node, attr::module); }
-
-void setSource(Node* node, std::string source, std::string module) {
-  setOrDrop(node, attr::source, std::move(source));
-  setOrDrop(node, attr::module, std::move(module));
-}
-
 const std::string& overloadOf(const Node* node) {
   static const std::string none;
-  if (!node->hasAttribute(attr::facts)) return stringAttrOrEmpty(node, attr::overload);
-  const c10::FunctionSchema* schema = factsOf(node).schema;
+  const CallAttribute* call = findCall(node);
+  if (!call || !call->facts) {
+    return findAttribute(node, attr::overload) ? node->s(attr::overload) : none;
+  }
+  const c10::FunctionSchema* schema = call->facts->schema;
   return schema ? schema->overload_name() : none;
 }
 
 void setOverload(Node* node, std::string overload) {
-  setOrDrop(node, attr::overload, std::move(overload));
-  if (node->hasAttribute(attr::facts)) node->removeAttribute(attr::facts);
+  if (!overload.empty()) {
+    node->s_(attr::overload, std::move(overload));
+  } else if (node->hasAttribute(attr::overload)) {
+    node->removeAttribute(attr::overload);
+  }
+  forgetFacts(node);
 }
 
 }  // namespace gravure

@@ -86,11 +86,6 @@ bool isKeptByCaller(InputRole role);
 /// "%mm_3 = aten::mm" for messages: the node's first output and its operator with its overload.
 std::string describe(const Node* node);
 
-/// Source line and module path of `node`, "" where unknown ("model.py:88", "blocks.3.moe").
-const std::string& sourceOf(const Node* node);
-const std::string& moduleOf(const Node* node);
-void setSource(Node* node, std::string source, std::string module);
-
 /// The overload's name, "" for the default one.
 const std::string& overloadOf(const Node* node);
 void setOverload(Node* node, std::string overload);

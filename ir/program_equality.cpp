@@ -1,6 +1,7 @@
 #include "ir/args.h"
 #include "ir/constant_text.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/place.h"
 #include "ir/program_text.h"
 
 #include <llvm/ADT/DenseMap.h>

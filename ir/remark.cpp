@@ -1,5 +1,6 @@
 #include "ir/remark.h"
 
+#include "ir/place.h"
 #include "ir/program.h"
 
 #include <llvm/Support/JSON.h>
@@ -34,7 +35,7 @@ Remark& Remarks::add(RemarkKind kind, std::string pass, std::string name, std::s
 Remark& Remarks::add(RemarkKind kind, std::string pass, std::string name, const Node* node,
                      std::string message) {
   remarks_.push_back({kind, std::move(pass), std::move(name), describe(node), sourceOf(node),
-                      moduleOf(node), std::move(message)});
+                      std::string(moduleOf(node)), std::move(message)});
   return remarks_.back();
 }
 

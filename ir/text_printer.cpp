@@ -1,7 +1,8 @@
-#include "ir/args.h"
+#include "ir/call_attribute.h"
 #include "ir/constant_text.h"
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
+#include "ir/place.h"
 #include "ir/program_text.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -12,8 +13,8 @@ namespace {
 
 /// Facts of the operator, nullptr if it is unknown: a dump shows broken programs too.
 const OpFacts* factsOrNull(const Node* node) {
-  if (node->hasAttribute(attr::facts)) return &factsOf(node);
-  return findOpFacts(node->kind(), overloadOf(node));
+  const CallAttribute* call = findCall(node);
+  return call && call->facts ? call->facts : findOpFacts(node->kind(), overloadOf(node));
 }
 
 class TextPrinter {
@@ -287,13 +288,13 @@ void TextPrinter::printMembers(const Node* node, const std::vector<Arg>& members
 }
 
 void TextPrinter::printPlace(const Node* node) {
-  if (node->hasAttribute(attr::source)) {
+  if (const std::string& source = sourceOf(node); !source.empty()) {
     out_ += " @";
-    appendString(out_, node->s(attr::source));
+    appendString(out_, source);
   }
-  if (node->hasAttribute(attr::module)) {
+  if (const std::string_view module = moduleOf(node); !module.empty()) {
     out_ += " in ";
-    appendString(out_, node->s(attr::module));
+    appendString(out_, module);
   }
 }
 

@@ -5,6 +5,7 @@
 #include "ir/cudagraph_ops.h"
 #include "ir/node_check.h"
 #include "ir/op_facts.h"
+#include "ir/place.h"
 #include "ir/program_text.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -60,7 +61,7 @@ void EntryVerifier::fail(const std::string& message) const {
 
 void EntryVerifier::fail(const Node* node, const std::string& message) const {
   std::string place = sourceOf(node).empty() ? "" : " at " + sourceOf(node);
-  if (!moduleOf(node).empty()) place += " in " + moduleOf(node);
+  if (!moduleOf(node).empty()) place.append(" in ").append(moduleOf(node));
   fail(describe(node) + place + ": " + message);
 }
 

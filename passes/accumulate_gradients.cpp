@@ -1,6 +1,7 @@
 #include "passes/accumulate_gradients.h"
 
 #include "ir/op_facts.h"
+#include "ir/place.h"
 #include "ir/timeline.h"
 #include "passes/fresh_name.h"
 
@@ -111,7 +112,7 @@ class Accumulator {
     entry_.inputs.push_back({InputRole::Buffer, name + kSuffix});
     Node* node = graph_.create(kAdd, {buffer, gradient}, 1);
     setOverload(node, "Tensor");
-    setSource(node, sourceOf(gradient->node()), moduleOf(gradient->node()));
+    copyPlace(node, gradient->node());
     node->output()->setType(type);
     node->output()->setDebugName(freshName(graph_, stem + ".sum"));
     if (const Node* at = placeBehind(gradient)) {

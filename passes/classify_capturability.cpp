@@ -2,6 +2,7 @@
 
 #include "ir/args.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/place.h"
 #include "passes/numbering.h"
 #include "passes/verdict.h"
 
@@ -178,7 +179,7 @@ bool isRequested(const Node* node, std::string_view request) {
 void classifyCapturability(Program& program, PassContext& context) {
   Requests requests(context.options.hostRequests);
   forEachVerdict(program, [&](const Entry&, Node* node, std::optional<Verdict> verdict) {
-    if (node->hasAttribute(attr::host)) node->removeAttribute(attr::host);
+    clearHostReason(node);
     const std::string* request = requests.match(node);
     if (!verdict && request && !factsOf(node).scalarOnly) {
       verdict = Verdict{HostReason::UserRequest, "the host request '" + *request + "' names it"};

@@ -3,6 +3,7 @@
 #include "ir/args.h"
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
+#include "ir/place.h"
 #include "passes/fresh_name.h"
 #include "passes/plan_memory.h"
 
@@ -147,10 +148,9 @@ class Emitter {
   void launch(Node* partition) {
     Node* node = graph_.create(cg::launch, 0)->insertBefore(partition);
     node->copyAttributes(*partition);
-    for (const c10::Symbol name : {attr::facts, attr::staging}) {
-      if (node->hasAttribute(name)) node->removeAttribute(name);
-    }
-    setSource(node, sourceOf(partition), moduleOf(partition));
+    forgetFacts(node);
+    if (node->hasAttribute(attr::staging)) node->removeAttribute(attr::staging);
+    copyPlace(node, partition);
     for (Value* operand : partition->inputs()) node->addInput(operand);
     Block* from = partition->blocks().at(0);
     Block* to = node->addBlock();

@@ -207,7 +207,7 @@ void annotate(const Fates& fates, const Numbering& numbering, Remarks& remarks) 
     const int32_t fate = fates.colouring.fate[i];
     if (fate < 0) continue;
     Node* node = numbering.node(i);
-    node->i_(attr::fate, fate);
+    setFate(node, fate);
     if (fates.cause[fate] == -1) {
       if (!said[fate]) {
         remarks.add(RemarkKind::Passed, kPass, "collective-whole", node,
@@ -228,7 +228,7 @@ void groupCollectives(Program& program, PassContext& context) {
   for (Entry& entry : program.entries) {
     bool collectives = false;
     for (Node* node : entry.graph->nodes()) {
-      if (node->hasAttribute(attr::fate)) node->removeAttribute(attr::fate);
+      clearFate(node);
       collectives |= factsOf(node).collective;
     }
     if (!collectives) continue;
@@ -245,7 +245,7 @@ void verifyGroupCollectives(const Program& program, const PassContext&) {
     const Fates fates = decide(dependences);
     for (int32_t i = 0; i < numbering.size(); ++i) {
       const Node* node = numbering.node(i);
-      const int64_t fate = node->hasAttribute(attr::fate) ? node->i(attr::fate) : -1;
+      const int64_t fate = fateOf(node).value_or(-1);
       TORCH_CHECK(fate == fates.colouring.fate[i], "entry '", entry.name, "': ", describe(node),
                   " has fate ", fate, ", expected ", fates.colouring.fate[i]);
       TORCH_CHECK(fate < 0 || fates.cause[fate] == -1 || hostReasonOf(node), "entry '", entry.name,

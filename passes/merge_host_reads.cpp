@@ -2,6 +2,7 @@
 
 #include "ir/args.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/place.h"
 #include "passes/numbering.h"
 
 #include <llvm/ADT/DenseSet.h>
@@ -128,7 +129,7 @@ void apply(Graph& graph, const Merge& merge) {
   Node* all = graph.create(cg::readHost, {merge.tensor}, *readableElements(merge.tensor));
   all->insertBefore(first);
   setHostReason(all, HostReason::HostSync);
-  setSource(all, sourceOf(first), moduleOf(first));
+  copyPlace(all, first);
   std::vector<std::string> names(all->outputs().size());
   for (Value* output : all->outputs()) output->setType(first->output()->type());
   for (const auto& [read, element] : merge.reads) {

@@ -136,9 +136,10 @@ class RewriteChecker {
 
   /// `home`: the partition that `node` stands in, -1 for the host.
   void checkFate(const Node* node, int64_t home) {
-    if (!node->hasAttribute(attr::fate)) return;
-    const auto [at, isNew] = homes_.try_emplace(node->i(attr::fate), home);
-    TORCH_CHECK(isNew || at->second == home, where(node), " shares fate ", node->i(attr::fate),
+    const auto fate = fateOf(node);
+    if (!fate) return;
+    const auto [at, isNew] = homes_.try_emplace(*fate, home);
+    TORCH_CHECK(isNew || at->second == home, where(node), " shares fate ", *fate,
                 " with a node elsewhere");
   }
 

@@ -1,5 +1,6 @@
 #include "passes/partition_plan.h"
 
+#include "ir/attributes.h"
 #include "ir/compiled_op.h"
 #include "ir/cudagraph_ops.h"
 #include "passes/partition_runs.h"
@@ -36,14 +37,13 @@ class Planner {
       const Node* node = numbering.node(i);
       TORCH_CHECK(!isPartition(node), "partition-graph: entry '", entry.name, "': ", describe(node),
                   " is a partition already; give the pass a program without them");
-      const bool host = node->hasAttribute(attr::host);
+      const bool host = findAttribute(node, attr::host);
       const bool numbers = numbering.facts(i).scalarOnly;
       base_.captured.push_back(!host && !numbers);
       isFree_.push_back(!host && numbers);
       const int64_t compiled = compiledCalls(node);
       calls_.push_back(compiled ? compiled : !isView(numbering.facts(i)));
-      base_.fate.push_back(
-          node->hasAttribute(attr::fate) ? static_cast<int32_t>(node->i(attr::fate)) : -1);
+      base_.fate.push_back(static_cast<int32_t>(fateOf(node).value_or(-1)));
       base_.fates = std::max(base_.fates, base_.fate.back() + 1);
     }
     openBrokenFates();

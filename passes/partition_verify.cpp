@@ -1,6 +1,7 @@
 // PartitionPlan::verify: the definitions, checked one by one. It shares facts of operators with the
 // planner, but neither its numbering of storages nor its dependences.
 
+#include "ir/attributes.h"
 #include "ir/cudagraph_ops.h"
 #include "passes/dependences.h"
 #include "passes/partition_plan.h"
@@ -28,8 +29,8 @@ class PlanVerifier {
   PlanVerifier(const PartitionPlan& plan, const Entry& entry) : plan_(plan), entry_(entry) {
     for (const Node* node : entry.graph->nodes()) {
       Known known{node, &factsOf(node)};
-      known.host = node->hasAttribute(attr::host);
-      if (node->hasAttribute(attr::fate)) known.fate = node->i(attr::fate);
+      known.host = findAttribute(node, attr::host);
+      known.fate = fateOf(node).value_or(-1);
       nodes_.push_back(known);
     }
   }

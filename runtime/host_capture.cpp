@@ -1,6 +1,7 @@
 #include "runtime/host_capture.h"
 
 #include "ir/op_facts.h"
+#include "ir/place.h"
 #include "runtime/arena_session.h"
 #include "runtime/collectives.h"
 #include "runtime/host_allocator.h"

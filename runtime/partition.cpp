@@ -1,6 +1,7 @@
 #include "runtime/partition.h"
 
 #include "ir/cudagraph_ops.h"
+#include "ir/place.h"
 #include "runtime/planned_places.h"
 #include "runtime/results.h"
 #include "runtime/rng.h"

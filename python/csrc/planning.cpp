@@ -1,5 +1,6 @@
 #include "python/csrc/planning.h"
 
+#include "ir/place.h"
 #include "ir/program_text.h"
 #include "ir/verify.h"
 #include "passes/classify_capturability.h"

@@ -4,6 +4,7 @@
 #include "ir/args.h"
 #include "ir/constant_text.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/place.h"
 #include "tests/catch.h"
 
 #include <algorithm>
@@ -221,6 +222,28 @@ TEST_CASE("attributes are kept as TorchScript's kinds where it has one") {
   CHECK(attributeConstant(node, c10::Symbol::attr("n")).is<NoneArg>());
 }
 
+TEST_CASE("what a node keeps for itself takes no attribute's name") {
+  const std::string own =
+      "  %x : Tensor = aten::neg[info=1, call=2, overload=\"o\", source=3](%a)\n";
+  CHECK(statementsOf(entry(own)) == own);
+}
+
+TEST_CASE("nodes of one line and one module share their place, and a copy keeps it") {
+  const std::string statements =
+      "  %x : Tensor = aten::neg(%a) @\"model.py:3\" in \"blocks.0::a\"\n"
+      "  %y : Tensor = aten::neg(%x) @\"model.py:3\" in \"blocks.0::a\"\n"
+      "  %z : Tensor = aten::neg(%y) @\"model.py:3\"\n"
+      "  %w : Tensor = aten::neg(%z) in \"a \\\"quoted\\\" one\"\n";
+  const Program program = readProgram(entry(statements));
+  Node* node = const_cast<Node*>(firstNode(program));
+  CHECK(sourceOf(node) == "model.py:3");
+  CHECK(moduleOf(node) == "blocks.0::a");
+  CHECK(node->sourceRange().source() == node->next()->sourceRange().source());
+  CHECK(node->scope() == node->next()->scope());
+  CHECK(moduleOf(node->next()->next()) == "");
+  CHECK(statementsOf(programText(program.clone())) == statements);
+}
+
 TEST_CASE("TorchScript's constants and lists are folded into their users") {
   CHECK(statementsOf(entry(R"(%1 : int = prim::Constant[value=1]() # model.py:3:0
     %t : bool = prim::Constant[value=1]()
@@ -324,8 +347,6 @@ TEST_CASE("a wrong statement is refused with its place and what was expected") {
         "38: expected a number in a double's range, found '1e999'");
   CHECK(refusal("%x : Tensor = aten::add.Scalar(%a, 12x)") ==
         "40: expected the end of the number, found 'x'");
-  CHECK(refusal("%x : Tensor = aten::neg[info=1](%a)") ==
-        "27: expected another name, found 'info', which no attribute may have");
   CHECK(refusal("%x : Tensor = aten::neg[i=%a](%a)") == "29: expected a constant, found '%a'");
   CHECK(refusal("%x : Tensor = cudagraph::own(x=%a)") ==
         "32: expected arguments by position, found 'x='; this operator's parameters have no names");

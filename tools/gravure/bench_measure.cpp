@@ -88,6 +88,15 @@ double BenchResult::passesMs() const {
   return sum;
 }
 
+void BenchResult::keepLeast(const BenchResult& other) {
+  readMs = std::min(readMs, other.readMs);
+  printMs = std::min(printMs, other.printMs);
+  verifyMs = std::min(verifyMs, other.verifyMs);
+  verifiedMs = std::min(verifiedMs, other.verifiedMs);
+  peakBytes = std::min(peakBytes, other.peakBytes);
+  for (size_t i = 0; i < passMs.size(); ++i) passMs[i] = std::min(passMs[i], other.passMs[i]);
+}
+
 BenchResult measurePasses(const BenchShape& shape, int64_t nodes, int64_t repetitions) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("cannot make a pipe");

@@ -18,6 +18,8 @@ struct BenchResult {
   int64_t peakBytes = 0;  // by which all passes raise resident memory
 
   double passesMs() const;
+  /// Takes each figure of `other`, measured on the same program, that is less.
+  void keepLeast(const BenchResult& other);
 };
 
 /// Forks, measures there, and returns what the child found. std::runtime_error if it failed.

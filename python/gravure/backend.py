@@ -18,6 +18,7 @@ from .aot_entries import FrameNamer
 from .codegen import ATEN, Style, in_first_style
 from .compiled_graph import CompiledGraph
 from .eager_unpack import unpacks_as_eager
+from .graph_break import graph_break_of
 from .names import InputSpec, Namer
 from .options import CompileOptions
 from .partition import KEEP_DRAWS
@@ -54,8 +55,10 @@ def compile_graph(
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
     bundles = not symbolic and not hooks_are_set()
-    of_style = functools.partial(compile_frame, graph, inputs, chosen, _followed, bundles=bundles)
-    return in_first_style(chosen, label_of(graph), of_style, symbolic=symbolic)
+    label = label_of(graph)
+    maker = functools.partial(_followed, graph_break=graph_break_of(graph, label))
+    of_style = functools.partial(compile_frame, graph, inputs, chosen, maker, bundles=bundles)
+    return in_first_style(chosen, label, of_style, symbolic=symbolic)
 
 
 # Makes what runs a graph: from its label and the names of its values.
@@ -63,9 +66,10 @@ Maker = Callable[[str, FrameNamer, CompileOptions, Style], CompiledGraph]
 
 
 def _followed(
-    label: str, namer: FrameNamer, options: CompileOptions, style: Style
+    label: str, namer: FrameNamer, options: CompileOptions, style: Style, *, graph_break: str
 ) -> CompiledGraph:
     graph = CompiledGraph(label, namer, options, style)
+    graph.graph_break = graph_break
     follow(graph)
     return graph
 

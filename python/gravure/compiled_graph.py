@@ -46,6 +46,7 @@ class CompiledGraph:
         self.label = label
         self.options = options
         self.failure = ""
+        self.graph_break = ""  # where Dynamo ended it before its function did, and why
         self._maker = ProgramMaker(label, namer, options, style)
         self._instances: dict[Key, Instance] = {}
         self._any: Instance | None = None  # for all sizes and modules

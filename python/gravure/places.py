@@ -59,12 +59,13 @@ class Places:
             end = start
             if match is None:
                 continue
-            last = last or self._short(match[1], match[2])
+            last = last or self.line(match[1], match[2])
             if not match[1].startswith((_HERE, _TORCH)):
-                return self._short(match[1], match[2])
+                return self.line(match[1], match[2])
         return last
 
-    def _short(self, path: str, line: str) -> str:
+    def line(self, path: str, line: int | str | None) -> str:
+        """`model.py:12`, relative to the nearest folder that modules are imported from."""
         full = os.path.abspath(path)
         root = next((r for r in self._roots if full.startswith(r)), os.path.dirname(full) + os.sep)
         return f"{full[len(root) :]}:{line}"

@@ -35,12 +35,16 @@ class ProgramReport:
 
 @dataclass
 class GraphReport:
-    """One graph. `failure` says why it runs as it is; "" where it has programs."""
+    """One graph. `failure` says why it runs as it is; "" where it has programs.
+
+    `graph_break` says where Dynamo ended it before its function did, and why; "" where it did not.
+    """
 
     number: int  # graphs are numbered as they are compiled
     label: str
     failure: str
     programs: list[ProgramReport]
+    graph_break: str = ""
 
 
 @dataclass
@@ -77,7 +81,7 @@ def ending(graph: CompiledGraph) -> None:
 def _of_graph(graph: CompiledGraph) -> GraphReport:
     made = [i for i in graph.all_instances() if i.program is not None]
     programs = [_of_program(i, captures=not graph.options.uncaptured) for i in made]
-    return GraphReport(graph.number, graph.label, graph.failure, programs)
+    return GraphReport(graph.number, graph.label, graph.failure, programs, graph.graph_break)
 
 
 def _of_program(instance: Instance, *, captures: bool) -> ProgramReport:
@@ -130,7 +134,7 @@ def _place(remark: dict[str, Any]) -> str:
 def _lines(graph: GraphReport) -> list[str]:
     if graph.failure:
         return [f"{graph.label}: runs as it is: {graph.failure}"]
-    lines = []
+    lines = [f"{graph.label} ends at {graph.graph_break}"] if graph.graph_break else []
     for program in graph.programs:
         sizes = f" for sizes {program.sizes}" if program.sizes else ""
         lines.append(f"{graph.label}{sizes}:")

@@ -10,7 +10,9 @@ is measured; writes bench.json into $OUT.
 
 gravure hands out results as gravure.load does by default; gravure_static its own buffers each step,
 as full_step does; backend is torch.compile(backend="gravure") with autograd's backward;
-compile_step is gravure.compile_step; reduce_overhead (only where asked for) is torch.compile's own.
+compile_step is gravure.compile_step. Only where asked for: backend_inductor is backend with
+Inductor's kernels, reduce_overhead torch.compile's own, graphed torch.cuda.make_graphed_callables;
+backend_broken lets Dynamo break the graph at each host read, as it does by default.
 
 step: median of synchronised steps. host: until the call returns, the device idle before it.
 stream: steps back to back. alloc, reserved: peaks over the timed steps. ms and MiB.
@@ -147,18 +149,27 @@ def whole_step(step: moe_step.Step) -> Step:
 
 
 def build(variant: str, step: moe_step.Step, data: Any, notes: dict[str, Any]) -> Step:
+    # A read on the host stays in Dynamo's graph, and the program is cut at it alone.
+    torch._dynamo.config.capture_scalar_outputs = variant != "backend_broken"
     if variant == "eager":
         return eager(step)
     if variant == "full_step":
         return full_step(step, *data[0])
     if variant == "compile_step":
         return whole_step(step)
-    if variant == "backend":
+    if variant in ("backend", "backend_broken"):
         import gravure  # noqa: F401
 
         return eager(step, torch.compile(step, backend="gravure"))
+    if variant == "backend_inductor":
+        import gravure  # noqa: F401
+
+        inductor = {"codegen": "inductor"}
+        return eager(step, torch.compile(step, backend="gravure", options=inductor))
     if variant == "reduce_overhead":
         return eager(step, torch.compile(step, mode="reduce-overhead"))
+    if variant == "graphed":
+        return eager(step, torch.cuda.make_graphed_callables(step, data[0]))
     options = {"results": "static"} if variant == "gravure_static" else {}
     return engraved(step, data[0], notes, **options)
 

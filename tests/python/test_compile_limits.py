@@ -79,6 +79,38 @@ def test_what_cannot_be_imported_runs_as_it_is(caplog: pytest.LogCaptureFixture)
     assert "runs as it is" in str(report)
 
 
+def test_a_read_that_breaks_the_graph_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Scaled(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * x.abs().max().item()
+
+    with caplog.at_level(logging.WARNING, "gravure"):
+        broken = same_as_eager(Scaled(), rows)
+    first, *others = broken.graphs
+    for text in (first.graph_break, caplog.text, str(broken)):
+        assert "test_compile_limits.py:" in text
+        assert "set torch._dynamo.config.capture_scalar_outputs = True" in text
+    assert others and not any(graph.graph_break for graph in others)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "gravure"):
+        whole = same_as_eager(Scaled(), rows, fullgraph=True)
+    assert [graph.graph_break for graph in whole.graphs] == [""] and not caplog.text
+
+
+def test_another_graph_break_is_in_the_report_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Two(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            torch._dynamo.graph_break()
+            return y + 1
+
+    with caplog.at_level(logging.WARNING, "gravure"):
+        report = same_as_eager(Two(), rows)
+    assert "test_compile_limits.py:" in report.graphs[0].graph_break
+    assert "graph_break()" in report.graphs[0].graph_break
+    assert "graph_break" not in caplog.text
+
+
 def test_on_missed_raise() -> None:
     model = torch.compile(Loop(), backend="gravure", options={"on_missed": "raise"})
     with pytest.raises(Exception, match="a program has no form of while_loop"):

@@ -1,0 +1,38 @@
+"""Where and why Dynamo ended a graph before the function did, and what keeps it whole."""
+
+from __future__ import annotations
+
+import logging
+
+from torch import fx
+
+from .aot_entries import FrameNamer
+from .places import Places
+
+logger = logging.getLogger("gravure")
+
+_READS = "torch._dynamo.config.capture_scalar_outputs"
+_said: set[str] = set()
+
+
+def graph_break_of(graph: fx.GraphModule, label: str) -> str:
+    """ "model.py:12: why; remedy", "" where Dynamo's `graph` ends with its function.
+
+    A read on the host is warned of, once a place: a program would be cut there, and go on.
+    """
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    frames = reason.user_stack
+    place = Places(FrameNamer()).line(frames[-1].filename, frames[-1].lineno) if frames else "?"
+    why = reason.reason.partition("\n")[0]
+    if _READS not in reason.reason:
+        return f"{place}: {why}"
+    found = (
+        f"{place}: a value is read on the host; set {_READS} = True, or compile with "
+        "fullgraph=True: the graph then goes on, and only the read is left out of capture"
+    )
+    if found not in _said:
+        _said.add(found)
+        logger.warning("%s is cut in two by Dynamo at %s", label, found)
+    return found

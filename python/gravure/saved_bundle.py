@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import is_sym_node
 
 from .aot_entries import Call
 from .eager_kernels import LIBRARY
@@ -41,12 +42,15 @@ def hooks_are_set() -> bool:
 def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> bool:
     """Makes what `forward` computes and returns behind its `outputs` first results one of them.
 
-    False if it saves next to nothing, or sizes are open: then nothing is changed.
+    Saved numbers stay results of their own: AOTAutograd returns them last, and passes them first.
+    False if it saves next to nothing, or what is no plain tensor: then nothing is changed.
     """
     end = forward.graph.output_node()
     values = list(end.args[0])
-    saved = values[outputs:]
-    if not all(map(_is_plain, saved)):
+    numbers = [v for v in values[outputs:] if isinstance(v, fx.Node) and is_sym_node(v)]
+    saved = values[outputs : len(values) - len(numbers)]
+    places = backward.graph.find_nodes(op="placeholder")[len(numbers) :][: len(saved)]
+    if not all(map(_is_plain, saved)) or not all(map(_is_plain, places)):
         return False
     inside = [node for node in saved if node.op != "placeholder"]
     if len(inside) < 2:
@@ -61,13 +65,13 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     with forward.graph.inserting_before(end):
         bundle = forward.graph.call_function(BUNDLE, ([*inside, *watched],))
     bundle.meta = {"val": one}
-    end.args = (type(end.args[0])([*values[:outputs], *plain, *shown, bundle]),)
+    kept = [*values[:outputs], *plain, *shown, bundle, *numbers]
+    end.args = (type(end.args[0])(kept),)
     if "desc" in end.meta:
-        count = outputs + len(plain) + len(shown) + 1
+        count = len(kept)
         end.meta["desc"] = _descriptions(end.meta["desc"], count)
     forward.recompile()
 
-    places = backward.graph.find_nodes(op="placeholder")[: len(saved)]
     members = [place for place, node in zip(places, saved, strict=True) if node in inside]
     with backward.graph.inserting_before(places[-1].next):
         for node in shown:
@@ -184,14 +188,15 @@ def bind_bundle(program: Any, calls: list[Call], results: range, places: range) 
 
 def _is_plain(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    if type(value) is not FakeTensor or value.layout is not torch.strided:
-        return False
-    return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+    return type(value) is FakeTensor and value.layout is torch.strided
 
 
 def _type_of(value: Tensor) -> list[Any]:
+    """Open sizes are None; with one of them, strides too."""
     dtype = str(value.dtype).removeprefix("torch.")
-    return [dtype, list(value.shape), list(value.stride()), str(value.device)]
+    sizes = [size if isinstance(size, int) else None for size in value.shape]
+    strides = list(value.stride()) if all(isinstance(s, int) for s in value.stride()) else None
+    return [dtype, sizes, None if None in sizes else strides, str(value.device)]
 
 
 def _first_statement(module: fx.GraphModule) -> fx.Node:
@@ -205,7 +210,13 @@ def _(values: list[Tensor]) -> Tensor:
 
 @torch.library.register_fake("gravure::unbundle", lib=LIBRARY)
 def _(bundle: Tensor, types: str) -> list[Tensor]:
-    return [
-        torch.empty_strided(sizes, strides, dtype=getattr(torch, dtype), device=device)
-        for dtype, sizes, strides, device in json.loads(types)
-    ]
+    found = []
+    for dtype, sizes, strides, device in json.loads(types):
+        kind = {"dtype": getattr(torch, dtype), "device": device}
+        if strides is None:
+            context = torch.library.get_ctx()
+            sizes = [context.new_dynamic_size() if size is None else size for size in sizes]
+            found.append(torch.empty(sizes, **kind))
+        else:
+            found.append(torch.empty_strided(sizes, strides, **kind))
+    return found

@@ -14,6 +14,8 @@ import torch.nn as nn
 from running import bits, need_library
 from torch import Tensor
 from torch._dynamo import compiled_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 from training import Mlp, compiled, rows, same_as_eager, state_of, train_step
 
@@ -45,6 +47,44 @@ def test_autograd_keeps_no_tensor_more_for_a_layer_more() -> None:
         assert any(saved.requires_grad for saved in result.grad_fn.saved_tensors)
         kept.append(len(result.grad_fn.saved_tensors))
     assert kept[0] == kept[1]
+
+
+class Routed(nn.Module):
+    """Each layer splits its rows by sizes that it reads on the host."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(layers)])
+
+    def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
+        for layer in self.layers:
+            parts = x.split(sizes.tolist())
+            x = torch.cat([torch.tanh(layer(part)) * (i + 1) for i, part in enumerate(parts)])
+        return x
+
+
+def test_sizes_known_only_at_run_time_are_bundled_too() -> None:
+    def batch(i: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(6, 8), torch.tensor([1 + i % 3, 2, 3 - i % 3])
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        kept = []
+        for layers in (2, 5):
+            result = compiled(Routed(layers))(*batch(0))
+            kept.append(len(result.grad_fn.saved_tensors))
+        assert kept[0] == kept[1]
+        report = same_as_eager(Routed(), batch, steps=8)
+    assert report.graphs[0].programs[0].stats["uncaptured_steps"] < 8
+
+
+def test_a_bundles_members_have_their_types_under_fake_tensors() -> None:
+    compiled(Deep(2))(*rows(0))  # loads the library
+    types = '[["float32", [null, 4], null, "cpu"], ["int64", [2, 3], [1, 2], "cpu"]]'
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        bundle = torch.empty(1, dtype=torch.uint8)
+        first, second = torch.ops.gravure.unbundle(bundle, types)
+    assert isinstance(first.shape[0], torch.SymInt) and first.shape[1] == 4
+    assert second.dtype == torch.int64 and second.stride() == (1, 2)
 
 
 def test_steps_are_eagers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import replace
 from typing import Any
@@ -230,8 +231,10 @@ class EntryWriter:
             self.env[node] = self.define(node.name, "bool", f"aten::__not__({operand})")
         elif target in (torch.sym_float, float):
             self.env[node] = self._to_float(node.args[0], node)
-        elif target in (torch.sym_int, int):
+        elif target in (torch.sym_int, int, math.trunc):
             self.env[node] = self._to_int(node.args[0], node)
+        elif target is round and node.args[1:] in ((), (None,)):
+            self.env[node] = self._rounded(node)
         elif target is torch.sym_sum:
             self.env[node] = self._sum(node)
         else:
@@ -368,6 +371,13 @@ class EntryWriter:
             return ref
         call = f"aten::{kind.capitalize()}.{found}({ref})"
         return self.define(f"{arg.name}_{kind}", kind, call, self.places.suffix(arg))
+
+    def _rounded(self, node: fx.Node) -> str:
+        """To an int, halves to even ones: in Python, and in the operator."""
+        suffix = self.places.suffix(node)
+        call = f"aten::round.float({self._to_float(node.args[0], node)})"
+        whole = self.define(f"{node.name}_float", "float", call, suffix)
+        return self.define(node.name, "int", f"aten::Int.float({whole})", suffix)
 
     def _sum(self, node: fx.Node) -> str:
         terms = [self._to_int(a, node) for a in node.args[0]]

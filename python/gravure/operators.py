@@ -34,6 +34,11 @@ SCALAR_OPERATORS: dict[Any, str] = {
     math.floor: "aten::floor",
     operator.and_: "aten::__and__",
     operator.or_: "aten::__or__",
+    operator.xor: "aten::__xor__",
+    operator.lshift: "aten::__lshift__",
+    operator.rshift: "aten::__rshift__",
+    operator.abs: "prim::abs",
+    abs: "prim::abs",
 }
 if hasattr(torch, "sym_sqrt"):
     SCALAR_OPERATORS[torch.sym_sqrt] = "aten::sqrt"

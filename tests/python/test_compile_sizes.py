@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -84,6 +86,28 @@ def test_tensors_that_are_read_on_the_host() -> None:
             Reads(), lambda i: (torch.randn(6, 8), torch.tensor([1 + i % 3, 2, 3 - i % 3]))
         )
     assert any("host-sync" in node for graph in report.graphs for node in _host_nodes(graph))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda real, whole: int(real) + math.trunc(-real),
+        lambda real, whole: round(real) + 10 * round(real - 0.5) + round(-real) + round(whole),
+        lambda real, whole: abs(real - 5) + abs(whole - 50),
+        lambda real, whole: (whole << 2) + (-whole >> 1) + (whole ^ 3),
+    ],
+    ids=["truncated", "rounded", "absolute", "bits"],
+)
+def test_arithmetic_on_numbers_that_are_read_on_the_host(of: Callable[[Any, Any], Any]) -> None:
+    class Reads(Mlp):
+        def forward(self, x: Tensor, numbers: Tensor) -> Tensor:
+            real, whole = numbers.sum().item(), numbers.int().sum().item()
+            return super().forward(x) + of(real, whole)
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        # Halves and thirds, of both signs.
+        report = same_as_eager(Reads(), lambda i: (*rows(i), torch.tensor([1.5 * i, -3.0, i / 3])))
+    assert [(g.failure, g.graph_break) for g in report.graphs] == [("", "")]
 
 
 def test_a_replaced_parameter_is_used() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -69,45 +67,6 @@ def test_more_sizes_than_allowed_run_uncaptured(caplog: pytest.LogCaptureFixture
         )
     assert "max_shapes" in caplog.text
     assert [p.sizes for p in report.graphs[0].programs] == [[2], [3], []]
-
-
-def test_tensors_that_are_read_on_the_host() -> None:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
-            parts = self.linear(x).split(sizes.tolist())
-            return torch.cat([(i + 1) * part for i, part in enumerate(parts)]).relu()
-
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        report = same_as_eager(
-            Reads(), lambda i: (torch.randn(6, 8), torch.tensor([1 + i % 3, 2, 3 - i % 3]))
-        )
-    assert any("host-sync" in node for graph in report.graphs for node in _host_nodes(graph))
-
-
-@pytest.mark.parametrize(
-    "of",
-    [
-        lambda real, whole: int(real) + math.trunc(-real),
-        lambda real, whole: round(real) + 10 * round(real - 0.5) + round(-real) + round(whole),
-        lambda real, whole: abs(real - 5) + abs(whole - 50),
-        lambda real, whole: (whole << 2) + (-whole >> 1) + (whole ^ 3),
-    ],
-    ids=["truncated", "rounded", "absolute", "bits"],
-)
-def test_arithmetic_on_numbers_that_are_read_on_the_host(of: Callable[[Any, Any], Any]) -> None:
-    class Reads(Mlp):
-        def forward(self, x: Tensor, numbers: Tensor) -> Tensor:
-            real, whole = numbers.sum().item(), numbers.int().sum().item()
-            return super().forward(x) + of(real, whole)
-
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        # Halves and thirds, of both signs.
-        report = same_as_eager(Reads(), lambda i: (*rows(i), torch.tensor([1.5 * i, -3.0, i / 3])))
-    assert [(g.failure, g.graph_break) for g in report.graphs] == [("", "")]
 
 
 def test_a_replaced_parameter_is_used() -> None:
@@ -213,7 +172,3 @@ def test_dynamic_sizes_with_checkpointed_dropout() -> None:
 
     sizes = lambda i: (torch.randn(2 + i % 2, 8),)  # noqa: E731
     assert replays(same_as_eager(Checkpointed(0.3), sizes, steps=10, dynamic=True))
-
-
-def _host_nodes(graph: Any) -> list[str]:
-    return [node for program in graph.programs for node in program.host_nodes]

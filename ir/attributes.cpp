@@ -28,6 +28,10 @@ AttributeValue* findAttribute(const Node* node, c10::Symbol name) {
   return nullptr;
 }
 
+void dropAttribute(Node* node, c10::Symbol name) {
+  if (findAttribute(node, name)) node->removeAttribute(name);
+}
+
 void appendAttribute(Node* node, AttributeValue::Ptr attribute) {
   attributesOf(*node).push_back(std::move(attribute));
 }

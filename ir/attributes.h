@@ -15,6 +15,9 @@ namespace gravure {
 /// The attribute of this name; nullptr if `node` has none. It stays the node's.
 torch::jit::AttributeValue* findAttribute(const torch::jit::Node* node, c10::Symbol name);
 
+/// Takes the attribute of this name away; nothing if `node` has none.
+void dropAttribute(torch::jit::Node* node, c10::Symbol name);
+
 /// Appends an attribute of a name that `node` does not have.
 void appendAttribute(torch::jit::Node* node, torch::jit::AttributeValue::Ptr attribute);
 

@@ -84,9 +84,7 @@ std::optional<HostReason> hostReasonOf(const Node* node) {
 
 void setHostReason(Node* node, HostReason reason) { node->s_(attr::host, reasonName(reason)); }
 
-void clearHostReason(Node* node) {
-  if (findAttribute(node, attr::host)) node->removeAttribute(attr::host);
-}
+void clearHostReason(Node* node) { dropAttribute(node, attr::host); }
 
 std::optional<int64_t> fateOf(const Node* node) {
   return findAttribute(node, attr::fate) ? std::optional(node->i(attr::fate)) : std::nullopt;
@@ -94,9 +92,7 @@ std::optional<int64_t> fateOf(const Node* node) {
 
 void setFate(Node* node, int64_t fate) { node->i_(attr::fate, fate); }
 
-void clearFate(Node* node) {
-  if (findAttribute(node, attr::fate)) node->removeAttribute(attr::fate);
-}
+void clearFate(Node* node) { dropAttribute(node, attr::fate); }
 
 bool isPartition(const Node* node) {
   return node->kind() == cg::partition || node->kind() == cg::launch;

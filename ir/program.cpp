@@ -76,10 +76,10 @@ const std::string& overloadOf(const Node* node) {
 }
 
 void setOverload(Node* node, std::string overload) {
-  if (!overload.empty()) {
+  if (overload.empty()) {
+    dropAttribute(node, attr::overload);
+  } else {
     node->s_(attr::overload, std::move(overload));
-  } else if (node->hasAttribute(attr::overload)) {
-    node->removeAttribute(attr::overload);
   }
   forgetFacts(node);
 }

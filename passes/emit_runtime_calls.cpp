@@ -1,6 +1,7 @@
 #include "passes/emit_runtime_calls.h"
 
 #include "ir/args.h"
+#include "ir/attributes.h"
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
 #include "ir/place.h"
@@ -149,7 +150,7 @@ class Emitter {
     Node* node = graph_.create(cg::launch, 0)->insertBefore(partition);
     node->copyAttributes(*partition);
     forgetFacts(node);
-    if (node->hasAttribute(attr::staging)) node->removeAttribute(attr::staging);
+    dropAttribute(node, attr::staging);
     copyPlace(node, partition);
     for (Value* operand : partition->inputs()) node->addInput(operand);
     Block* from = partition->blocks().at(0);

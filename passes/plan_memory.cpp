@@ -1,5 +1,6 @@
 #include "passes/plan_memory.h"
 
+#include "ir/attributes.h"
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
 #include "ir/timeline.h"
@@ -135,9 +136,7 @@ void write(const std::vector<Place>& places, const MemoryPlan& plan) {
 
 /// Of an earlier run; where offsets are written anew, these replace them.
 void dropOld(Node* node) {
-  for (const c10::Symbol name : {attr::arena, attr::staging}) {
-    if (node->hasAttribute(name)) node->removeAttribute(name);
-  }
+  for (const c10::Symbol name : {attr::arena, attr::staging}) dropAttribute(node, name);
   if (isPartition(node)) return;  // its nodes are leaves of their own
   for (Block* block : node->blocks()) {
     for (Node* inner : block->nodes()) dropOld(inner);

@@ -192,11 +192,11 @@ def _is_plain(node: Any) -> bool:
 
 
 def _type_of(value: Tensor) -> list[Any]:
-    """Open sizes are None; with one of them, strides too."""
+    """Open sizes are None; where a size or a stride is open, so are the strides."""
     dtype = str(value.dtype).removeprefix("torch.")
     sizes = [size if isinstance(size, int) else None for size in value.shape]
-    strides = list(value.stride()) if all(isinstance(s, int) for s in value.stride()) else None
-    return [dtype, sizes, None if None in sizes else strides, str(value.device)]
+    whole = all(isinstance(number, int) for number in (*value.shape, *value.stride()))
+    return [dtype, sizes, list(value.stride()) if whole else None, str(value.device)]
 
 
 def _first_statement(module: fx.GraphModule) -> fx.Node:

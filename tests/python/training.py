@@ -164,6 +164,11 @@ def same_steps(step: Callable[..., Any], ours: nn.Module, model: models.Model, s
         assert state_of(ours) == state_of(model.module)
 
 
+def host_nodes(report: gravure.Report) -> list[str]:
+    """What is kept out of graphs, of all programs."""
+    return [node for g in report.graphs for p in g.programs for node in p.host_nodes]
+
+
 def replays(report: gravure.Report) -> int:
     return sum(p.stats["replays"] for graph in report.graphs for p in graph.programs)
 

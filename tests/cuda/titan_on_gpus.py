@@ -1,12 +1,14 @@
-"""torchtitan 0.2.2's compiler toolkit on two GPUs: its own `cudagraph` pass, ours, and none.
+"""torchtitan 0.2.2's compiler toolkit on GPUs: its own `cudagraph` pass, ours, and none.
 
     python3 tests/cuda/titan_on_gpus.py [RUN...]
 
-A RUN is MODEL-PASSES, with `llama3`, `bucketed` (llama3, FSDP 2, transformer_block_bucketing) or
-`deepseek_v3` (TP 2, EP 2), and `none`, `own` or `ours`. torchtitan and what it imports must be on
-the Python path. Prints losses and gradient norms side by side, then speed, memory and what was
-captured; `STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more for torchtitan) are read
-from the environment. Without a GPU it tries itself: on the CPU, where it says nothing of speed.
+A RUN is MODEL-PASSES, with `llama3`, `bucketed` (llama3 with transformer_block_bucketing),
+`llama3_8B` or `deepseek_v3` (EP 2), and `none`, `own` or `ours`; a further `-bits` has every rank
+digest its gradients in each step, which takes time. `RANKS` (4) processes: FSDP 2 beside TP 2 with
+four; with two TP 2, for `bucketed` FSDP 2. torchtitan and what it imports must be on the Python
+path. Prints losses and gradient norms side by side, then speed, memory and what was captured.
+`STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more for torchtitan) are read from the
+environment. Without a GPU it tries itself: on the CPU, where it says nothing of speed.
 """
 
 from __future__ import annotations
@@ -29,16 +31,18 @@ sys.path.insert(0, str(_ROOT / "tests/python"))
 
 from titan_assets import write_assets  # noqa: E402
 
-STEPS, LIMIT = (int(os.environ.get(name, n)) for name, n in (("STEPS", 14), ("LIMIT", 100)))
-_ONE = "--experimental.custom_import=titan_meshes_of_one"
+STEPS, LIMIT, RANKS = (
+    int(os.environ.get(name, n)) for name, n in (("STEPS", 14), ("LIMIT", 100), ("RANKS", 4))
+)
+_SMALL = ["--training.local_batch_size=4", "--training.seq_len=512"]
 _ARGUMENTS = {
-    "llama3": ["--parallelism.tensor_parallel_degree=2"],
-    "bucketed": ["--parallelism.tensor_parallel_degree=1", _ONE],
+    "llama3": _SMALL,
+    "bucketed": _SMALL,
+    "llama3_8B": ["--model.flavor=8B", "--training.local_batch_size=1", "--training.seq_len=2048"],
     "deepseek_v3": [
+        *_SMALL,
         "--model.name=compiler_toolkit.deepseek_v3",
-        "--parallelism.tensor_parallel_degree=2",
         "--parallelism.expert_parallel_degree=2",
-        _ONE,
     ],
 }
 _RUNS = (
@@ -62,6 +66,7 @@ class Run:
     memory: float = 0
     report: str = ""
     log: str = ""
+    digests: list[str] = field(default_factory=list)  # by rank
 
     def read(self, log: str) -> None:
         self.log = log
@@ -85,28 +90,39 @@ def passes_of(model: str, passes: str) -> list[str]:
     return [f"--job.custom_config_module={module}", *chosen]
 
 
+def arguments_of(model: str, with_bits: bool) -> list[str]:
+    alone = RANKS == 2  # one of the two meshes that torchtitan asks for has a single rank then
+    degree = 1 if alone and model == "bucketed" else 2
+    found = [*_ARGUMENTS[model], f"--parallelism.tensor_parallel_degree={degree}"]
+    if with_bits or alone:
+        module = "titan_digests" if with_bits else "titan_meshes_of_one"
+        found.append(f"--experimental.custom_import={module}")
+    return found
+
+
 def train(name: str, folder: Path) -> Run:
-    model, passes = name.split("-")
+    model, passes, *bits = name.split("-")
     run, begun = Run(name), time.monotonic()
-    report = folder / f"{name}.json"
+    report, digests = folder / f"{name}.json", folder / f"{name}.bits"
     paths = [_ROOT / "python", _ROOT / "tests/python", os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
+        "DIGESTS": str(digests),
         "GRAVURE_REPORT": str(report),
         "HF_DATASETS_OFFLINE": "1",
         "HF_HUB_OFFLINE": "1",
         "LOSSES": str(folder / "losses.json"),  # titan_on_cpu's
+        "MESHES_OF_ONE": "1" if RANKS == 2 else "",
         "NCCL_GRAPH_REGISTER": "0",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
     }
-    launch = "-m torch.distributed.run --nproc_per_node=2 --rdzv_backend=c10d"
+    launch = f"-m torch.distributed.run --nproc_per_node={RANKS} --rdzv_backend=c10d"
     launch += " --rdzv_endpoint=localhost:0 --local-ranks-filter 0 --role rank --tee 3"
     trainer = ["-m", "torchtitan.experiments.compiler_toolkit.train"]
     if not torch.cuda.is_available():
         trainer = [str(_ROOT / "tests/python/titan_on_cpu.py")]
     command = [sys.executable, *launch.split(), *trainer, "--job.config_file=debug.toml"]
-    command += ["--training.local_batch_size=4", "--training.seq_len=512"]
-    command += [f"--training.steps={STEPS}", *_ARGUMENTS[model], *passes_of(model, passes)]
-    command += os.environ.get("ARGUMENTS", "").split()
+    command += [f"--training.steps={STEPS}", *arguments_of(model, bool(bits))]
+    command += [*passes_of(model, passes), *os.environ.get("ARGUMENTS", "").split()]
     with (folder / f"{name}.log").open("w+") as log:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -122,6 +138,9 @@ def train(name: str, folder: Path) -> Run:
     run.seconds = time.monotonic() - begun
     if passes == "ours" and report.exists():
         run.report = report.read_text()
+    if bits:
+        files = [Path(f"{digests}.{rank}") for rank in range(RANKS)]
+        run.digests = [file.read_text() if file.exists() else "" for file in files]
     return run
 
 
@@ -138,11 +157,25 @@ def captured(run: Run) -> str:
     )
 
 
+def show_bits(runs: list[Run]) -> None:
+    """In how many steps all gradients of all ranks have the first run's bits."""
+    for run in runs[1:]:
+        pairs = list(zip(runs[0].digests, run.digests, strict=True))
+        ranks = [zip(a.splitlines(), b.splitlines(), strict=True) for a, b in pairs]
+        steps = list(zip(*ranks, strict=True))
+        equal = sum(all(a == b for a, b in step) for step in steps)
+        count = sum(len(step[0][0].split()) for step in steps[:1])
+        print(
+            f"gradients of {run.name} and {runs[0].name}: {equal} of {len(steps)} steps equal in "
+            f"every bit, {count} gradients on each of {RANKS} ranks"
+        )
+
+
 def show(runs: list[Run]) -> None:
     for model in dict.fromkeys(run.name.split("-")[0] for run in runs):
         alike = [run for run in runs if run.name.split("-")[0] == model]
         print(f"\n{model}: loss and gradient norm of rank 0")
-        print("step " + "".join(f"{run.name.split('-')[1]:>24}" for run in alike))
+        print("step " + "".join(f"{run.name.removeprefix(model + '-'):>24}" for run in alike))
         for step in range(1, STEPS + 1):
             row = [" ".join(run.steps.get(step, ("-", "-"))) for run in alike]
             print(f"{step:4} " + "".join(f"{text:>24}" for text in row))
@@ -150,6 +183,7 @@ def show(runs: list[Run]) -> None:
         equal = all(run.steps == whole[0].steps for run in whole)
         if len(whole) > 1:
             print(f"the {len(whole)} that ended {'are equal' if equal else 'DIFFER'}")
+        show_bits([run for run in whole if run.digests])
     print("\nrun                 exit       s  tokens/s a GPU   GiB  captured")
     for run in runs:
         print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -22,18 +23,22 @@ Found = dict[str, list[dict[str, Any]]]
 ENDS = [("end_destroyed", 0), ("end_normally", 0), ("end_raising", 3)]
 
 
-_given: set[int] = set()  # a port that was free a moment ago is not given to two groups
+# Below those that the system gives to connections: one of these would be taken before the ranks
+# come to listen there.
+_ports = iter(random.SystemRandom().sample(range(12000, 32000), 20000))
 _giving = threading.Lock()
 
 
 def free_port() -> int:
+    """Free at this moment, and given once only."""
     while True:
         with _giving, socket.socket() as listening:
-            listening.bind(("localhost", 0))
-            port = listening.getsockname()[1]
-            if port not in _given:
-                _given.add(port)
+            port = next(_ports)
+            try:
+                listening.bind(("localhost", port))
                 return port
+            except OSError:
+                continue
 
 
 class Ranks:

@@ -1,5 +1,7 @@
 #include "runtime/arena_blocks.h"
 
+#include "runtime/loan_book.h"
+
 #include <c10/util/Exception.h>
 
 #include <unistd.h>
@@ -13,8 +15,9 @@ namespace gravure {
 /// Alive as long as its Slab handle, or a tensor that was retained by its address.
 class BlockSlab final : public Slab {
  public:
-  BlockSlab(ArenaBlocks& owner, c10::DataPtr block, int64_t bytes, std::string why)
-      : owner_(owner), block_(std::move(block)), bytes_(bytes), why_(std::move(why)) {}
+  BlockSlab(ArenaBlocks& owner, c10::DataPtr block, const ArenaShape& shape, std::string why)
+      : owner_(owner), block_(std::move(block)), bytes_(shape.bytes), savedBook_(shape.savedBook),
+        why_(std::move(why)) {}
 
   char* base() const override { return static_cast<char*>(block_.get()); }
   int64_t bytes() const override { return bytes_; }
@@ -37,6 +40,7 @@ class BlockSlab final : public Slab {
   ArenaBlocks& owner_;
   c10::DataPtr block_;
   const int64_t bytes_;
+  const std::shared_ptr<LoanBook> savedBook_;
   const std::string why_;
   const pid_t process_ = getpid();
   std::atomic<int64_t> references_{1};
@@ -55,8 +59,8 @@ void note(std::vector<c10::Stream>& streams, c10::Stream stream) {
 }  // namespace
 
 std::shared_ptr<Slab> ArenaBlocks::make(const ArenaShape& shape, std::string why) {
-  auto made = std::make_unique<BlockSlab>(*this, source_->allocate(shape.bytes), shape.bytes,
-                                          std::move(why));
+  auto made =
+      std::make_unique<BlockSlab>(*this, source_->allocate(shape.bytes), shape, std::move(why));
   const std::lock_guard lock(mutex_);
   made->streams_.push_back(source_->currentStream());
   slabs_.emplace(made->base(), made.get());
@@ -114,6 +118,9 @@ void ArenaBlocks::use(BlockSlab& slab) {
   const std::lock_guard lock(mutex_);
   const c10::Stream stream = source_->currentStream();
   if (slab.streams_.back() != stream) source_->order(slab.streams_.back(), stream);
+  if (slab.savedBook_) {
+    for (const c10::Stream reader : slab.savedBook_->takeReaders()) note(slab.readers_, reader);
+  }
   for (const c10::Stream reader : slab.readers_) {
     if (reader != stream) source_->order(reader, stream);
   }

@@ -5,7 +5,7 @@
 #include "ir/op_facts.h"
 #include "runtime/low_placement.h"
 
-#include <llvm/ADT/DenseSet.h>
+#include <llvm/ADT/DenseMap.h>
 
 #include <numeric>
 
@@ -73,7 +73,9 @@ class LayoutBuilder {
       code.forEachCall([&](Call& call) { joinAliases(call, code); });
     }
     for (size_t s = 0; s < options.reserved.size(); ++s) {
-      if (options.reserved[s]) reserved_.insert(lives_.find(static_cast<int64_t>(s)));
+      if (options.reserved[s] == Reservation::None) continue;
+      Reservation& known = reserved_[lives_.find(static_cast<int64_t>(s))];
+      known = std::max(known, options.reserved[s]);
     }
     for (size_t e = 0; e < codes_.size(); ++e) {
       planStages(codes_[e]);
@@ -142,7 +144,8 @@ class LayoutBuilder {
       if (tensor.ordinal != ordinal) continue;
       const int64_t storage = storageOfOutput(call, code, tensor);
       if (storage < 0) return {call.step, -1, false};
-      if (reserved_.contains(lives_.find(storage))) return reservedFrom(call.step);
+      const auto reserved = reserved_.find(lives_.find(storage));
+      if (reserved != reserved_.end()) return reservedFrom(call.step, reserved->second);
       life.end = std::max({life.end, lives_.end(storage), call.step + 1});
     }
     // Compiled code frees its temporaries one after another, and a place in the plan holds for a whole
@@ -152,10 +155,11 @@ class LayoutBuilder {
     return life;
   }
 
-  /// In the caller's hands until the next run of its entry: other entries may run meanwhile, but
-  /// when its own runs again nobody holds it, so what comes before it there may use its place.
-  Life reservedFrom(int64_t step) const {
-    const int64_t begin = step < timeline_.entryRange(0).second ? step : 0;
+  /// In the caller's hands until the next run of its entry: when its own runs again nobody holds it,
+  /// so what comes before it there may use its place.
+  Life reservedFrom(int64_t step, Reservation reservation) const {
+    const bool first = step < timeline_.entryRange(0).second;
+    const int64_t begin = first || reservation == Reservation::FromBirth ? step : 0;
     return {begin, static_cast<int64_t>(timeline_.steps().size()), /*reserved=*/true};
   }
 
@@ -222,7 +226,7 @@ class LayoutBuilder {
   const DeviceMap& devices_;
   Remarks& remarks_;
   Lives lives_;
-  llvm::DenseSet<int64_t> reserved_;  // roots of lives_
+  llvm::DenseMap<int64_t, Reservation> reserved_;  // by root of lives_
   ArenaLayout layout_;
   std::vector<Buffer> buffers_;
   std::vector<bool> staysOn_;      // by buffer: Life::reserved

@@ -24,9 +24,18 @@ struct ArenaLayout {
   std::vector<std::vector<std::vector<int64_t>>> staged;
 };
 
+/// For how long a storage that is handed to the caller as it is has its place to itself.
+enum class Reservation : uint8_t {
+  None,
+  /// From its birth to the end of the program: nobody holds it any more when the next step begins.
+  FromBirth,
+  /// Until its entry runs again: the entries before that one run while it is held.
+  Always,
+};
+
 struct LayoutOptions {
   int64_t alignment = 64;
-  std::vector<bool> reserved;  // by Timeline storage: handed to the caller as it is, to be kept
+  std::vector<Reservation> reserved;  // by Timeline storage
   /// Sees every buffer before placement; tests plant lifetime faults with it.
   std::function<void(std::vector<Buffer>&)> edit;
 };

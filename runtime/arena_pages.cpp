@@ -215,6 +215,9 @@ void ArenaPages::orderAfterOthers(PagedSlab& slab) {
     }
     if (self && !other->readers.empty() && other->held() == kNoPart) other->readers.clear();
   }
+  for (c10::Stream reader : slab.takeOtherReaders()) {
+    if (reader != stream) source_->order(reader, stream);
+  }
   slab.lastStream = stream;
   slab.lastStep = ++steps_;
 }

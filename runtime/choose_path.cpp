@@ -19,6 +19,7 @@ void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs
 Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
                                               const std::vector<c10::IValue>& inputs,
                                               bool uncaptured) {
+  if (!layout_) watchResults(entry);
   if (uncaptured || options_.uncaptured || stats_.steps < arenaRetryAt_) {
     checkInputs(entry, inputs);
     checkLentValues(entry, givenLentValues(entry, inputs));
@@ -82,25 +83,34 @@ bool Runtime::Impl::enterArena() {
   return true;
 }
 
-/// True if a replay would write over a result that the entry lent and somebody holds. Such a result is
-/// copied from now on; if it is held for many steps more, the arena is laid out anew, and the old one
-/// is left to the holder.
+/// Before `begins` runs: notes which results of the entries behind it somebody holds.
+void Runtime::Impl::watchResults(const EntryState& begins) {
+  for (EntryState& entry : entries_) {
+    if (&entry <= &begins) continue;
+    for (ResultWatch& watch : entry.watches) watch.nextStepBegins();
+  }
+}
+
+/// True if a replay would write over a lent result that somebody holds: of the entry's own, or of one
+/// behind it if it was dropped in time when the arena was laid out. Such a result is copied from now on;
+/// if it is held for many steps more, the arena is laid out anew, and the old one is left to the holder.
 bool Runtime::Impl::resultsHeld(EntryState& entry) {
   bool held = false, still = false;
-  for (size_t o = 0; o < entry.lent.size(); ++o) {
-    if (entry.lent[o]->outstanding() == 0) continue;
-    if (entry.code->handing[o] != Handing::Lent) {
-      still = true;
-      continue;
+  for (EntryState& lender : entries_) {
+    for (size_t o = 0; &lender >= &entry && o < lender.lent.size(); ++o) {
+      if (lender.lent[o]->outstanding() == 0) continue;
+      if (&lender != &entry && !lender.watches[o].droppedInTime()) continue;
+      const bool known = lender.code->handing[o] != Handing::Lent;
+      (known ? still : held) = true;
+      if (known) continue;
+      copyFromNowOn(*lender.code, o);
+      const OutputInfo& info = lender.code->entry->outputs[o];
+      remarks_.add(RemarkKind::Missed, "runtime", "result-held",
+                   std::string(roleName(info.role)) + " \"" + info.name + "\" of entry '" +
+                       lender.code->entry->name +
+                       "' was still held when its next step began: that step ran uncaptured, and "
+                       "from now on the result is a copy");
     }
-    held = true;
-    copyFromNowOn(*entry.code, o);
-    const OutputInfo& info = entry.code->entry->outputs[o];
-    remarks_.add(RemarkKind::Missed, "runtime", "result-held",
-                 std::string(roleName(info.role)) + " \"" + info.name + "\" of entry '" +
-                     entry.code->entry->name +
-                     "' was still held when its next step began: that step ran uncaptured, and "
-                     "from now on the result is a copy");
   }
   if (!held && !still) {
     entry.heldSteps = 0;

@@ -6,6 +6,8 @@
 #include <llvm/ADT/DenseSet.h>
 #include <llvm/ADT/StringSet.h>
 
+#include <algorithm>
+
 namespace gravure {
 namespace {
 
@@ -88,13 +90,18 @@ void chooseHanding(const Program& program, const Timeline& timeline, ResultPolic
   }
 }
 
-std::vector<bool> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes) {
-  std::vector<bool> reserved(timeline.storages().size(), false);
-  for (EntryCode& code : codes) {
+std::vector<Reservation> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
+                                          llvm::function_ref<bool(size_t, size_t)> droppedInTime) {
+  std::vector<Reservation> reserved(timeline.storages().size(), Reservation::None);
+  for (size_t e = 0; e < codes.size(); ++e) {
+    EntryCode& code = codes[e];
     const OwnedFrom owned(code);
     for (size_t o = 0; o < code.outputs.size(); ++o) {
-      if (code.handing[o] != Handing::Lent && code.handing[o] != Handing::Static) continue;
-      reserved[code.storages[owned.arenaSlot(code.outputs[o])]] = true;
+      const Handing handing = code.handing[o];
+      if (handing != Handing::Lent && handing != Handing::Static) continue;
+      const bool dropped = handing == Handing::Lent && droppedInTime(e, o);
+      Reservation& storage = reserved[code.storages[owned.arenaSlot(code.outputs[o])]];
+      storage = std::max(storage, dropped ? Reservation::FromBirth : Reservation::Always);
     }
   }
   return reserved;

@@ -2,8 +2,11 @@
 // How each result of a program is handed to its caller (design law 5).
 
 #include "ir/timeline.h"
+#include "runtime/arena_layout.h"
 #include "runtime/instruction.h"
 #include "runtime/runtime.h"
+
+#include <llvm/ADT/STLFunctionalExtras.h>
 
 #include <vector>
 
@@ -15,9 +18,11 @@ namespace gravure {
 void chooseHanding(const Program& program, const Timeline& timeline, ResultPolicy policy,
                    std::vector<EntryCode>& codes);
 
-/// Storages, by Timeline number, that Lent and Static results lie in: from their birth until their entry
-/// runs again, no other buffer may overlap them.
-std::vector<bool> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes);
+/// By Timeline number, the storages that Lent and Static results lie in: no other buffer may overlap
+/// them until their entry runs again, or, of Lent ones with `droppedInTime(entry, output)`, until the
+/// next step begins.
+std::vector<Reservation> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
+                                          llvm::function_ref<bool(size_t, size_t)> droppedInTime);
 
 /// From now on output `output` is copied. Its memory stays reserved.
 void copyFromNowOn(EntryCode& code, size_t output);

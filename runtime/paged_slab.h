@@ -39,6 +39,10 @@ class PagedSlab final : public Slab {
     if (lent || shape_.resultsStay) parts |= kResultPart;
     return parts;
   }
+  /// Streams that read saved values lent from outside the arena since the last call.
+  std::vector<c10::Stream> takeOtherReaders() const {
+    return shape_.savedBook ? shape_.savedBook->takeReaders() : std::vector<c10::Stream>();
+  }
   /// The parts whose bytes mean something now.
   ArenaParts living() const {
     if (running) return kWholeArena;

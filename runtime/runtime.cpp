@@ -90,6 +90,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     for (size_t o = 0; o < codes_[e].outputs.size(); ++o)
       state.lent.push_back(std::make_shared<LoanBook>());
     state.statics.resize(codes_[e].outputs.size());
+    state.watches.resize(codes_[e].outputs.size());
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
                                                 communication_.get());
     state.served.partitions.resize(codes_[e].launches.size());

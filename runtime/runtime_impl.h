@@ -5,6 +5,7 @@
 #include "runtime/communication.h"
 #include "runtime/executor.h"
 #include "runtime/guards.h"
+#include "runtime/result_watch.h"
 #include "runtime/results.h"
 #include "runtime/runtime.h"
 
@@ -23,6 +24,7 @@ struct EntryState {
   std::vector<at::Tensor> statics;              // by output: what is handed out, where it is Static
 
   // Warm-up.
+  std::vector<ResultWatch> watches;  // by output; as they are when the arena is laid out
   AllocationRecord record;
   int64_t warmUps = 0;
   bool settled = false;
@@ -73,6 +75,7 @@ class Runtime::Impl {
   Path choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
   bool mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  void watchResults(const EntryState& begins);
   bool resultsHeld(EntryState& entry);
   bool layOutAnew();
   bool enterArena();

@@ -136,6 +136,9 @@ std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const Kep
   // A lent input may come out of an uncaptured step, too.
   ResultTaker taker(entry, kept, loans_, slab_, serving != nullptr);
   std::vector<c10::IValue> results = taker.take();
+  for (size_t o = 0; !layout_ && o < results.size(); ++o) {
+    if (results[o].isTensor()) entry.watches[o].handOut(results[o].toTensor());
+  }
   stats_.copiedResultBytes += taker.copiedBytes();
   return results;
 }

@@ -81,7 +81,10 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
 bool Runtime::Impl::plan() {
   std::vector<AllocationRecord> records;
   for (EntryState& entry : entries_) records.push_back(entry.record);
-  LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_),
+  const auto droppedInTime = [&](size_t e, size_t o) {
+    return entries_[e].watches[o].droppedInTime();
+  };
+  LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_, droppedInTime),
                         options_.editBuffers};
   ArenaLayout layout =
       layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import json
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,17 @@ UNBUNDLE = torch.ops.gravure.unbundle.default
 def hooks_are_set() -> bool:
     """Hooks on saved tensors must see each of them."""
     return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+
+def bundling(partition: Callable[..., Any]) -> Callable[..., Any]:
+    """AOTAutograd's `partition_fn`, with what its forward saves in a bundle."""
+
+    def cut(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
+        halves = partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        bundle_saved(*halves, num_fwd_outputs)
+        return halves
+
+    return cut
 
 
 def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> bool:

@@ -13,13 +13,16 @@ import importlib.machinery
 import importlib.util
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from torch import fx
+from torch._functorch.partitioners import default_partition
 
 from .graph_passes import GraphPasses
+from .saved_bundle import bundling, hooks_are_set
 
 logger = logging.getLogger("gravure")
 
@@ -107,6 +110,29 @@ def _register_toolkit_pass(passes: ModuleType) -> None:
     passes.AVAILABLE_COMPILER_PASSES["cudagraph"] = cudagraph_pass
 
 
+def _bundle_saved_values(graph_utils: ModuleType) -> None:
+    """Where this pass is chosen, forwards of the toolkit save one tensor, not hundreds."""
+    make_compilers = graph_utils.make_compiler_with_passes
+    compile_joint = graph_utils.aot_compile_joint_with_descriptors
+    with_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @functools.wraps(make_compilers)
+    def make_and_note(passes: Any = None, *args: Any, **kwargs: Any) -> Any:
+        compilers = make_compilers(passes, *args, **kwargs)
+        if passes and passes[-1] is cudagraph_pass:
+            with_programs.add(compilers[0])
+        return compilers
+
+    @functools.wraps(compile_joint)
+    def compile_bundling(joint: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("fw_compiler") in with_programs and not hooks_are_set():
+            kwargs["partition_fn"] = bundling(kwargs.get("partition_fn", default_partition))
+        return compile_joint(joint, *args, **kwargs)
+
+    graph_utils.make_compiler_with_passes = make_and_note
+    graph_utils.aot_compile_joint_with_descriptors = compile_bundling
+
+
 def _register_pipeline() -> None:
     registry = importlib.import_module(f"{_GRAPH_TRAINER}.registry")
     registry.register_pass_pipeline("cudagraph")(cudagraph_pipeline)
@@ -163,6 +189,7 @@ def _register() -> None:
         # Not imported here: it takes a CUDA stream and a pool on the current device, and the
         # trainer chooses the device after it has read its configuration.
         _when_imported(f"{_TOOLKIT}.passes", _register_toolkit_pass)
+        _when_imported(f"{_TOOLKIT}.graph_utils", _bundle_saved_values)
         found = True
     if _has(f"{_GRAPH_TRAINER}.registry"):
         _register_pipeline()

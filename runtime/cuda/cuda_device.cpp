@@ -78,9 +78,13 @@ void CudaDevice::beginWarmUp() {
   warmingUp = true;
   warmUpRouting_ = std::make_unique<PoolRouting>(allocator_, index_, *warmUpPool_,
                                                  [](cudaStream_t) { return warmingUp; });
+  // A capture has others, for its own stream: those of a model that is captured whole would lie idle.
+  c10::cuda::CUDAGuard guard(index_);
+  warmUpWorkspaces_ = std::make_unique<PassingWorkspaces>();
 }
 
 void CudaDevice::endWarmUp() {
+  warmUpWorkspaces_.reset();
   warmingUp = false;
   warmUpRouting_.reset();
 }

@@ -3,6 +3,7 @@
 
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_capture_pool.h"
+#include "runtime/cuda/cuda_libraries.h"
 #include "runtime/device.h"
 
 #include <c10/cuda/CUDAEvent.h>
@@ -66,6 +67,7 @@ class CudaDevice final : public Device {
   std::optional<c10::MempoolId_t> warmUpPool_;
   bool warmUpHeld_ = false;  // we hold a use of it
   std::unique_ptr<PoolRouting> warmUpRouting_;
+  std::unique_ptr<PassingWorkspaces> warmUpWorkspaces_;
 };
 
 }  // namespace gravure

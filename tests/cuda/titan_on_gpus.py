@@ -94,10 +94,9 @@ def arguments_of(model: str, with_bits: bool) -> list[str]:
     alone = RANKS == 2  # one of the two meshes that torchtitan asks for has a single rank then
     degree = 1 if alone and model == "bucketed" else 2
     found = [*_ARGUMENTS[model], f"--parallelism.tensor_parallel_degree={degree}"]
-    if with_bits or alone:
-        module = "titan_digests" if with_bits else "titan_meshes_of_one"
-        found.append(f"--experimental.custom_import={module}")
-    return found
+    module = "titan_meshes_of_one" if alone else "titan_on_cores"
+    module = "titan_digests" if with_bits else module
+    return [*found, f"--experimental.custom_import={module}"]
 
 
 def train(name: str, folder: Path) -> Run:

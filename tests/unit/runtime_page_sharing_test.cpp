@@ -246,6 +246,24 @@ TEST_CASE("a step on another stream comes after those that used its pages") {
   CHECK(step(*a, 2).empty());
 }
 
+TEST_CASE("a step comes after what read values that were lent from outside its arena", "[law5]") {
+  Counted device;
+  ArenaShape shape = shapeOf(4);
+  shape.savedBook = std::make_shared<LoanBook>();
+  auto a = device.pages.make(shape);
+  std::vector<float> beside(4);  // as a graph allocates, whose next replay writes it
+  at::Tensor lent = Lender(a).lend(at::from_blob(beside.data(), {4}), shape.savedBook);
+  REQUIRE(noteReader(lent.storage().data_ptr(), CountedSource::streamOf(7)));
+  lent = at::Tensor();
+  device.source->stream = 1;
+  REQUIRE(enter(*a));
+  a->leave();
+  CHECK(device.source->ordered == std::vector<std::pair<int64_t, int64_t>>{{7, 1}});
+  REQUIRE(enter(*a));
+  a->leave();
+  CHECK(device.source->ordered.size() == 1);
+}
+
 TEST_CASE("without memory a step does not enter, and it is tried again later") {
   Counted device;
   auto a = device.pages.make(shapeOf(5)), b = device.pages.make(shapeOf(5));

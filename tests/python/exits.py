@@ -62,8 +62,11 @@ def main() -> int:
     with ThreadPoolExecutor(at_once) as pool:
         # The ways in turn, so that different ones meet on a machine.
         calls = [(way, pool.submit(seconds, way, count)) for _ in range(times) for way in WAYS]
-        for way, call in calls:
+        for done, (way, call) in enumerate(calls, start=1):
             took.setdefault(way, []).append(call.result())
+            if done % 10 == 0:
+                worst = max(second for found in took.values() for second in found)
+                print(f"{done} groups, the slowest in {worst:.2f} s", flush=True)
     for way, found in took.items():
         found.sort()
         print(way, json.dumps({"times": times, "median": found[times // 2], "worst": found[-1]}))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import gravure
 import pytest
 import torch
@@ -50,3 +53,37 @@ def test_released_memory_comes_back_with_the_next_step() -> None:
     for graph in report.graphs:
         for program in graph.programs:
             assert program.stats["uncaptured_steps"] <= 4
+
+
+def clears(when: list[str]) -> dict[str, int]:
+    """What a program counts in a loop that clears its gradients `when`, which is right in every bit:
+    "early" is before the forward, "late" between it and the backward."""
+    model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(6)))
+    places: dict[int, Iterator[str]] = {}
+
+    def step(run: Any, optimizer: torch.optim.Optimizer, batch: tuple[Tensor]) -> Tensor:
+        place = next(places.setdefault(id(optimizer), iter(when)))
+        if place == "early":
+            optimizer.zero_grad()
+        loss = run(*batch).square().sum()
+        if place == "late":
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    report = same_as_eager(model, lambda _: (torch.randn(8, 96),), step, len(when))
+    (graph,) = report.graphs
+    return graph.programs[0].stats
+
+
+def test_gradients_that_are_cleared_before_the_forward_take_no_memory_from_it() -> None:
+    early, late = clears(["early"] * 8), clears(["late"] * 8)
+    assert early["arena_bytes"] < late["arena_bytes"]
+    assert early["uncaptured_steps"] == late["uncaptured_steps"] == 4
+
+
+def test_a_loop_that_begins_to_clear_them_late_keeps_every_bit() -> None:
+    # One forward and its backward run uncaptured, then gradients are copies.
+    assert clears(["early"] * 4 + ["late"] * 6 + ["early"] * 2)["uncaptured_steps"] == 4 + 2
+    assert clears(["late"] * 4 + ["early"] * 4)["uncaptured_steps"] == 4

@@ -56,7 +56,7 @@ def test_released_memory_comes_back_with_the_next_step() -> None:
 
 
 def clears(when: list[str]) -> dict[str, int]:
-    """What a program counts in a loop that clears its gradients `when`, which is right in every bit:
+    """What a program counts in a loop, right in every bit, that clears its gradients `when`:
     "early" is before the forward, "late" between it and the backward."""
     model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(6)))
     places: dict[int, Iterator[str]] = {}

@@ -3,12 +3,13 @@
     python3 tests/cuda/titan_on_gpus.py [RUN...]
 
 A RUN is MODEL-PASSES, with `llama3`, `bucketed` (llama3 with transformer_block_bucketing),
-`llama3_8B` or `deepseek_v3` (EP 2), and `none`, `own` or `ours`; a further `-bits` has every rank
-digest its gradients in each step, which takes time. `RANKS` (4) processes: FSDP 2 beside TP 2 with
-four; with two TP 2, for `bucketed` FSDP 2. torchtitan and what it imports must be on the Python
-path. Prints losses and gradient norms side by side, then speed, memory and what was captured.
-`STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more for torchtitan) are read from the
-environment. Without a GPU it tries itself: on the CPU, where it says nothing of speed.
+`llama3_8B`, `deepseek_v3` (EP 2) or `deepseek_v3_bucketed`, and `none`, `own` or `ours`; a further
+`-bits` has every rank digest its gradients in each step, which takes time. `RANKS` (4) processes:
+FSDP 2 beside TP 2 with four; with two TP 2, for `bucketed` FSDP 2. torchtitan and what it imports
+must be on the Python path. Prints losses and gradient norms side by side, then speed, memory and
+what was captured. `STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more for torchtitan)
+are read from the environment. Without a GPU it tries itself: on the CPU, where it says nothing of
+speed.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ STEPS, LIMIT, RANKS = (
     int(os.environ.get(name, n)) for name, n in (("STEPS", 14), ("LIMIT", 100), ("RANKS", 4))
 )
 _SMALL = ["--training.local_batch_size=4", "--training.seq_len=512"]
+_DEEPSEEK = [
+    *_SMALL,
+    "--model.name=compiler_toolkit.deepseek_v3",
+    "--parallelism.expert_parallel_degree=2",
+]
 _ARGUMENTS = {
     "llama3": _SMALL,
     "bucketed": _SMALL,
     "llama3_8B": ["--model.flavor=8B", "--training.local_batch_size=1", "--training.seq_len=2048"],
-    "deepseek_v3": [
-        *_SMALL,
-        "--model.name=compiler_toolkit.deepseek_v3",
-        "--parallelism.expert_parallel_degree=2",
-    ],
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v3_bucketed": _DEEPSEEK,
 }
 _RUNS = (
     "llama3-own llama3-ours bucketed-own bucketed-ours "
@@ -82,7 +85,7 @@ class Run:
 
 
 def passes_of(model: str, passes: str) -> list[str]:
-    before = ["transformer_block_bucketing"] if model == "bucketed" else []
+    before = ["transformer_block_bucketing"] if model.endswith("bucketed") else []
     toolkit = "torchtitan.experiments.compiler_toolkit.job_config"
     module = "gravure.torchtitan" if passes == "ours" else toolkit
     names = before + (["cudagraph"] if passes != "none" else [])

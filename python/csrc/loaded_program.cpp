@@ -237,7 +237,9 @@ std::vector<c10::IValue> LoadedProgram::withBundle(const std::string& name,
 
 std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
                                                   std::vector<c10::IValue> inputs) {
+  if (repeats_ && repeated_.count(name) != 0) return repeated(name);
   auto results = runtime_->run(name, std::move(inputs));
+  if (repeats_) repeated_[name] = results;
   const Remarks& remarks = runtime_->remarks();
   if (remarks.all().size() > logged_) {
     logMissed(remarks, logged_);

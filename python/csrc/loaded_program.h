@@ -2,6 +2,7 @@
 // A program that Python has loaded: read, cut by the passes, and ready to run on one device.
 
 #include "passes/pass.h"
+#include "python/csrc/autograd_plan.h"
 #include "python/csrc/gradient_buffers.h"
 #include "python/csrc/gradients.h"
 #include "python/csrc/user_log.h"
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace gravure {
@@ -68,6 +70,16 @@ class LoadedProgram final : public torch::CustomClassHolder {
                                      const std::vector<at::Tensor>& values);
   /// The same on the uncaptured path: lent values among the inputs stay good for another run.
   Values runUncaptured(const std::string& entry, const Values& values);
+  /// Says how `forward` and `backward` hang together in autograd's graph. The memory of `alive` lives as long
+  /// as this program: a graph of autograd's may outlive the Python objects that its operators need.
+  void setAutograd(const AutogradPlan::Lists& lists, const at::Tensor& alive);
+  /// `forward` with `values` for its inputs that are not bound, as one node of autograd's graph, which
+  /// runs `backward` without Python. Returns the outputs of the plan; none, and nothing has run, where
+  /// the call needs what AOTAutograd's wrapper does: hooks on saved tensors, modes, special tensors.
+  std::vector<at::Tensor> runDifferentiable(const std::vector<at::Tensor>& values);
+  /// `backward`, for that node: `values` by position. Without `last` those that are lent stay good.
+  std::vector<c10::IValue> runBackward(std::vector<std::pair<int64_t, c10::IValue>> values,
+                                       bool last);
   /// One step that ends as loss.backward() does: the gradients are added to the `.grad` of the inputs
   /// that they belong to, and the other outputs returned, in order. TORCH_CHECK, before anything
   /// runs, for an input that requires a gradient and is no leaf, or, with `checkHooks`, had a hook
@@ -93,6 +105,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// Fails the `countdown`-th next pass through "capture-begin", "capture-call", "capture-end",
   /// "launch", "allocation" or "completion": for tests.
   void injectFault(const std::string& point, int64_t countdown);
+  /// From now on each run returns what the next one does, and nothing runs: to measure all the rest.
+  void repeatResults(bool repeats);
   void synchronize();
   void shutdown();
   /// Gives back the memory of all programs at rest, on all devices; their next steps take it again.
@@ -123,6 +137,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   };
   Gradients& gradientsOf(const std::string& name);
   std::vector<c10::IValue> runLogged(const std::string& entry, std::vector<c10::IValue> inputs);
+  std::vector<c10::IValue> repeated(const std::string& name) const;
   Remarks allRemarks() const;
 
   // A Python operator in the program may come back to it.
@@ -133,6 +148,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   size_t logged_ = 0;  // of the runtime's remarks
   std::unique_ptr<Runtime> runtime_;
   std::map<std::string, Bound> bound_;
+  std::shared_ptr<const AutogradPlan> autograd_;
+  at::Tensor alive_;
+  bool repeats_ = false;
+  std::map<std::string, std::vector<c10::IValue>> repeated_;
   bool staticResults_;
   std::map<std::string, Gradients> gradients_;
 };

@@ -1,5 +1,7 @@
 #include "python/csrc/saved_bundle.h"
 
+#include "python/csrc/watched_values.h"
+
 #include <c10/core/TensorImpl.h>
 #include <torch/library.h>
 
@@ -12,32 +14,10 @@ namespace {
 struct Bundle {
   uint8_t byte = 0;  // the tensor's memory
   bool taken = false;
-  std::vector<c10::IValue> values;
-  std::vector<uint32_t> versions;  // one a value
+  WatchedValues saved;
 };
 
 void dropBundle(void* context) { delete static_cast<Bundle*>(context); }
-
-uint32_t versionOf(const c10::IValue& value) {
-  if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().is_inference()) return 0;
-  return static_cast<uint32_t>(value.toTensor()._version());
-}
-
-/// As autograd does for what it saves itself.
-void checkVersions(const Bundle& bundle) {
-  for (size_t i = 0; i < bundle.values.size(); ++i) {
-    const uint32_t version = versionOf(bundle.values[i]);
-    if (version == bundle.versions[i]) continue;
-    const at::Tensor& tensor = bundle.values[i].toTensor();
-    TORCH_CHECK(false,
-                "one of the variables needed for gradient computation has been modified by "
-                "an inplace operation: [",
-                tensor.toString(), " ", tensor.sizes(), "] is at version ", version,
-                "; expected version ", bundle.versions[i],
-                " instead. Write into it after "
-                "the backward");
-  }
-}
 
 Bundle* bundleOf(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
@@ -49,10 +29,7 @@ Bundle* bundleOf(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor makeBundle(std::vector<c10::IValue> values) {
-  std::vector<uint32_t> versions;
-  versions.reserve(values.size());
-  for (const c10::IValue& value : values) versions.push_back(versionOf(value));
-  auto* bundle = new Bundle{0, false, std::move(values), std::move(versions)};
+  auto* bundle = new Bundle{0, false, WatchedValues(std::move(values))};
   const c10::Device cpu(c10::DeviceType::CPU);
   c10::DataPtr memory(&bundle->byte, bundle, &dropBundle, cpu);
   c10::Storage storage(c10::Storage::use_byte_size_t(), 1, std::move(memory), /*allocator=*/nullptr,
@@ -73,10 +50,10 @@ std::vector<c10::IValue> bundled(const at::Tensor& tensor, bool last) {
   TORCH_CHECK(!bundle->taken,
               "Trying to backward through the graph a second time: what its forward "
               "saved is gone. Specify retain_graph=True the first time");
-  checkVersions(*bundle);
-  if (!last) return bundle->values;
+  bundle->saved.check();
+  if (!last) return bundle->saved.values;
   bundle->taken = true;
-  return std::move(bundle->values);
+  return std::move(bundle->saved.values);
 }
 
 namespace {

@@ -20,6 +20,7 @@ from .compiled_graph import CompiledGraph
 from .eager_unpack import unpacks_as_eager
 from .graph_break import graph_break_of
 from .names import InputSpec, Namer
+from .native_node import Traced
 from .options import CompileOptions
 from .partition import KEEP_DRAWS
 from .places import Places
@@ -86,7 +87,8 @@ def compile_frame(
 ) -> Callable[..., Any]:
     """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes.
 
-    `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py).
+    `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py), or both
+    graphs as one node (native_node.py).
     """
     label = label or label_of(graph)
     frame = _Frame(graph, inputs, chosen, maker, style, label, bundles=bundles)
@@ -106,12 +108,31 @@ def compile_frame(
     )
     with style.tracing(), functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS):
         compiled = compiler(graph, inputs)
-    if not frame.bundled:
-        return compiled
-    again = functools.partial(
-        compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
-    )
-    return _seen_by_hooks(compiled, again, label)
+    if frame.bundled:
+        again = functools.partial(
+            compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
+        )
+        compiled = _seen_by_hooks(compiled, again, label)
+    return _native_first(frame.compiled, compiled) if bundles else compiled
+
+
+def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """One call of the library where that is enough, else AOTAutograd's wrapper.
+
+    The first call is the wrapper's: it checks operators of the user's then.
+    """
+    if not graph.may_run_native:
+        return wrapped
+    first = True
+
+    def run(*args: Any) -> Any:
+        nonlocal first
+        if not first and (results := graph.run_native(args)) is not None:
+            return results
+        first = False
+        return wrapped(*args)
+
+    return run
 
 
 def _seen_by_hooks(
@@ -153,8 +174,9 @@ class _Frame:
         nodes = graph.graph.find_nodes(op="placeholder")
         self._inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
+        self._arguments = len(inputs)
         self._outputs = 0
-        self._compiled = maker(label, self._namer, options, style)
+        self.compiled = maker(label, self._namer, options, style)
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         self._outputs = num_fwd_outputs
@@ -163,21 +185,24 @@ class _Frame:
         return halves
 
     def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        return self._compiled.take_forward(Half(module, self._specs(module)), self._outputs)
+        return self.compiled.take_forward(Half(module, self._specs(module)), self._outputs)
 
     def compile_backward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         specs = [backward_spec(n) for n in module.graph.find_nodes(op="placeholder")]
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # with any, or None, retain_graph is refused
-        call = self._compiled.take_backward(Half(module, [s for s in specs if s]))
-        self._compiled.finish()
+            if self._bundles and self._one_to_one:
+                traced = Traced(context.fw_metadata, self._arguments)
+                self.compiled.take_traced(traced)
+        call = self.compiled.take_backward(Half(module, [s for s in specs if s]))
+        self.compiled.finish()
         return call
 
     def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         outputs = next(iter(module.graph.find_nodes(op="output"))).args[0]
-        call = self._compiled.take_forward(Half(module, self._specs(module)), len(outputs))
-        self._compiled.finish()
+        call = self.compiled.take_forward(Half(module, self._specs(module)), len(outputs))
+        self.compiled.finish()
         return call
 
     def _specs(self, module: fx.GraphModule) -> list[InputSpec | None]:

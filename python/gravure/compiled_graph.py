@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from .aot_entries import FrameNamer, Run
 from .codegen import ATEN, Style
 from .errors import ExportError
+from .native_node import Traced
 from .options import CompileOptions
 from .program_maker import Half, Instance, ProgramMaker, boxed
 from .report import ending
@@ -79,6 +81,10 @@ class CompiledGraph:
         self._maker.forward, self._maker.outputs = half, outputs
         return self._run_forward
 
+    def take_traced(self, traced: Traced) -> None:
+        """Before finish(): autograd may be given a node of the library's."""
+        self._maker.traced = traced
+
     def take_backward(self, half: Half) -> Run:
         self._maker.backward = half
         return self._run_backward
@@ -99,8 +105,18 @@ class CompiledGraph:
 
     # ---- calls
 
-    @boxed
-    def _run_forward(self, args: list[Any]) -> Any:
+    @property
+    def may_run_native(self) -> bool:
+        """Whether the program that was made first can be a node of autograd's."""
+        return any(instance.native is not None for instance in self.all_instances())
+
+    def run_native(self, args: Sequence[Any]) -> list[Any] | None:
+        """The results of the graph, as a node of autograd's; None, and nothing has run, where it
+        needs AOTAutograd's wrapper."""
+        native = self._instance_for(args).native
+        return None if native is None else native(args)
+
+    def _instance_for(self, args: Sequence[Any]) -> Instance:
         instance = self._current
         if (
             instance is None
@@ -109,6 +125,11 @@ class CompiledGraph:
             or (self._symbols and instance.sizes != _read(args, self._symbols))
         ):
             instance = self._choose(args)
+        return instance
+
+    @boxed
+    def _run_forward(self, args: list[Any]) -> Any:
+        instance = self._instance_for(args)
         results = instance.forward(args)
         if self._several and self._marker is not None:
             if len(self._givers) >= _PENDING:
@@ -145,7 +166,7 @@ class CompiledGraph:
         known = dict(zip(self._symbols, sizes, strict=True))
         return tuple([known[symbol] for symbol in self._backward_symbols])
 
-    def _choose(self, args: list[Any]) -> Instance:
+    def _choose(self, args: Sequence[Any]) -> Instance:
         sizes = _read(args, self._symbols)
         key = sizes, id(args[self._first_kept]) if self._first_kept >= 0 else 0
         instance = self._instances.get(key)
@@ -212,7 +233,7 @@ class CompiledGraph:
         return self._maker.as_it_is()
 
 
-def _read(args: list[Any], symbols: dict[Any, Place]) -> tuple[int, ...]:
+def _read(args: Sequence[Any], symbols: dict[Any, Place]) -> tuple[int, ...]:
     return tuple([args[i] if d < 0 else args[i].shape[d] for i, d in symbols.values()])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from .codegen import Stretches, Style, compile_graphs
 from .errors import ExportError
 from .known_numbers import KnownNumbers
 from .names import InputSpec
+from .native_node import NativeCall, Traced, native_call
 from .options import CompileOptions
 from .program_text import HEADER
 from .runtime import program_class
@@ -51,7 +52,9 @@ class Instance:
         call: Call | None = None,
         sizes: tuple[int, ...] = (),
         missed: list[str] | None = None,
+        native: NativeCall | None = None,
     ) -> None:
+        self.native = native  # both, as one node of autograd's graph
         self.forward = forward
         self.backward = backward
         self.program = program
@@ -62,11 +65,11 @@ class Instance:
         self._positions = [call.taken.index(i) for i in call.kept] if call else []
         self._pick = picker(call.kept if call else [])
 
-    def holds(self, args: list[Any]) -> bool:
+    def holds(self, args: Sequence[Any]) -> bool:
         """True if the parameters and buffers among `args` are those that are kept."""
         return all(map(operator.is_, self._pick(args), self.kept))
 
-    def keep(self, args: list[Any]) -> None:
+    def keep(self, args: Sequence[Any]) -> None:
         self.kept = self._pick(args)
         if self._positions:
             self.program.bind(self._entry, self._positions, list(self.kept))
@@ -84,6 +87,7 @@ class ProgramMaker:
         self.forward: Half | None = None
         self.backward: Half | None = None
         self.outputs = 0  # of the forward, without saved values
+        self.traced: Traced | None = None  # where autograd may be given a node of the library's
         self._namer = namer
         self._spread: list[Half] = []
         self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
@@ -116,7 +120,12 @@ class ProgramMaker:
         program = program_class().of_text(text, device, self.options.for_library())
         for call in calls:
             _bind_fixed(program, call)
+        native = None
         if len(calls) > 1:
+            if keeps and self.traced is not None:
+                graph = self.spread[0].module
+                held = [*self._stretches, *(call.held for call in calls)]
+                native = native_call(program, calls, graph, self.outputs, self.traced, held)
             calls = bind_bundle(program, calls, *(half.bundled for half in self.spread))
         logger.info("%s: made a program for %s", self.label, device)
         runs = [_run_of(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
@@ -130,7 +139,7 @@ class ProgramMaker:
             # With retain_graph the saved values are needed again, and a replay overwrites them.
             return again(args) if _get_current_graph_task_keep_graph() else last(args)
 
-        return Instance(runs[0], backward, program, kept, sizes, missed)
+        return Instance(runs[0], backward, program, kept, sizes, missed, native)
 
     def device(self) -> str:
         return device_of([half.module for half in self.spread], self.label)

@@ -3,13 +3,14 @@
     python3 tests/cuda/bench_host.py [--device cuda] [--parameters 20,100,400] [--ways plain,sgd]
 
 plain is gravure.compile_step(fn), sgd and adamw the same with an optimizer, backend is
-torch.compile(backend="gravure") with autograd's backward, eager the same loss and backward as they
-are. Layers are tiny: on a GPU the device is idle; on the host device kernels count, too.
+torch.compile(backend="gravure") with autograd's backward, wrapped the same in AOTAutograd's wrapper
+(what falls back to it), graphed what torch.cuda.make_graphed_callables adds to its graphs, without
+any code of a model's, eager the same loss and backward as they are. Layers are tiny: on a GPU the
+device is idle; on the host device kernels count, too.
 
-call: until it returns, microseconds, median. python: the same with the library's run replaced by a
-function that returns what it returned before, so that Python and Dynamo's guards are left (and, in
-backend, AOTAutograd and autograd); the least of 40 batches, on the host device in processor time.
-Clearing the gradients is in neither.
+call: until it returns, microseconds, median. python: the same with the library's runs returning
+what they returned before, so that Python and Dynamo's guards are left (and, in backend, autograd);
+the least of 40 batches, on the host device in processor time. Clearing the gradients is in neither.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python")]
 
-WAYS = ("plain", "sgd", "adamw", "backend", "eager")
+WAYS = ("plain", "sgd", "adamw", "backend", "wrapped", "graphed", "eager")
 
 
 class Part(nn.Module):
@@ -51,41 +52,56 @@ class Block(nn.Module):
 
 
 class Recorded:
-    """A program whose runs can be replaced by what the last ones returned."""
+    """A program whose steps can be replaced by what the last one returned."""
 
     replaced = False
 
     def __init__(self, program: Any) -> None:
         self._program = program
-        self._last: dict[str, list[Tensor]] = {}
+        self._last: list[Tensor] = []
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._program, name)
-        if name not in ("run_step_tensors", "run_tensors"):
+        if name != "run_step_tensors":
             return found
 
-        def run(entry: str, *rest: Any) -> list[Tensor]:
+        def run(*args: Any) -> list[Tensor]:
             if not Recorded.replaced:
-                self._last[entry] = found(entry, *rest)
-                return self._last[entry]
-            last = self._last[entry]
-            # Autograd marks what it is given.
-            return [t.detach() for t in last] if name == "run_tensors" else last
+                self._last = found(*args)
+            return self._last
 
         return run
 
 
-class Library:
-    """The class of programs, for which `Recorded` stands."""
+class Made:
+    """The class of programs, which keeps those that it makes."""
 
     def __init__(self, actual: Any) -> None:
         self._actual = actual
+        self.programs: list[Recorded] = []
 
     def of_text(self, *args: Any) -> Any:
-        return Recorded(self._actual.of_text(*args))
+        self.programs.append(Recorded(self._actual.of_text(*args)))
+        return self.programs[-1]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actual, name)
+
+
+class Graphed(torch.autograd.Function):
+    """What make_graphed_callables has beside its graphs."""
+
+    results: tuple[Tensor, ...]
+    gradients: tuple[Tensor | None, ...]
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple([t.detach() for t in Graphed.results])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple([t if t is None else t.detach() for t in Graphed.gradients])
 
 
 def timed(call: Callable[[], Any], before: Callable[[], Any], device: str) -> float:
@@ -129,12 +145,13 @@ def optimizer_of(way: str, model: nn.Module) -> torch.optim.Optimizer | None:
 def one(way: str, count: int, device: str) -> tuple[float, float]:
     """Of the call, and of Python's part of it (0 in eager)."""
     import gravure
-    from gravure import program_maker, step_compiler
+    from gravure import native_node, program_maker, step_compiler
+    from gravure.runtime import program_class
 
+    made = Made(program_class())
     for module in (program_maker, step_compiler):
-        if not isinstance(module.program_class(), Library):
-            library = Library(module.program_class())
-            module.program_class = lambda library=library: library
+        module.program_class = lambda: made
+    program_maker.native_call = (lambda *_: None) if way == "wrapped" else native_node.native_call
     torch.manual_seed(0)
     model = nn.Sequential(*[Block() for _ in range(count // 4)]).to(device)
     parameters = list(model.parameters())
@@ -147,9 +164,14 @@ def one(way: str, count: int, device: str) -> tuple[float, float]:
         for parameter in parameters:
             parameter.grad = None
 
-    if way in ("backend", "eager"):
-        inner = torch.compile(loss, backend="gravure") if way == "backend" else loss
-        run: Callable[[], Any] = lambda: inner(x).backward()  # noqa: E731
+    if way == "graphed":
+        Graphed.results = (torch.zeros(4, device=device),)
+        Graphed.gradients = (None, *[torch.zeros_like(p) for p in parameters])
+        run: Callable[[], Any] = lambda: Graphed.apply(x, *parameters)[0].sum().backward()  # noqa: E731
+        return 0.0, undisturbed(run, clear, device)
+    if way in ("backend", "wrapped", "eager"):
+        inner = torch.compile(loss, backend="gravure") if way != "eager" else loss
+        run = lambda: inner(x).backward()  # noqa: E731
     else:
         step = gravure.compile_step(loss, optimizer=optimizer_of(way, model))
         run = lambda: step(x)  # noqa: E731
@@ -159,6 +181,8 @@ def one(way: str, count: int, device: str) -> tuple[float, float]:
     states = gravure.report().graphs[-1].programs[0].partitions.values()
     assert {state for entry in states for state in entry} == {"captured"}
     Recorded.replaced = True
+    for program in made.programs if way in ("backend", "wrapped") else []:
+        program.repeat_results(True)
     python = undisturbed(run, clear, device)
     Recorded.replaced = False
     return call, python

@@ -1,0 +1,215 @@
+#include "python/csrc/backward_node.h"
+
+#include "python/csrc/loaded_program.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace gravure {
+
+using torch::autograd::variable_list;
+
+namespace {
+
+/// Stands behind gradients that were asked for with create_graph=True, as AOTAutograd's does.
+struct RefusingNode final : torch::autograd::Node {
+  using Node::Node;
+  std::string name() const override { return "GravureBackwardBackward"; }
+  variable_list apply(variable_list&&) override {
+    TORCH_CHECK(false,
+                "torch.compile with aot_autograd does not currently support double backward");
+  }
+};
+
+void checkModes(const AutogradPlan& plan) {
+  const bool functorch =
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+  TORCH_CHECK(!functorch,
+              "It looks like you're trying to call a compiled backward function within "
+              "vmap/grad/vjp, which isn't supported. Try wrapping vmap inside torch.compile, or "
+              "skip compiling the backward function.");
+  TORCH_CHECK(!plan.wasNondeterministic || !at::globalContext().deterministicAlgorithms(),
+              "This compiled backward function is being run with "
+              "torch.use_deterministic_algorithms(True), but it was previously generated during "
+              "the forward function while torch.use_deterministic_algorithms(False) was set.");
+}
+
+/// Each gradient of an output as the backward was traced for it: there, plain, and so in memory.
+variable_list prepared(const BackwardCall& call, const variable_list& tangents) {
+  TORCH_CHECK(tangents.size() == call.tangents.size(), "a compiled backward takes ",
+              call.tangents.size(), " gradients, and was given ", tangents.size());
+  variable_list found;
+  found.reserve(tangents.size());
+  for (size_t i = 0; i < tangents.size(); ++i) {
+    at::Tensor tangent = tangents[i].defined() ? tangents[i] : call.tangents[i].zeros_like();
+    TORCH_CHECK(!tangent.key_set().has(c10::DispatchKey::Python),
+                "During the backward, we encountered a tensor subclass where we guessed its "
+                "metadata incorrectly: a plain tensor was expected as the gradient of output ",
+                i);
+    const auto format = static_cast<c10::MemoryFormat>(call.plan->tangentFormats[i]);
+    if (!tangent.is_contiguous(format)) tangent = tangent.contiguous(format);
+    found.push_back(std::move(tangent));
+  }
+  return found;
+}
+
+/// `last`: `saved` are not needed again.
+variable_list run(const BackwardCall& call, const variable_list& tangents,
+                  std::vector<c10::IValue> saved, bool last) {
+  const c10::AutoGradMode noGraph(false);
+  std::vector<std::pair<int64_t, c10::IValue>> inputs;
+  const AutogradPlan& plan = *call.plan;
+  for (size_t i = 0; i < saved.size(); ++i) {
+    if (plan.savedTo[i] >= 0) inputs.emplace_back(plan.savedTo[i], std::move(saved[i]));
+  }
+  saved.clear();
+  for (size_t i = 0; i < tangents.size(); ++i) {
+    if (plan.tangentTo[i] >= 0) inputs.emplace_back(plan.tangentTo[i], tangents[i]);
+  }
+  const std::vector<c10::IValue> results = call.program->runBackward(std::move(inputs), last);
+  variable_list gradients;
+  gradients.reserve(plan.gradients.size());
+  for (int64_t position : plan.gradients) gradients.push_back(results[position].toTensor());
+  return gradients;
+}
+
+std::vector<at::Tensor> tensorsOf(const std::vector<c10::IValue>& values) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(values.size());
+  for (const c10::IValue& value : values) tensors.push_back(value.toTensor());
+  return tensors;
+}
+
+bool requiresGrad(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+
+/// A saved value that does not keep its node alive for ever: an output would, and a view that knows one as
+/// its base.
+at::Tensor ofNoCycle(const c10::IValue& value, const std::vector<at::Tensor>& outputs) {
+  const at::Tensor& tensor = value.toTensor();
+  const bool inside = tensor.is_view() && !tensor.requires_grad();
+  const bool isOutput = std::any_of(outputs.begin(), outputs.end(),
+                                    [&](const at::Tensor& each) { return each.is_same(tensor); });
+  return inside || isOutput ? tensor.tensor_data() : tensor;
+}
+
+}  // namespace
+
+BackwardNode::BackwardNode(c10::intrusive_ptr<LoadedProgram> program,
+                           std::shared_ptr<const AutogradPlan> plan,
+                           torch::autograd::edge_list edges)
+    : Node(std::move(edges)), call_{std::move(program), std::move(plan), {}} {}
+
+std::string BackwardNode::name() const { return "GravureBackward"; }
+
+std::vector<at::Tensor> BackwardNode::takeResults(std::vector<c10::IValue> results) {
+  const AutogradPlan& plan = *call_.plan;
+  std::vector<at::Tensor> outputs;
+  for (int64_t position : plan.outputs) {
+    at::Tensor output = results[position].toTensor();
+    // A view of what is inside, or an argument itself: the caller gets a tensor of its own.
+    if (output.is_view() || output.requires_grad()) output = output.tensor_data();
+    outputs.push_back(std::move(output));
+  }
+  std::vector<c10::IValue> kept;
+  kept.reserve(plan.saved.size());
+  for (int64_t position : plan.saved) kept.emplace_back(ofNoCycle(results[position], outputs));
+  saved_ = WatchedValues(std::move(kept));
+  call_.tangents.reserve(plan.tangentTo.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (plan.differentiable[i] == 0) continue;
+    torch::autograd::set_history(outputs[i], shared_from_this());
+    call_.tangents.push_back(input_metadata(num_inputs() - 1));
+  }
+  return outputs;
+}
+
+WatchedValues BackwardNode::takeSaved() {
+  // Without this lock while the program runs: its operators may wait for Python.
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
+  saved_.check();
+  if (torch::autograd::get_current_graph_task_keep_graph()) return saved_;
+  released_ = true;
+  return std::exchange(saved_, {});
+}
+
+void BackwardNode::release_variables() {
+  WatchedValues dropped;
+  const std::lock_guard lock(mutex_);
+  released_ = true;
+  dropped = std::exchange(saved_, {});
+}
+
+variable_list BackwardNode::apply(variable_list&& tangents) {
+  checkModes(*call_.plan);
+  const bool last = !torch::autograd::get_current_graph_task_keep_graph();
+  WatchedValues saved = takeSaved();
+  const variable_list given = prepared(call_, tangents);
+  tangents.clear();
+  variable_list gradients = run(call_, given, std::move(saved.values), last);
+  const bool more =
+      c10::GradMode::is_enabled() && (call_.plan->savesDependent || requiresGrad(given));
+  return more ? refusingMore(std::move(gradients), given) : gradients;
+}
+
+/// The gradients, which depend on what requires one itself, so that a second backward fails.
+variable_list BackwardNode::refusingMore(variable_list gradients,
+                                         const variable_list& tangents) const {
+  torch::autograd::edge_list edges = torch::autograd::collect_next_edges(tangents);
+  edges.insert(edges.end(), next_edges().begin(), next_edges().end());
+  const std::shared_ptr<RefusingNode> node(new RefusingNode(std::move(edges)),
+                                           torch::autograd::deleteNode);
+  for (at::Tensor& gradient : gradients) {
+    if (!gradient.defined()) continue;
+    gradient = gradient.tensor_data();  // a tangent may be the caller's
+    torch::autograd::set_history(gradient, node);
+  }
+  return gradients;
+}
+
+void BackwardNode::compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const {
+  TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
+  saved_.check();
+  args.collect(reinterpret_cast<uint64_t>(call_.program.get()));
+  args.collect(tensorsOf(saved_.values));
+}
+
+/// Compiled autograd records one call of an opaque function. Who holds the saved values then is not known
+/// here, so that they stay good.
+variable_list BackwardNode::apply_with_saved(const variable_list& tangents,
+                                             torch::dynamo::autograd::SwapSavedVariables& saved) {
+  std::vector<at::Tensor> tensors = tensorsOf(saved_.values);
+  saved.before(tensors);
+  const std::vector<c10::IValue> packed{tensors};
+  auto apply = [call = call_](const variable_list& given, const std::vector<c10::IValue>& args) {
+    const std::vector<at::Tensor> values = args.at(0).toTensorVector();
+    checkModes(*call.plan);
+    return run(call, prepared(call, given), {values.begin(), values.end()}, /*last=*/false);
+  };
+  const auto& python = torch::dynamo::autograd::getPyCompilerInterface();
+  const std::string bound = python->bind_function(saved.get_py_compiler(), name(), std::move(apply),
+                                                  {c10::ListType::ofTensors()},
+                                                  /*is_custom_function=*/true,
+                                                  /*is_traceable=*/false);
+  using Metadata = std::vector<std::optional<torch::autograd::InputMetadata>>;
+  const c10::IValue metadata = torch::dynamo::autograd::IValuePacker<Metadata>::pack(
+      torch::dynamo::autograd::get_input_metadata(next_edges()));
+  auto gradients = python->call_function(saved.get_py_compiler(), "apply_functional", bound,
+                                         tangents, packed, metadata);
+  saved.after(tensors);
+  return gradients;
+}
+
+}  // namespace gravure

@@ -1,0 +1,93 @@
+// LoadedProgram's runs whose backward autograd calls without Python.
+
+#include "python/csrc/backward_node.h"
+#include "python/csrc/loaded_program.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace gravure {
+
+namespace {
+
+const c10::DispatchKeySet kSpecialTensors({
+    c10::DispatchKey::Python,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::Functionalize,
+});
+
+bool isPlain(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.key_set().has_any(kSpecialTensors) && !tensor.is_inference() &&
+         !tensor._fw_grad(/*level=*/0).defined();
+}
+
+/// Whether nothing is set that AOTAutograd's wrapper looks after: hooks that see what is saved, modes
+/// and tensors that see operators.
+bool isPlainCall(const std::vector<at::Tensor>& values) {
+  return !at::SavedTensorDefaultHooks::get_hooks(/*ignore_is_tracing=*/true).has_value() &&
+         !c10::impl::dispatch_mode_enabled() && !c10::InferenceMode::is_enabled() &&
+         !c10::impl::tls_is_dispatch_key_included(
+             c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
+         std::all_of(values.begin(), values.end(), isPlain);
+}
+
+}  // namespace
+
+void LoadedProgram::setAutograd(const AutogradPlan::Lists& lists, const at::Tensor& alive) {
+  const std::lock_guard lock(mutex_);
+  alive_ = alive;
+  autograd_ = std::make_shared<AutogradPlan>(
+      AutogradPlan::parse(lists, entry("forward"), entry("backward")));
+}
+
+std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::Tensor>& values) {
+  if (!isPlainCall(values)) return {};
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
+  std::vector<c10::IValue> inputs = allInputs("forward", values);
+  torch::autograd::edge_list edges;
+  edges.reserve(autograd_->edges.size());
+  for (int64_t position : autograd_->edges) {
+    edges.push_back(torch::autograd::impl::gradient_edge(inputs[position].toTensor()));
+  }
+  const std::shared_ptr<BackwardNode> node(
+      new BackwardNode(c10::intrusive_ptr<LoadedProgram>::unsafe_reclaim_from_nonowning(this),
+                       autograd_, std::move(edges)),
+      torch::autograd::deleteNode);
+  const c10::AutoGradMode noGraph(false);
+  return node->takeResults(runLogged("forward", std::move(inputs)));
+}
+
+std::vector<c10::IValue>
+LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, bool last) {
+  const std::lock_guard lock(mutex_);
+  std::vector<c10::IValue> inputs = bound("backward").values;
+  for (auto& [position, value] : values) inputs[position] = std::move(value);
+  if (last) return runLogged("backward", std::move(inputs));
+  return runtime_->runUncaptured("backward", std::move(inputs));
+}
+
+void LoadedProgram::repeatResults(bool repeats) {
+  const std::lock_guard lock(mutex_);
+  repeats_ = repeats;
+  repeated_.clear();
+}
+
+std::vector<c10::IValue> LoadedProgram::repeated(const std::string& name) const {
+  std::vector<c10::IValue> results = repeated_.at(name);
+  for (c10::IValue& value : results) {
+    // Autograd marks what it is given.
+    if (value.isTensor() && value.toTensor().defined()) value = value.toTensor().tensor_data();
+  }
+  return results;
+}
+
+}  // namespace gravure

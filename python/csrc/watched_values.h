@@ -1,0 +1,22 @@
+#pragma once
+// Values that a backward needs as they were when its forward ended.
+
+#include <ATen/core/ivalue.h>
+
+#include <vector>
+
+namespace gravure {
+
+/// Keeps values, and notices when somebody writes into one, as autograd does for what it saves itself.
+struct WatchedValues {
+  WatchedValues() = default;
+  explicit WatchedValues(std::vector<c10::IValue> values);
+
+  /// TORCH_CHECK, in autograd's words, for a value that was written in between.
+  void check() const;
+
+  std::vector<c10::IValue> values;
+  std::vector<uint32_t> versions;  // one a value
+};
+
+}  // namespace gravure

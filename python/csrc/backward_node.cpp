@@ -82,11 +82,30 @@ variable_list run(const BackwardCall& call, const variable_list& tangents,
   return gradients;
 }
 
+/// Undefined where a value is a number.
 std::vector<at::Tensor> tensorsOf(const std::vector<c10::IValue>& values) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(values.size());
-  for (const c10::IValue& value : values) tensors.push_back(value.toTensor());
+  for (const c10::IValue& value : values)
+    tensors.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
   return tensors;
+}
+
+/// `values`, in which tensors are exchanged for `tensors`.
+std::vector<c10::IValue> withTensors(std::vector<c10::IValue> values,
+                                     const std::vector<at::Tensor>& tensors) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].isTensor()) values[i] = tensors[i];
+  }
+  return values;
+}
+
+/// An undefined tensor where a value is one.
+std::vector<c10::IValue> numbersOf(std::vector<c10::IValue> values) {
+  for (c10::IValue& value : values) {
+    if (value.isTensor()) value = at::Tensor();
+  }
+  return values;
 }
 
 bool requiresGrad(const std::vector<at::Tensor>& tensors) {
@@ -96,7 +115,8 @@ bool requiresGrad(const std::vector<at::Tensor>& tensors) {
 
 /// A saved value that does not keep its node alive for ever: an output would, and a view that knows one as
 /// its base.
-at::Tensor ofNoCycle(const c10::IValue& value, const std::vector<at::Tensor>& outputs) {
+c10::IValue ofNoCycle(const c10::IValue& value, const std::vector<at::Tensor>& outputs) {
+  if (!value.isTensor()) return value;
   const at::Tensor& tensor = value.toTensor();
   const bool inside = tensor.is_view() && !tensor.requires_grad();
   const bool isOutput = std::any_of(outputs.begin(), outputs.end(),
@@ -124,7 +144,7 @@ std::vector<at::Tensor> BackwardNode::takeResults(std::vector<c10::IValue> resul
   }
   std::vector<c10::IValue> kept;
   kept.reserve(plan.saved.size());
-  for (int64_t position : plan.saved) kept.emplace_back(ofNoCycle(results[position], outputs));
+  for (int64_t position : plan.saved) kept.push_back(ofNoCycle(results[position], outputs));
   saved_ = WatchedValues(std::move(kept));
   call_.tangents.reserve(plan.tangentTo.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -184,6 +204,10 @@ void BackwardNode::compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args
   saved_.check();
   args.collect(reinterpret_cast<uint64_t>(call_.program.get()));
   args.collect(tensorsOf(saved_.values));
+  // Part of what is recorded: other numbers are another record.
+  for (const c10::IValue& value : saved_.values) {
+    if (!value.isTensor()) args.collect(value.toScalar().toDouble());
+  }
 }
 
 /// Compiled autograd records one call of an opaque function. Who holds the saved values then is not known
@@ -193,10 +217,11 @@ variable_list BackwardNode::apply_with_saved(const variable_list& tangents,
   std::vector<at::Tensor> tensors = tensorsOf(saved_.values);
   saved.before(tensors);
   const std::vector<c10::IValue> packed{tensors};
-  auto apply = [call = call_](const variable_list& given, const std::vector<c10::IValue>& args) {
-    const std::vector<at::Tensor> values = args.at(0).toTensorVector();
+  auto apply = [call = call_, numbers = numbersOf(saved_.values)](
+                   const variable_list& given, const std::vector<c10::IValue>& args) {
     checkModes(*call.plan);
-    return run(call, prepared(call, given), {values.begin(), values.end()}, /*last=*/false);
+    return run(call, prepared(call, given), withTensors(numbers, args.at(0).toTensorVector()),
+               /*last=*/false);
   };
   const auto& python = torch::dynamo::autograd::getPyCompilerInterface();
   const std::string bound = python->bind_function(saved.get_py_compiler(), name(), std::move(apply),

@@ -59,7 +59,7 @@ def native_call(
     the former's graph. `held` is what the program needs as long as it lives, which may be longer
     than anybody else does.
     """
-    lists = _plan(calls[0], calls[1], outputs, traced)
+    lists = _plan(calls[0], calls[1], forward, outputs, traced)
     if lists is None:
         return None
     depends = _saves_dependent(forward, outputs, traced.metadata)
@@ -74,13 +74,14 @@ def native_call(
 
 
 def _plan(
-    forward: Call, backward: Call, outputs: int, traced: Traced
+    forward: Call, backward: Call, graph: fx.GraphModule, outputs: int, traced: Traced
 ) -> dict[str, list[int]] | None:
     """AutogradPlan of python/csrc/autograd_plan.h without its modes, or None."""
     meta = traced.metadata
     if not _is_plain(meta) or meta.num_outputs != outputs:
         return None
-    if not forward.only_tensors or not backward.only_tensors:
+    values = graph.graph.output_node().args[0]
+    if not all(map(_is_tensor, [*graph.graph.find_nodes(op="placeholder"), *values[:outputs]])):
         return None
     # Fewer: AOTAutograd takes an argument that comes twice once. More: it adds random states.
     if not traced.arguments == forward.arguments == len(meta.input_info):
@@ -96,10 +97,12 @@ def _plan(
     if not tangents or not as_many or None in formats:
         return None
     to = {argument: position for position, argument in enumerate(backward.taken)}
+    # Numbers that the backward needs are returned last, and passed first.
+    numbers = sum(not _is_tensor(value) for value in values[outputs:])
     kept: dict[int, int] = {}  # output of the forward, and the backward's input that it is
     for i, (position, _) in enumerate(saved):
         if position >= 0 and kept.get(position, -1) < 0:
-            kept[position] = to.get(i, -1)
+            kept[position] = to.get((i + numbers) % len(saved), -1)
     edges = _edges(forward, backward)
     if edges is None:
         return None
@@ -141,6 +144,10 @@ def _saves_dependent(forward: fx.GraphModule, outputs: int, meta: Any) -> bool:
     return any(node in depends for node in saved)
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
+
+
 def _is_inexact(node: fx.Node) -> bool:
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     kinds = [value.dtype for value in values if isinstance(value, torch.Tensor)]
@@ -164,11 +171,9 @@ def _is_plain(meta: Any) -> bool:
         and not meta.num_backward_tokens
         and not meta.num_graphsafe_rng_states
         and not meta.is_rng_op_functionalized
-        and not meta.num_symints_saved_for_bw
         and not meta.num_tensors_saved_with_no_vc_check
         and not meta.num_opaque_objects_saved_for_bw
         and not meta.dynamic_outputs
-        and not meta.dynamic_saved_tensors_idxs
         and meta.grad_enabled_mutation is None
         and all(isinstance(kind, PlainTensorMeta) for kind in kinds)
     )

@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 from running import bits
 from torch import Tensor
-from training import compiled, rows, same_as_eager, state_of
+from training import Mlp, compiled, rows, same_as_eager, state_of
 
 NODE = "GravureBackward"
 
@@ -74,6 +74,18 @@ def warm(model: nn.Module, x: Tensor, steps: int = 4, **how: Any) -> Callable[..
         x.grad = None
     assert is_native(call(x))
     return call
+
+
+class Parts(Mlp):
+    """Splits its rows by sizes that are read on the host, which its backward needs, too."""
+
+    def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
+        parts = super().forward(x).exp().split(sizes.tolist())
+        return torch.stack([(part * (i + 1)).sum() for i, part in enumerate(parts)])
+
+
+def parts(i: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 8), torch.tensor([1 + i % 3, 2, 3 - i % 3])
 
 
 class Saves(nn.Module):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from native_steps import Saves, is_native, like_aot, trains, warm
+from native_steps import Parts, Saves, is_native, like_aot, parts, trains, warm
 from running import bits, need_library
 from torch import Tensor
 from training import Mlp, Net, Normed, compiled, images, rows, same_as_eager, state_of
@@ -25,6 +25,13 @@ def test_a_plain_model_trains_by_one_node(model: Callable[[], nn.Module]) -> Non
     report = trains(model(), native=True)
     stats = report.graphs[0].programs[0].stats
     assert stats["replays"] >= 8 and stats["steps"] == 14
+
+
+def test_numbers_that_are_read_on_the_host_reach_the_backward() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        report = trains(Parts(), parts, native=True)
+    text = str(report)
+    assert "host-sync" in text and report.graphs[0].programs[0].stats["replays"] > 0
 
 
 def test_running_statistics_are_written_and_counted() -> None:

@@ -98,7 +98,7 @@ def test_open_sizes_fall_back() -> None:
     assert step.native == [False] * 9
 
 
-def test_numbers_read_on_the_host_fall_back() -> None:
+def test_results_whose_size_is_read_on_the_host_fall_back() -> None:
     class Read(Mlp):
         def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
             parts = x.split(sizes.tolist())

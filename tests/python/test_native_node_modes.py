@@ -11,7 +11,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from native_steps import NODE, Saves, is_native, like_aot, warm
+from native_steps import NODE, Parts, Saves, is_native, like_aot, parts, warm
 from running import bits, need_library
 from torch import Tensor
 from torch._dynamo import compiled_autograd
@@ -192,22 +192,27 @@ def test_modes_of_the_backward_are_refused_as_ever() -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_compiled_autograd_runs_the_node() -> None:
-    model = Mlp()
+@pytest.mark.parametrize(("model", "batch"), [(Mlp(), rows), (Parts(), parts)])
+def test_compiled_autograd_runs_the_node(model: nn.Module, batch: Any) -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        runs_in_compiled_autograd(model, batch)
+
+
+def runs_in_compiled_autograd(model: nn.Module, batch: Any) -> None:
     twin = copy.deepcopy(model)
     call = compiled(model)
     for i in range(5):
         for each, run in ((model, call), (twin, twin)):
             each.zero_grad()
             torch.manual_seed(i)
-            loss = run(*rows(i)).square().mean()
+            loss = run(*batch(i)).square().mean()
             if run is twin:
                 loss.backward()
                 continue
             with compiled_autograd._enable(torch.compile(backend="eager")):
                 loss.backward()
         assert state_of(model) == state_of(twin), i
-    assert is_native(call(*rows(0)))
+    assert is_native(call(*batch(0)))
 
 
 @pytest.mark.parametrize("codegen", ["aten", "inductor"])

@@ -3,6 +3,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <llvm/ADT/STLExtras.h>
+
 #include <algorithm>
 
 namespace gravure {
@@ -85,8 +87,7 @@ bool Runtime::Impl::enterArena() {
 
 /// Before `begins` runs: notes which results of the entries behind it somebody holds.
 void Runtime::Impl::watchResults(const EntryState& begins) {
-  for (EntryState& entry : entries_) {
-    if (&entry <= &begins) continue;
+  for (EntryState& entry : llvm::drop_begin(entries_, &begins - entries_.data() + 1)) {
     for (ResultWatch& watch : entry.watches) watch.nextStepBegins();
   }
 }
@@ -96,13 +97,15 @@ void Runtime::Impl::watchResults(const EntryState& begins) {
 /// if it is held for many steps more, the arena is laid out anew, and the old one is left to the holder.
 bool Runtime::Impl::resultsHeld(EntryState& entry) {
   bool held = false, still = false;
-  for (EntryState& lender : entries_) {
-    for (size_t o = 0; &lender >= &entry && o < lender.lent.size(); ++o) {
+  for (EntryState& lender : llvm::drop_begin(entries_, &entry - entries_.data())) {
+    for (size_t o = 0; o < lender.lent.size(); ++o) {
       if (lender.lent[o]->outstanding() == 0) continue;
       if (&lender != &entry && !lender.watches[o].droppedInTime()) continue;
-      const bool known = lender.code->handing[o] != Handing::Lent;
-      (known ? still : held) = true;
-      if (known) continue;
+      if (lender.code->handing[o] != Handing::Lent) {
+        still = true;
+        continue;
+      }
+      held = true;
       copyFromNowOn(*lender.code, o);
       const OutputInfo& info = lender.code->entry->outputs[o];
       remarks_.add(RemarkKind::Missed, "runtime", "result-held",

@@ -3,7 +3,6 @@
 #include "python/csrc/loaded_program.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>

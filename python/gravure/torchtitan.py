@@ -22,6 +22,7 @@ from torch import fx
 from torch._functorch.partitioners import default_partition
 
 from .graph_passes import GraphPasses
+from .same_specs import keep_specs
 from .saved_bundle import bundling, hooks_are_set
 
 logger = logging.getLogger("gravure")
@@ -110,8 +111,11 @@ def _register_toolkit_pass(passes: ModuleType) -> None:
     passes.AVAILABLE_COMPILER_PASSES["cudagraph"] = cudagraph_pass
 
 
-def _bundle_saved_values(graph_utils: ModuleType) -> None:
-    """Where this pass is chosen, forwards of the toolkit save one tensor, not hundreds."""
+def _lighten_calls(graph_utils: ModuleType) -> None:
+    """Where this pass is chosen, AOTAutograd's part of each call of the toolkit's graphs is light.
+
+    Forwards save one tensor, not hundreds, and gradients keep the specs of the step before.
+    """
     make_compilers = graph_utils.make_compiler_with_passes
     compile_joint = graph_utils.aot_compile_joint_with_descriptors
     with_programs: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -124,13 +128,17 @@ def _bundle_saved_values(graph_utils: ModuleType) -> None:
         return compilers
 
     @functools.wraps(compile_joint)
-    def compile_bundling(joint: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("fw_compiler") in with_programs and not hooks_are_set():
+    def compile_lightly(joint: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("fw_compiler") not in with_programs:
+            return compile_joint(joint, *args, **kwargs)
+        if not hooks_are_set():
             kwargs["partition_fn"] = bundling(kwargs.get("partition_fn", default_partition))
-        return compile_joint(joint, *args, **kwargs)
+        compiled = compile_joint(joint, *args, **kwargs)
+        keep_specs(joint)
+        return compiled
 
     graph_utils.make_compiler_with_passes = make_and_note
-    graph_utils.aot_compile_joint_with_descriptors = compile_bundling
+    graph_utils.aot_compile_joint_with_descriptors = compile_lightly
 
 
 def _register_pipeline() -> None:
@@ -189,7 +197,7 @@ def _register() -> None:
         # Not imported here: it takes a CUDA stream and a pool on the current device, and the
         # trainer chooses the device after it has read its configuration.
         _when_imported(f"{_TOOLKIT}.passes", _register_toolkit_pass)
-        _when_imported(f"{_TOOLKIT}.graph_utils", _bundle_saved_values)
+        _when_imported(f"{_TOOLKIT}.graph_utils", _lighten_calls)
         found = True
     if _has(f"{_GRAPH_TRAINER}.registry"):
         _register_pipeline()

@@ -41,6 +41,31 @@ def free_port() -> int:
                 continue
 
 
+def out_of(folder: Path, rank: int) -> Path:
+    """Where a rank writes what it found."""
+    return folder / f"rank{rank}.json"
+
+
+def found_by(folder: Path, rank: int) -> dict[str, Any]:
+    """In its only scenario."""
+    return next(iter(json.loads(out_of(folder, rank).read_text()).values()))
+
+
+def environments(folder: Path, count: int, timeout: float) -> list[dict[str, str]]:
+    """What each of `count` ranks finds in its environment, beside what is there."""
+    paths = [str(Path(gravure.__file__).parents[1]), str(_HERE), os.environ.get("PYTHONPATH")]
+    common = {
+        "GRAVURE_LIBRARY": str(library_path()),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "STORE": f"tcp://localhost:{free_port()}",
+        "STORE_ANEW": f"tcp://localhost:{free_port()}",
+        "TIMEOUT": str(timeout),
+        "WORLD_SIZE": str(count),
+    }
+    return [common | {"RANK": str(r), "OUT": str(out_of(folder, r))} for r in range(count)]
+
+
 class Ranks:
     """Scenarios of `script`, one after another, on `count` processes."""
 
@@ -53,31 +78,20 @@ class Ranks:
         script: Path = _HERE / "rank.py",
     ) -> None:
         self.folder, self.count = folder, count
-        paths = [str(Path(gravure.__file__).parents[1]), str(_HERE), os.environ.get("PYTHONPATH")]
-        environment = os.environ | {
-            "GRAVURE_LIBRARY": str(library_path()),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "STORE": f"tcp://localhost:{free_port()}",
-            "STORE_ANEW": f"tcp://localhost:{free_port()}",
-            "TIMEOUT": str(timeout),
-            "WORLD_SIZE": str(count),
-        }
         command = [sys.executable, "-W", "ignore", str(script), *scenarios]
         self.processes = []
-        for rank in range(count):
-            own = environment | {"RANK": str(rank), "OUT": str(self.out(rank))}
-            with (folder / f"log{rank}").open("w") as log:
-                self.processes.append(
-                    subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
+        for own in environments(folder, count, timeout):
+            with (folder / f"log{own['RANK']}").open("w") as log:
+                process = subprocess.Popen(
+                    command, env=os.environ | own, stdout=log, stderr=subprocess.STDOUT
                 )
+            self.processes.append(process)
 
     def out(self, rank: int) -> Path:
-        return self.folder / f"rank{rank}.json"
+        return out_of(self.folder, rank)
 
     def found(self, rank: int) -> dict[str, Any]:
-        """Of the only scenario."""
-        return next(iter(json.loads(self.out(rank).read_text()).values()))
+        return found_by(self.folder, rank)
 
     def wait(self, seconds: float = 120) -> list[int]:
         """Exit statuses. Ends what is still there, which then has the status -9."""

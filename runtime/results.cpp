@@ -1,8 +1,9 @@
 #include "runtime/results.h"
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <c10/core/Allocator.h>
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
@@ -92,6 +93,22 @@ at::Tensor bytesOf(const c10::Storage& storage, const at::Tensor& like) {
   return bytes;
 }
 
+/// Memory that is written at once. ATen's own `empty` fills it first where algorithms must be
+/// deterministic: a kernel more for each result.
+at::Tensor unfilled(at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
+                    c10::Device device) {
+  const auto key = c10::computeDispatchKey(dtype, c10::kStrided, device);
+  return at::detail::empty_strided_generic(sizes, strides, c10::GetAllocator(device.type()),
+                                           c10::DispatchKeySet(key), dtype);
+}
+
+at::Tensor unfilledLike(const at::Tensor& tensor) {
+  const auto strides = tensor.is_non_overlapping_and_dense()
+                           ? tensor.strides().vec()
+                           : at::infer_dense_strides(tensor.sizes(), tensor.strides());
+  return unfilled(tensor.sizes(), strides, tensor.scalar_type(), tensor.device());
+}
+
 /// Copies of whole storages, one for all views of each.
 class StorageCopies {
  public:
@@ -113,8 +130,8 @@ class StorageCopies {
     const c10::Storage& storage = tensor.storage();
     at::Tensor& copy = copies_[storage.data()];
     if (!copy.defined()) {
-      copy = at::empty({static_cast<int64_t>(storage.nbytes())},
-                       at::TensorOptions(tensor.device()).dtype(c10::ScalarType::Byte));
+      copy = unfilled({static_cast<int64_t>(storage.nbytes())}, {1}, c10::ScalarType::Byte,
+                      tensor.device());
       targets.push_back(copy);
       sources.push_back(bytesOf(storage, copy));
     }
@@ -159,7 +176,7 @@ std::vector<at::Tensor> ownedCopies(const std::vector<CopySource>& results) {
     if (storages.needed(result)) {
       copies.push_back(storages.view(result.tensor, targets, sources));
     } else {
-      copies.push_back(at::empty_like(result.tensor));
+      copies.push_back(unfilledLike(result.tensor));
       targets.push_back(copies.back());
       sources.push_back(result.tensor);
     }

@@ -64,11 +64,15 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     places = backward.graph.find_nodes(op="placeholder")[len(numbers) :][: len(saved)]
     if not all(map(_is_plain, saved)) or not all(map(_is_plain, places)):
         return False
-    inside = [node for node in saved if node.op != "placeholder"]
-    if len(inside) < 2:
+    computed = [(n, p) for n, p in zip(saved, places, strict=True) if n.op != "placeholder"]
+    # What is saved because it must be (MUST_SAVE), and is not read, nobody could find in a bundle.
+    read = [(node, place) for node, place in computed if place.users]
+    if len(computed) < 2 or not read:
         return False
+    inside = [node for node, _ in read]
     plain = [node for node in saved if node.op == "placeholder"]
-    seen = [base for base in dict.fromkeys(map(_viewed, inside)) if base and base not in plain]
+    bases = dict.fromkeys(_viewed(node) for node, _ in computed)
+    seen = [base for base in bases if base and base not in plain]
     # By a saved tensor that requires one, AOTAutograd sees that a gradient's gradient is asked for.
     shown, watched = seen[:1], seen[1:]
     with inside[0].meta["val"].fake_mode:
@@ -84,7 +88,6 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
         end.meta["desc"] = _descriptions(end.meta["desc"], count)
     forward.recompile()
 
-    members = [place for place, node in zip(places, saved, strict=True) if node in inside]
     with backward.graph.inserting_before(places[-1].next):
         for node in shown:
             backward.graph.placeholder(f"shown_{node.name}").meta = {"val": node.meta["val"]}
@@ -95,12 +98,12 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
         types = json.dumps([_type_of(value) for value in found])
         all_of = backward.graph.call_function(UNBUNDLE, (taken, types))
         all_of.meta = {"val": found}
-        for i, node in enumerate(members):
+        for i, (_, place) in enumerate(read):
             member = backward.graph.call_function(operator.getitem, (all_of, i))
-            member.meta = {"val": node.meta["val"]}
-            node.replace_all_uses_with(member)
-    for node in members:
-        backward.graph.erase_node(node)
+            member.meta = {"val": place.meta["val"]}
+            place.replace_all_uses_with(member)
+    for _, place in computed:
+        backward.graph.erase_node(place)
     backward.recompile()
     return True
 

@@ -4,12 +4,13 @@
 
 A RUN is MODEL-PASSES, with `llama3`, `bucketed` (llama3 with transformer_block_bucketing),
 `llama3_8B`, `deepseek_v3` (EP 2) or `deepseek_v3_bucketed`, and `none`, `own` or `ours`; a further
-`-bits` has every rank digest its gradients in each step, which takes time. `RANKS` (4) processes:
-FSDP 2 beside TP 2 with four; with two TP 2, for `bucketed` FSDP 2. torchtitan and what it imports
-must be on the Python path. Prints losses and gradient norms side by side, then speed, memory and
-what was captured. `STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more for torchtitan)
-are read from the environment. Without a GPU it tries itself: on the CPU, where it says nothing of
-speed.
+`-bits` has every rank digest its gradients in each step, which takes time. With `turns` instead our
+pass and `OTHER` (`own`, or `none`) take turns of `TURN` (20) steps in one process. `RANKS` (4)
+processes: FSDP 2 beside TP 2 with four; with two TP 2, for `bucketed` FSDP 2. torchtitan and what
+it imports must be on the Python path. Prints losses and gradient norms side by side, then speed,
+memory and what was captured. `STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more for
+torchtitan) are read from the environment. Without a GPU it tries itself: on the CPU, where it says
+nothing of speed.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Run:
     report: str = ""
     log: str = ""
     digests: list[str] = field(default_factory=list)  # by rank
+    turns: list[list[float]] = field(default_factory=list)  # microseconds of rank 0's steps
 
     def read(self, log: str) -> None:
         self.log = log
@@ -85,6 +87,7 @@ class Run:
 
 
 def passes_of(model: str, passes: str) -> list[str]:
+    passes = "ours" if passes == "turns" else passes
     before = ["transformer_block_bucketing"] if model.endswith("bucketed") else []
     toolkit = "torchtitan.experiments.compiler_toolkit.job_config"
     module = "gravure.torchtitan" if passes == "ours" else toolkit
@@ -93,12 +96,12 @@ def passes_of(model: str, passes: str) -> list[str]:
     return [f"--job.custom_config_module={module}", *chosen]
 
 
-def arguments_of(model: str, with_bits: bool) -> list[str]:
+def arguments_of(model: str, with_bits: bool, in_turns: bool) -> list[str]:
     alone = RANKS == 2  # one of the two meshes that torchtitan asks for has a single rank then
     degree = 1 if alone and model == "bucketed" else 2
     found = [*_ARGUMENTS[model], f"--parallelism.tensor_parallel_degree={degree}"]
     module = "titan_meshes_of_one" if alone else "titan_on_cores"
-    module = "titan_digests" if with_bits else module
+    module = "titan_digests" if with_bits else "titan_in_turns" if in_turns else module
     return [*found, f"--experimental.custom_import={module}"]
 
 
@@ -106,6 +109,7 @@ def train(name: str, folder: Path) -> Run:
     model, passes, *bits = name.split("-")
     run, begun = Run(name), time.monotonic()
     report, digests = folder / f"{name}.json", folder / f"{name}.bits"
+    turns = folder / f"{name}.turns"
     paths = [_ROOT / "python", _ROOT / "tests/python", os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "DIGESTS": str(digests),
@@ -116,6 +120,7 @@ def train(name: str, folder: Path) -> Run:
         "MESHES_OF_ONE": "1" if RANKS == 2 else "",
         "NCCL_GRAPH_REGISTER": "0",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "TURNS": str(turns),
     }
     launch = f"-m torch.distributed.run --nproc_per_node={RANKS} --rdzv_backend=c10d"
     launch += " --rdzv_endpoint=localhost:0 --local-ranks-filter 0 --role rank --tee 3"
@@ -123,7 +128,7 @@ def train(name: str, folder: Path) -> Run:
     if not torch.cuda.is_available():
         trainer = [str(_ROOT / "tests/python/titan_on_cpu.py")]
     command = [sys.executable, *launch.split(), *trainer, "--job.config_file=debug.toml"]
-    command += [f"--training.steps={STEPS}", *arguments_of(model, bool(bits))]
+    command += [f"--training.steps={STEPS}", *arguments_of(model, bool(bits), passes == "turns")]
     command += [*passes_of(model, passes), *os.environ.get("ARGUMENTS", "").split()]
     with (folder / f"{name}.log").open("w+") as log:
         process = subprocess.Popen(
@@ -140,6 +145,8 @@ def train(name: str, folder: Path) -> Run:
     run.seconds = time.monotonic() - begun
     if passes == "ours" and report.exists():
         run.report = report.read_text()
+    if passes == "turns" and Path(f"{turns}.0").exists():
+        run.turns = json.loads(Path(f"{turns}.0").read_text())
     if bits:
         files = [Path(f"{digests}.{rank}") for rank in range(RANKS)]
         run.digests = [file.read_text() if file.exists() else "" for file in files]
@@ -173,6 +180,24 @@ def show_bits(runs: list[Run]) -> None:
         )
 
 
+def show_turns(run: Run) -> None:
+    """What a step takes in each turn of the two, and how much longer the other's take.
+
+    Both are captured in their first turns, which do not count.
+    """
+    whole = [turn for turn in run.turns if len(turn) == len(run.turns[0])][2:]
+    means = [statistics.mean(turn) for turn in whole]
+    pairs = list(zip(means[::2], means[1::2], strict=False))
+    ratios = sorted(other / ours for ours, other in pairs)
+    print(f"{run.name}, milliseconds a step, ours and the other's by turns of {len(whole[0])}:")
+    print(" ".join(f"{ours / 1e3:.1f}|{other / 1e3:.1f}" for ours, other in pairs))
+    totals = [statistics.mean(each) for each in zip(*pairs, strict=True)]
+    print(
+        f"tokens a second: {totals[1] / totals[0]:.3f} times the other's; by turns: "
+        f"median {statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}"
+    )
+
+
 def show(runs: list[Run]) -> None:
     for model in dict.fromkeys(run.name.split("-")[0] for run in runs):
         alike = [run for run in runs if run.name.split("-")[0] == model]
@@ -186,6 +211,9 @@ def show(runs: list[Run]) -> None:
         if len(whole) > 1:
             print(f"the {len(whole)} that ended {'are equal' if equal else 'DIFFER'}")
         show_bits([run for run in whole if run.digests])
+    for run in runs:
+        if run.turns:
+            show_turns(run)
     print("\nrun                 exit       s  tokens/s a GPU   GiB  captured")
     for run in runs:
         print(

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import ranks
-import running  # noqa: F401  which rank.py imports
 import torch.distributed._functional_collectives  # noqa: F401
 
 # By way: the status of its processes.

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+from gravure.saved_bundle import BUNDLE, bundle_saved
 from running import bits, need_library
-from torch import Tensor
+from torch import Tensor, fx
 from torch._dynamo import compiled_autograd
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.compilers import nop
+from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
@@ -85,6 +89,34 @@ def test_a_bundles_members_have_their_types_under_fake_tensors() -> None:
         first, second = torch.ops.gravure.unbundle(bundle, types)
     assert isinstance(first.shape[0], torch.SymInt) and first.shape[1] == 4
     assert second.dtype == torch.int64 and second.stride() == (1, 2)
+
+
+def test_what_is_saved_and_not_read_is_left_out() -> None:
+    """PyTorch's partitioner leaves such values where a shard and what was gathered are saved."""
+
+    def cut(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+        forward, backward = default_partition(joint, inputs, **rest)
+        end = forward.graph.output_node()
+        (unread,) = forward.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
+        end.args = ((*end.args[0], unread),)
+        tangent = backward.graph.find_nodes(op="placeholder")[-1]
+        with backward.graph.inserting_before(tangent):
+            backward.graph.placeholder("unread").meta = {"val": unread.meta["val"]}
+        assert bundle_saved(forward, backward, rest["num_fwd_outputs"])
+        (bundle,) = forward.graph.find_nodes(op="call_function", target=BUNDLE)
+        assert unread not in bundle.args[0] and len(bundle.args[0]) == 2
+        assert len(forward.graph.output_node().args[0]) == 2
+        assert [n.name for n in backward.graph.find_nodes(op="placeholder")][0] == "bundle"
+        return forward, backward
+
+    def call(x: Tensor) -> Tensor:
+        return (-x.tanh()).sigmoid()
+
+    x, y = (torch.linspace(-1, 1, 9).requires_grad_() for _ in range(2))
+    compiled_call = aot_function(call, nop, nop, partition_fn=cut)
+    compiled_call(x).sum().backward()
+    call(y).sum().backward()
+    assert bits(x.grad) == bits(y.grad)
 
 
 def test_steps_are_eagers() -> None:

@@ -1,6 +1,10 @@
 // Law 5: whose memory results are, on the host device.
 #include "tests/unit/law_fixture.h"
 
+#include "runtime/results.h"
+
+#include <ATen/record_function.h>
+
 using namespace gravure;
 
 TEST_CASE("results stay where they are with their bits, also after the runtime", "[law5]") {
@@ -25,6 +29,57 @@ TEST_CASE("results stay where they are with their bits, also after the runtime",
   }
   for (size_t step = 0; step < results.size(); ++step)
     CHECK(sameBits(results[step][1].toTensor(), copies[step]));
+}
+
+namespace {
+
+thread_local int fills = 0;
+
+/// ATen's calls of `fill_` by this thread while it lives, where algorithms must be deterministic.
+class CountedFills {
+ public:
+  CountedFills() {
+    fills = 0;
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(
+        [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+          fills += std::string_view(call.name()) == "aten::fill_";
+          return nullptr;
+        }));
+  }
+  ~CountedFills() {
+    at::removeCallback(handle_);
+    at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  }
+
+ private:
+  at::CallbackHandle handle_;
+};
+
+}  // namespace
+
+TEST_CASE("copies of results are written once, also where algorithms are deterministic", "[law5]") {
+  const at::Tensor base = at::randn({4, 6});
+  const std::vector<CopySource> sources = {
+      {base.t(), /*asEager=*/false},  // dense, its strides are kept
+      {base.select(1, 0).unsqueeze(0), false},
+      {base.narrow(1, 0, 2), true},  // of one storage, as eager gives them
+      {base.narrow(1, 2, 2), true},
+  };
+  const CountedFills counted;
+  const std::vector<at::Tensor> copies = ownedCopies(sources);
+  CHECK(fills == 0);
+  at::empty({3});
+  CHECK(fills == 1);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    CAPTURE(i);
+    CHECK(sameBits(copies[i].contiguous(), sources[i].tensor.contiguous()));
+    CHECK(copies[i].data_ptr() != sources[i].tensor.data_ptr());
+  }
+  CHECK(copies[0].strides() == base.t().strides());
+  CHECK(copies[1].is_contiguous());
+  CHECK(copies[2].storage().is_alias_of(copies[3].storage()));
+  CHECK(copies[3].strides() == sources[3].tensor.strides());
 }
 
 TEST_CASE("a gradient that nobody holds is lent without a copy", "[law5]") {

@@ -143,7 +143,7 @@ def train(name: str, folder: Path) -> Run:
         log.seek(0)
         run.read(log.read())
     run.seconds = time.monotonic() - begun
-    if passes == "ours" and report.exists():
+    if passes in ("ours", "turns") and report.exists():
         run.report = report.read_text()
     if passes == "turns" and Path(f"{turns}.0").exists():
         run.turns = json.loads(Path(f"{turns}.0").read_text())

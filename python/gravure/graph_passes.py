@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class GraphPasses:
         self._open: weakref.WeakKeyDictionary[TracingContext, weakref.ref[_Pair]] = (
             weakref.WeakKeyDictionary()
         )
+        self._last: weakref.ref[_Pair] | None = None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """For graphs to come. Raises ValueError for an option that there is not."""
@@ -48,6 +49,7 @@ class GraphPasses:
         """AOTAutograd's forward, or a graph that needs no gradient."""
         context = TracingContext.try_get()
         pair = _Pair(self._new_graph("forward and backward"), module, context)
+        self._last = weakref.ref(pair)
         if context is not None and pair.awaits_backward:
             self._open[context] = weakref.ref(pair)
         return _replaced(module, pair.forward)
@@ -62,6 +64,17 @@ class GraphPasses:
             return module
         pair.take_backward(module)
         return _replaced(module, pair.backward)
+
+    def entries_of_last(self) -> Callable[[], tuple[Run, Run] | None]:
+        """The entries of the forward that came last, and of its backward: None before both run as
+        one program."""
+        found = self._last
+
+        def entries() -> tuple[Run, Run] | None:
+            pair = found() if found is not None else None
+            return pair.entries() if pair is not None else None
+
+        return entries
 
     def step(self, module: fx.GraphModule, static_inputs: Iterable[int]) -> fx.GraphModule:
         """A graph that holds the whole step. `static_inputs` keep their addresses.
@@ -117,6 +130,11 @@ class _Pair:
             self._pending += 1
             return self._plain_forward(args)
         return self._forward(args)
+
+    def entries(self) -> tuple[Run, Run] | None:
+        if self._backward is None or self._pending > 0:
+            return None
+        return self._forward, self._backward
 
     def take_backward(self, module: fx.GraphModule) -> None:
         specs = [backward_spec(node) for node in module.graph.find_nodes(op="placeholder")]

@@ -154,14 +154,11 @@ def _is_inexact(node: fx.Node) -> bool:
     return not kinds or any(kind.is_floating_point or kind.is_complex for kind in kinds)
 
 
-def _is_plain(meta: Any) -> bool:
-    """Nothing that AOTAutograd's wrapper does before the graphs run, or after.
+def is_ordinary(meta: Any) -> bool:
+    """Nothing that AOTAutograd's wrapper does before the graphs run, or after, but for subclasses.
 
     But what the runtime does, too: it counts writes into arguments, and leaves autocast out.
     """
-    kinds = itertools.chain(
-        meta.subclass_inp_meta, meta.subclass_fw_graph_out_meta, meta.subclass_tangent_meta
-    )
     return (
         not meta.num_mutated_inp_runtime_indices
         and not meta.num_outputs_aliased
@@ -175,8 +172,14 @@ def _is_plain(meta: Any) -> bool:
         and not meta.num_opaque_objects_saved_for_bw
         and not meta.dynamic_outputs
         and meta.grad_enabled_mutation is None
-        and all(isinstance(kind, PlainTensorMeta) for kind in kinds)
     )
+
+
+def _is_plain(meta: Any) -> bool:
+    kinds = itertools.chain(
+        meta.subclass_inp_meta, meta.subclass_fw_graph_out_meta, meta.subclass_tangent_meta
+    )
+    return is_ordinary(meta) and all(isinstance(kind, PlainTensorMeta) for kind in kinds)
 
 
 def _format(tangent: Any) -> int | None:

@@ -41,14 +41,14 @@ def keep_specs(joint: Any) -> None:
         return
     for metas in (joint._aot_state.fw_metadata.subclass_fw_graph_out_meta, found.grad_input_metas):
         for i, meta in enumerate(metas or ()):
-            if _is_fixed_dtensor(meta):
+            if is_fixed_dtensor(meta):
                 metas[i] = _SameDTensor(meta)
 
 
-def _is_fixed_dtensor(meta: Any) -> bool:
+def is_fixed_dtensor(meta: Any) -> bool:
     """A DTensor of a plain tensor, both of sizes that are known."""
     return (
-        type(meta) is SubclassCreationMeta
+        isinstance(meta, SubclassCreationMeta)
         and meta.original_subclass_type is DTensor
         and [type(inner) for inner in meta.attrs.values()] == [PlainTensorMeta]
         and all(isinstance(n, int) for n in (*meta.outer_size, *meta.outer_stride))

@@ -24,6 +24,7 @@ from torch._functorch.partitioners import default_partition
 from .graph_passes import GraphPasses
 from .same_specs import keep_specs
 from .saved_bundle import bundling, hooks_are_set
+from .toolkit_call import Held, ToolkitCall
 
 logger = logging.getLogger("gravure")
 
@@ -112,13 +113,16 @@ def _register_toolkit_pass(passes: ModuleType) -> None:
 
 
 def _lighten_calls(graph_utils: ModuleType) -> None:
-    """Where this pass is chosen, AOTAutograd's part of each call of the toolkit's graphs is light.
+    """Where this pass is chosen, little is done in a call of the toolkit's graphs but to run them.
 
-    Forwards save one tensor, not hundreds, and gradients keep the specs of the step before.
+    Forwards save one tensor, not hundreds, gradients keep the specs of the step before, and neither
+    the toolkit nor AOTAutograd looks at every parameter.
     """
     make_compilers = graph_utils.make_compiler_with_passes
     compile_joint = graph_utils.aot_compile_joint_with_descriptors
+    build_joint = graph_utils.joint_graph_builder
     with_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+    built: list[ToolkitCall] = []
 
     @functools.wraps(make_compilers)
     def make_and_note(passes: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -135,10 +139,20 @@ def _lighten_calls(graph_utils: ModuleType) -> None:
             kwargs["partition_fn"] = bundling(kwargs.get("partition_fn", default_partition))
         compiled = compile_joint(joint, *args, **kwargs)
         keep_specs(joint)
-        return compiled
+        built.append(ToolkitCall(joint, compiled, _passes.entries_of_last()))
+        return built[-1]
+
+    @functools.wraps(build_joint)
+    def build_lightly(model: Any, *args: Any, **kwargs: Any) -> Any:
+        run = build_joint(model, *args, **kwargs)
+        if not built:
+            return run
+        call, held = built.pop(), Held(model)
+        return lambda args, kwargs: call(*held(), *args, **kwargs)
 
     graph_utils.make_compiler_with_passes = make_and_note
     graph_utils.aot_compile_joint_with_descriptors = compile_lightly
+    graph_utils.joint_graph_builder = build_lightly
 
 
 def _register_pipeline() -> None:

@@ -126,10 +126,10 @@ def test_the_toolkit_trains_in_programs(toolkit: Toolkit, train: Callable[..., A
 
 
 def saved_by(model: nn.Module) -> int:
-    """Tensors that autograd keeps of AOTAutograd's forward."""
+    """Tensors that autograd keeps of the whole forward."""
     out = model(batch(0)[0])
     nodes = [out.grad_fn]
-    while type(nodes[0]).__name__ != "CompiledFunctionBackward":
+    while type(nodes[0]).__name__ not in ("CompiledFunctionBackward", "ToolkitFunctionBackward"):
         nodes = nodes[1:] + [node for node, _ in nodes[0].next_functions if node is not None]
     return len(nodes[0].saved_tensors)
 
@@ -139,7 +139,8 @@ def test_what_a_forward_saves_passes_autograd_as_one_tensor(toolkit: Toolkit) ->
     plain, ours = toolkit.compiled(), toolkit.compiled("--compile.passes", "cudagraph")
     inputs = len(list(plain.parameters())) + 1
     assert saved_by(plain) > 2 * inputs
-    assert saved_by(ours) <= inputs + 2
+    for _ in range(3):
+        assert saved_by(ours) <= inputs + 2
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         hooked = toolkit.compiled("--compile.passes", "cudagraph")
         assert saved_by(hooked) == saved_by(plain)

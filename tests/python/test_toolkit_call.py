@@ -1,0 +1,239 @@
+"""Graphs of DTensors that run without AOTAutograd's wrapper do all that they do with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+import torch.distributed as dist
+import torch.nn as nn
+from gravure.graph_passes import GraphPasses
+from gravure.same_specs import keep_specs
+from gravure.saved_bundle import bundling
+from gravure.toolkit_call import Held, ToolkitCall
+from running import bits, need_library
+from torch import Tensor
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._functorch.aot_autograd import (
+    aot_compile_joint_with_descriptors,
+    aot_export_joint_with_descriptors,
+)
+from torch._functorch.compilers import nop
+from torch._functorch.partitioners import default_partition
+from torch._guards import tracing
+from torch.distributed.tensor import (
+    DeviceMesh,
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_module,
+    init_device_mesh,
+)
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+Call = Callable[..., Any]
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.register_buffer("scale", torch.full((8,), 0.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * self.scale
+        return x, x.detach().sum()
+
+
+class Graphs:
+    """A model's graphs as torchtitan's toolkit makes them, by our passes or as they are."""
+
+    def __init__(self, mesh: DeviceMesh, ours: bool) -> None:
+        torch.manual_seed(0)
+        self.mesh = mesh
+        self.model = distribute_module(Model(), mesh)
+        self.held = Held(self.model)
+        passes = GraphPasses()
+        batch = (self.batch(0),)
+        with dynamo_config.patch(fake_tensor_cache_enabled=False):
+            graph = dynamo_graph_capture_for_export(self.model)(*batch)
+        with tracing(graph.meta["tracing_context"]), contextlib.ExitStack() as stack:
+            joint = aot_export_joint_with_descriptors(stack, graph, batch, {})
+            forward, backward = nop, nop
+            if ours:
+                forward, backward = (
+                    lambda g, _: passes.forward(g),
+                    lambda g, _: passes.backward(g),
+                )
+            compiled = aot_compile_joint_with_descriptors(
+                joint,
+                fw_compiler=forward,
+                bw_compiler=backward,
+                partition_fn=bundling(default_partition) if ours else default_partition,
+            )
+        self.call: Any = compiled
+        if ours:
+            keep_specs(joint)
+            self.call = ToolkitCall(joint, compiled, passes.entries_of_last())
+
+    def batch(self, step: int) -> Tensor:
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+        return DTensor.from_local(x, self.mesh, [Replicate()])
+
+    def __call__(self, step: int, **kwargs: Any) -> Any:
+        return self.call(*self.held(), self.batch(step), **kwargs)
+
+    def train(self, steps: range) -> list[bytes]:
+        """Bits of all results and gradients; each step changes the parameters."""
+        found = []
+        for step in steps:
+            result, total = self(step)
+            (result.to_local().square().sum()).backward()
+            found += [bits(result.to_local()), bits(total.to_local())]
+            found += [bits(p.grad.to_local()) for p in self.model.parameters()]
+            with torch.no_grad():
+                for p in self.model.parameters():
+                    p.sub_(p.grad, alpha=0.1)
+                    p.grad = None
+        return found
+
+
+@pytest.fixture
+def pair(mesh: DeviceMesh) -> Iterator[tuple[Graphs, Graphs]]:
+    """Ours, which runs directly by now, and the same by AOTAutograd alone."""
+    # With donated buffers AOTAutograd refuses a graph that is kept.
+    with functorch_config.patch(donated_buffer=False):
+        ours, other = Graphs(mesh, True), Graphs(mesh, False)
+        assert ours.train(range(STEPS)) == other.train(range(STEPS))
+        assert is_direct(ours)
+        yield ours, other
+
+
+def is_direct(graphs: Graphs) -> bool:
+    return type(graphs(0)[0].grad_fn).__name__ == "ToolkitFunctionBackward"
+
+
+def error_of(run: Callable[[], Any]) -> str:
+    try:
+        run()
+    except Exception as error:  # noqa: BLE001  whatever it is
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_steps_have_the_bits_of_aotautograd(pair: tuple[Graphs, Graphs]) -> None:
+    ours, other = pair
+    assert ours.train(range(STEPS, 2 * STEPS)) == other.train(range(STEPS, 2 * STEPS))
+
+
+def test_gradients_are_dtensors_with_one_spec_in_all_steps(pair: tuple[Graphs, Graphs]) -> None:
+    ours, other = pair
+    specs = []
+    for _ in range(2):
+        for graphs in pair:
+            graphs.model.zero_grad()
+            graphs(0)[0].to_local().sum().backward()
+        gradients = [p.grad for p in ours.model.parameters()]
+        assert [type(g) for g in gradients] == [DTensor] * 6
+        assert [g._spec for g in gradients] == [p.grad._spec for p in other.model.parameters()]
+        specs.append([id(g._spec) for g in gradients])
+    assert specs[0] == specs[1]
+
+
+def test_other_parameters_buffers_and_modules_are_seen(pair: tuple[Graphs, Graphs]) -> None:
+    for change in range(4):
+        for graphs in pair:
+            torch.manual_seed(change)
+            layers = graphs.model.layers
+            if change == 0:
+                layers[1].weight = nn.Parameter(graphs.batch(9).new_zeros(8, 8).add_(0.1))
+            elif change == 1:
+                layers[2] = distribute_module(nn.Linear(8, 8), graphs.mesh)
+            elif change == 2:
+                graphs.model.scale = graphs.model.scale * 3
+            else:
+                layers[0].bias.data = layers[0].bias.data + 1
+        assert pair[0].train(range(3)) == pair[1].train(range(3))
+
+
+def test_without_gradients_it_keeps_none(pair: tuple[Graphs, Graphs]) -> None:
+    with torch.no_grad():
+        results = [graphs(1) for graphs in pair]
+    assert not any(type(result[0].grad_fn).__name__.startswith("Toolkit") for result in results)
+    assert [bits(r[0].to_local()) for r in results[:1]] == [bits(results[1][0].to_local())]
+
+
+def test_results_that_need_no_gradient_have_none(pair: tuple[Graphs, Graphs]) -> None:
+    for graphs in pair:
+        result, total = graphs(0)
+        assert result.requires_grad and not total.requires_grad
+
+
+def test_errors_are_those_of_aotautograd(pair: tuple[Graphs, Graphs]) -> None:
+    def twice(graphs: Graphs) -> None:
+        loss = graphs(0)[0].to_local().sum()
+        loss.backward()
+        loss.backward()
+
+    def too_few(graphs: Graphs) -> None:
+        graphs.call(graphs.batch(0))
+
+    for wrong in (twice, too_few):
+        errors = [error_of(lambda graphs=graphs, wrong=wrong: wrong(graphs)) for graphs in pair]
+        assert errors[0] and errors[0] == errors[1]
+
+
+def test_a_graph_that_is_kept_runs_backward_again(pair: tuple[Graphs, Graphs]) -> None:
+    found = []
+    for graphs in pair:
+        graphs.model.zero_grad()
+        loss = graphs(0)[0].to_local().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        found.append([bits(p.grad.to_local()) for p in graphs.model.parameters()])
+    assert found[0] == found[1]
+
+
+def test_a_gradient_of_a_gradient_is_an_error(pair: tuple[Graphs, Graphs]) -> None:
+    for graphs in pair:
+        loss = graphs(0)[0].to_local().square().sum()
+
+        def differentiate(loss: Tensor = loss, graphs: Graphs = graphs) -> None:
+            (gradient, *_) = torch.autograd.grad(loss, graphs.held()[:1], create_graph=True)
+            gradient.to_local().sum().backward()
+
+        assert "double backward" in error_of(differentiate)
+
+
+def test_autocast_around_it_changes_nothing(pair: tuple[Graphs, Graphs]) -> None:
+    ours, other = pair
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ours.train(range(2))
+    assert found == other.train(range(2))
+
+
+def test_a_gradient_in_another_placement_is_redistributed(pair: tuple[Graphs, Graphs]) -> None:
+    """As AOTAutograd does it: the backward was traced for one placement."""
+    found = []
+    for graphs in pair:
+        graphs.model.zero_grad()
+        result = graphs(0)[0]
+        tangent = DTensor.from_local(torch.ones(4, 8), graphs.mesh, [Shard(0)])
+        result.backward(tangent)
+        found.append([bits(p.grad.to_local()) for p in graphs.model.parameters()])
+    assert found[0] == found[1]

@@ -87,8 +87,7 @@ class ToolkitCall:
                 return False
             self.forward, self.backward = entries
         return (
-            torch.is_grad_enabled()
-            and not compiled_autograd.compiled_autograd_enabled
+            not compiled_autograd.compiled_autograd_enabled
             and len(local) == len(self.metadata.input_info)
             and all(type(value) in _PLAIN for value in local)
         )

@@ -19,6 +19,7 @@ namespace {
 /// One recorded call with its operands baked in.
 struct BakedCall {
   const Call* call = nullptr;
+  const OpFacts* facts = nullptr;  // looked up once
   torch::jit::Stack operands;
   c10::IValue rng;
   std::vector<const void*> addresses;  // where its tensors must land, in the order of the stack
@@ -62,7 +63,7 @@ class HostExecutable final : public Executable {
  private:
   void replayCall(const BakedCall& baked, ArenaSession& session) {
     const Call& call = *baked.call;
-    const OpFacts& facts = factsOf(call.node);
+    const OpFacts& facts = *baked.facts;
     session.enterStep(call.step);
     stack_ = baked.operands;
     if (facts.wait) waitForStarted();
@@ -214,14 +215,15 @@ class HostCapture final : public Capture {
     if (const auto reason = refusedInCapture(call, stack, rng)) refuse(call, *reason);
     noteDevices(call);
     checkCommunication(call, stack);
-    if (factsOf(call.node).scalarOnly) {
+    const OpFacts& facts = factsOf(call.node);
+    if (facts.scalarOnly) {
       call.run(stack);  // works on numbers and sizes alone; CUDA would run it at capture, too
       return;
     }
     if (!call.recorded.recorded) refuse(call, "it was not seen in a warm-up run");
     if (call.recorded.returnsOther)
       refuse(call, "it returns a number, which only the device knows");
-    BakedCall baked{&call, stack, rng, {}, {}};
+    BakedCall baked{&call, &facts, stack, rng, {}, {}};
     try {
       stack = ResultForger(call, baked.operands, device_).forge();
     } catch (const c10::Error& error) {
@@ -229,7 +231,7 @@ class HostCapture final : public Capture {
     }
     forEachTensor(stack,
                   [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
-    if (factsOf(call.node).collective) open(baked, stack);
+    if (facts.collective) open(baked, stack);
     if (!onlyViews(call)) calls_.push_back(std::move(baked));
   }
 

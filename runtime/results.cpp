@@ -14,12 +14,24 @@ namespace gravure {
 struct Loan {
   std::shared_ptr<LoanBook> book;
   std::shared_ptr<void> memory;  // the slab, or the storage that memory beside it belongs to
-  ~Loan() { book->outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
+  bool counts = true;            // as outstanding
+  ~Loan() {
+    if (counts) book->outstanding_.fetch_sub(1, std::memory_order_acq_rel);
+  }
 };
 
 namespace {
 
 void returnLoan(void* context) { delete static_cast<Loan*>(context); }
+
+/// A storage of the same memory, which returns `loan` with its last holder.
+c10::Storage storageOf(Loan* loan, const at::Tensor& tensor) {
+  const c10::Storage& memory = tensor.storage();
+  void* address = const_cast<void*>(memory.data());
+  return c10::Storage(c10::Storage::use_byte_size_t(), memory.nbytes(),
+                      c10::DataPtr(address, loan, &returnLoan, tensor.device()),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+}
 
 /// A tensor like `tensor` over another storage of the same memory.
 at::Tensor onStorage(c10::Storage storage, const at::Tensor& tensor) {
@@ -63,13 +75,14 @@ at::Tensor Lender::lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook
     book->outstanding_.fetch_add(1, std::memory_order_acq_rel);
     std::shared_ptr<void> held = slab_;
     if (!inSlab(tensor, slab_.get())) held = std::make_shared<c10::Storage>(memory);
-    auto* loan = new Loan{book, std::move(held)};
-    void* address = const_cast<void*>(memory.data());
-    storage = c10::Storage(c10::Storage::use_byte_size_t(), memory.nbytes(),
-                           c10::DataPtr(address, loan, &returnLoan, tensor.device()),
-                           /*allocator=*/nullptr, /*resizable=*/false);
+    storage = storageOf(new Loan{book, std::move(held)}, tensor);
   }
   return onStorage(storage, tensor);
+}
+
+at::Tensor Lender::lendAlongside(const at::Tensor& tensor,
+                                 const std::shared_ptr<LoanBook>& book) const {
+  return onStorage(storageOf(new Loan{book, slab_, /*counts=*/false}, tensor), tensor);
 }
 
 bool inSlab(const at::Tensor& tensor, const Slab* slab) {

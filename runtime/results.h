@@ -21,6 +21,9 @@ class Lender {
   explicit Lender(std::shared_ptr<Slab> slab) : slab_(std::move(slab)) {}
   /// A tensor of its own over the memory of `tensor`, noted in `book`.
   at::Tensor lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook>& book);
+  /// The same for slab memory, and not a loan of its own: for who holds a lent tensor as long as this
+  /// one. It is good for all steps of this arena.
+  at::Tensor lendAlongside(const at::Tensor& tensor, const std::shared_ptr<LoanBook>& book) const;
 
  private:
   std::shared_ptr<Slab> slab_;

@@ -90,6 +90,8 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     for (size_t o = 0; o < codes_[e].outputs.size(); ++o)
       state.lent.push_back(std::make_shared<LoanBook>());
     state.statics.resize(codes_[e].outputs.size());
+    state.heldTogether.resize(codes_[e].outputs.size());
+    state.together.resize(codes_[e].outputs.size());
     state.watches.resize(codes_[e].outputs.size());
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
                                                 communication_.get());
@@ -219,6 +221,7 @@ void Runtime::Impl::shutdown() {
   for (EntryState& entry : entries_) {
     entry.executor->clear();
     entry.statics.clear();
+    entry.together.clear();
     entry.served.partitions.clear();  // graphs first
     entry.served.staged.clear();
     entry.inputGuards.clear();
@@ -256,6 +259,11 @@ const MemoryPlan& Runtime::memoryPlan() const {
   return impl_->layout_ ? impl_->layout_->plan : impl_->noPlan_;
 }
 bool Runtime::communicates() const { return impl_->communication_ != nullptr; }
+void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>& outputs) {
+  EntryState& state = impl_->find(entry);
+  for (int64_t output : outputs) state.heldTogether.at(output) = true;
+}
+
 void Runtime::dropCaptures(const std::string& group) {
   Communication* const communication = impl_->communication_.get();
   if (!impl_->alive_ || !communication || !(group.empty() || communication->uses(group))) return;

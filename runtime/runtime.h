@@ -83,6 +83,11 @@ class Runtime {
   /// given to another run.
   std::vector<c10::IValue> runUncaptured(const std::string& entry, std::vector<c10::IValue> inputs);
 
+  /// These saved values of an entry have one holder, who has all of them or none and shows them to
+  /// nobody but the program's entries: a step makes tensors for them only where they lie elsewhere than
+  /// in the step before.
+  void holdTogether(const std::string& entry, const std::vector<int64_t>& outputs);
+
   const Program& program() const;
   Device& device();
   const RuntimeStats& stats() const;

@@ -22,6 +22,8 @@ struct EntryState {
   std::unique_ptr<Executor> executor;
   std::vector<std::shared_ptr<LoanBook>> lent;  // by output: who holds it, where it is Lent
   std::vector<at::Tensor> statics;              // by output: what is handed out, where it is Static
+  std::vector<bool> heldTogether;               // by output: Runtime::holdTogether
+  std::vector<at::Tensor> together;             // by output: what is lent alongside, step for step
 
   // Warm-up.
   std::vector<ResultWatch> watches;  // by output; as they are when the arena is laid out

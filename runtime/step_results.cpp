@@ -1,6 +1,8 @@
 #include "runtime/copy_places.h"
 #include "runtime/runtime_impl.h"
 
+#include <utility>
+
 namespace gravure {
 namespace {
 
@@ -75,13 +77,22 @@ class ResultTaker {
   /// A served step's value that lies in the arena.
   c10::IValue hand(size_t output, const at::Tensor& tensor, bool asEager) {
     switch (code_.handing[output]) {
-      case Handing::Saved: entry_.lentSaved = true; return lender_.lend(tensor, saved_);
+      case Handing::Saved: entry_.lentSaved = true; return handSaved(output, tensor);
       case Handing::Lent:
         // One with gaps, or with several elements in one place, is laid out anew for its holder.
         if (!tensor.is_non_overlapping_and_dense()) return copyLater(output, tensor, asEager);
         return lender_.lend(tensor, entry_.lent[output]);
       default: return copyLater(output, tensor, asEager);
     }
+  }
+
+  /// Of what is held together, the first is the loan.
+  at::Tensor handSaved(size_t output, const at::Tensor& tensor) {
+    const bool together = entry_.heldTogether[output] && inSlab(tensor, slab_.get());
+    if (!together || !std::exchange(lentTogether_, true)) return lender_.lend(tensor, saved_);
+    at::Tensor& known = entry_.together[output];
+    if (!sameView(known, tensor)) known = lender_.lendAlongside(tensor, saved_);
+    return known;
   }
 
   /// The same tensor each step, from the first that was served on; what lies elsewhere is copied to it.
@@ -122,6 +133,7 @@ class ResultTaker {
   const std::shared_ptr<Slab> slab_;
   Lender lender_;
   const bool serving_;
+  bool lentTogether_ = false;
   std::vector<c10::IValue> results_;
   std::vector<CopySource> sources_;
   std::vector<Target> targets_;

@@ -132,6 +132,7 @@ void Runtime::Impl::forgetArena() {
     entry.wasServed = false;
     entry.served.staged.clear();
     std::fill(entry.statics.begin(), entry.statics.end(), at::Tensor());
+    std::fill(entry.together.begin(), entry.together.end(), at::Tensor());
   }
 }
 

@@ -53,17 +53,24 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   const std::lock_guard lock(mutex_);
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
   std::vector<c10::IValue> inputs = allInputs("forward", values);
-  torch::autograd::edge_list edges;
-  edges.reserve(autograd_->edges.size());
+  std::vector<at::Tensor> differentiable;
+  differentiable.reserve(autograd_->edges.size());
   for (int64_t position : autograd_->edges) {
-    edges.push_back(torch::autograd::impl::gradient_edge(inputs[position].toTensor()));
+    differentiable.push_back(inputs[position].toTensor());
+  }
+  const c10::AutoGradMode noGraph(false);
+  std::vector<c10::IValue> results = runLogged("forward", std::move(inputs));
+  // The device is at work by now.
+  torch::autograd::edge_list edges;
+  edges.reserve(differentiable.size());
+  for (const at::Tensor& value : differentiable) {
+    edges.push_back(torch::autograd::impl::gradient_edge(value));
   }
   const std::shared_ptr<BackwardNode> node(
       new BackwardNode(c10::intrusive_ptr<LoadedProgram>::unsafe_reclaim_from_nonowning(this),
                        autograd_, std::move(edges)),
       torch::autograd::deleteNode);
-  const c10::AutoGradMode noGraph(false);
-  return node->takeResults(runLogged("forward", std::move(inputs)));
+  return node->takeResults(std::move(results));
 }
 
 std::vector<c10::IValue>

@@ -184,6 +184,7 @@ void LoadedProgram::bundleOutputs(const std::string& name, const std::vector<int
                 " outputs, and none at position ", at);
   }
   bound(name).bundledOut = positions;
+  runtime_->holdTogether(name, positions);
 }
 
 void LoadedProgram::bundleInputs(const std::string& name, const std::vector<int64_t>& positions,

@@ -215,6 +215,59 @@ TEST_CASE("a forward before the last one's backward overwrites nothing", "[law5]
   CHECK(runtime->stats().replays > 0);
 }
 
+TEST_CASE("saved values that are held together are one loan", "[law5]") {
+  const int64_t slabs = liveHostSlabs();
+  auto runtime = makeRuntime(kForwardBackward);
+  runtime->holdTogether("forward", {1, 2, 3});
+  auto reference = makeReference(kForwardBackward);
+  const at::Tensor w = at::randn({4, 4});
+  const auto forward = [&](const at::Tensor& x) {
+    const at::Tensor state = rngState();
+    auto expected = reference->run("forward", {w, x});
+    setRngState(state);
+    auto got = runtime->run("forward", {w, x});
+    CHECK(sameBits(got, expected));
+    return std::pair(std::move(got), std::move(expected));
+  };
+  const auto backward = [&](auto& values) {
+    const auto expected = reference->run("backward", backwardInputs(values.second));
+    CHECK(sameBits(runtime->run("backward", backwardInputs(values.first)), expected));
+  };
+  std::vector<const c10::TensorImpl*> before;
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    auto values = forward(at::randn({8, 4}));
+    std::vector<const c10::TensorImpl*> now;
+    for (size_t o = 1; o < 4; ++o) now.push_back(values.first[o].toTensor().unsafeGetTensorImpl());
+    if (step >= 3) {  // nothing is made anew but the loan
+      CHECK(now[1] == before[1]);
+      CHECK(now[2] == before[2]);
+    }
+    before = now;
+    backward(values);
+  }
+  CHECK(runtime->stats().uncapturedSteps == 4);
+  // While one holder has them, a forward takes other memory.
+  auto held = forward(at::randn({8, 4}));
+  auto other = forward(at::randn({8, 4}));
+  CHECK(runtime->stats().uncapturedSteps == 5);
+  backward(other);
+  backward(held);
+  held.first.clear();
+  other.first.clear();
+  CHECK(runtime->remarks().count("saved-values-held") == 1);
+  auto last = forward(at::randn({8, 4}));
+  CHECK(runtime->stats().uncapturedSteps == 6);
+  // They outlive the runtime, all of them.
+  std::vector<at::Tensor> bits;
+  for (size_t o = 1; o < 4; ++o) bits.push_back(last.first[o].toTensor().clone());
+  runtime.reset();
+  for (size_t o = 1; o < 4; ++o) CHECK(sameBits(last.first[o].toTensor(), bits[o - 1]));
+  CHECK(liveHostSlabs() == slabs + 1);
+  last.first.clear();
+  CHECK(liveHostSlabs() == slabs);
+}
+
 TEST_CASE("saved values are lent once, and outlive the runtime", "[law5]") {
   const int64_t slabs = liveHostSlabs();
   auto runtime = makeRuntime(kForwardBackward);

@@ -72,7 +72,7 @@ class ToolkitCall:
         self.backward: Run | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._was_called:
+        if torch.compiler.is_compiling() or not self._was_called:
             self._was_called = True
             return self.compiled(*args, **kwargs)
         local = [value._local_tensor if type(value) is DTensor else value for value in args]

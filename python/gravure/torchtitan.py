@@ -144,6 +144,7 @@ def _lighten_calls(graph_utils: ModuleType) -> None:
 
     @functools.wraps(build_joint)
     def build_lightly(model: Any, *args: Any, **kwargs: Any) -> Any:
+        built.clear()
         run = build_joint(model, *args, **kwargs)
         if not built:
             return run

@@ -63,10 +63,10 @@ class Model(nn.Module):
 class Graphs:
     """A model's graphs as torchtitan's toolkit makes them, by our passes or as they are."""
 
-    def __init__(self, mesh: DeviceMesh, ours: bool) -> None:
+    def __init__(self, mesh: DeviceMesh, ours: bool, plain: bool) -> None:
         torch.manual_seed(0)
-        self.mesh = mesh
-        self.model = distribute_module(Model(), mesh)
+        self.mesh, self.plain = mesh, plain
+        self.model = self.placed(Model())
         self.held = Held(self.model)
         passes = GraphPasses()
         batch = (self.batch(0),)
@@ -91,9 +91,12 @@ class Graphs:
             keep_specs(joint)
             self.call = ToolkitCall(joint, compiled, passes.entries_of_last())
 
+    def placed(self, module: nn.Module) -> nn.Module:
+        return module if self.plain else distribute_module(module, self.mesh)
+
     def batch(self, step: int) -> Tensor:
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
-        return DTensor.from_local(x, self.mesh, [Replicate()])
+        return x if self.plain else DTensor.from_local(x, self.mesh, [Replicate()])
 
     def __call__(self, step: int, **kwargs: Any) -> Any:
         return self.call(*self.held(), self.batch(step), **kwargs)
@@ -103,9 +106,9 @@ class Graphs:
         found = []
         for step in steps:
             result, total = self(step)
-            (result.to_local().square().sum()).backward()
-            found += [bits(result.to_local()), bits(total.to_local())]
-            found += [bits(p.grad.to_local()) for p in self.model.parameters()]
+            local(result).square().sum().backward()
+            found += [bits_of(result), bits_of(total)]
+            found += [bits_of(p.grad) for p in self.model.parameters()]
             with torch.no_grad():
                 for p in self.model.parameters():
                     p.sub_(p.grad, alpha=0.1)
@@ -113,15 +116,26 @@ class Graphs:
         return found
 
 
-@pytest.fixture
-def pair(mesh: DeviceMesh) -> Iterator[tuple[Graphs, Graphs]]:
+def local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def bits_of(value: Tensor) -> Any:
+    return bits(local(value))
+
+
+@pytest.fixture(params=["DTensors", "plain"])
+def pair(mesh: DeviceMesh, request: pytest.FixtureRequest) -> Iterator[tuple[Graphs, Graphs]]:
     """Ours, which runs directly by now, and the same by AOTAutograd alone."""
     # With donated buffers AOTAutograd refuses a graph that is kept.
     with functorch_config.patch(donated_buffer=False):
-        ours, other = Graphs(mesh, True), Graphs(mesh, False)
+        ours, other = (Graphs(mesh, mine, request.param == "plain") for mine in (True, False))
         assert ours.train(range(STEPS)) == other.train(range(STEPS))
         assert is_direct(ours)
         yield ours, other
+
+
+only_dtensors = pytest.mark.parametrize("pair", ["DTensors"], indirect=True)
 
 
 def is_direct(graphs: Graphs) -> bool:
@@ -141,13 +155,14 @@ def test_steps_have_the_bits_of_aotautograd(pair: tuple[Graphs, Graphs]) -> None
     assert ours.train(range(STEPS, 2 * STEPS)) == other.train(range(STEPS, 2 * STEPS))
 
 
+@only_dtensors
 def test_gradients_are_dtensors_with_one_spec_in_all_steps(pair: tuple[Graphs, Graphs]) -> None:
     ours, other = pair
     specs = []
     for _ in range(2):
         for graphs in pair:
             graphs.model.zero_grad()
-            graphs(0)[0].to_local().sum().backward()
+            local(graphs(0)[0]).sum().backward()
         gradients = [p.grad for p in ours.model.parameters()]
         assert [type(g) for g in gradients] == [DTensor] * 6
         assert [g._spec for g in gradients] == [p.grad._spec for p in other.model.parameters()]
@@ -163,7 +178,7 @@ def test_other_parameters_buffers_and_modules_are_seen(pair: tuple[Graphs, Graph
             if change == 0:
                 layers[1].weight = nn.Parameter(graphs.batch(9).new_zeros(8, 8).add_(0.1))
             elif change == 1:
-                layers[2] = distribute_module(nn.Linear(8, 8), graphs.mesh)
+                layers[2] = graphs.placed(nn.Linear(8, 8))
             elif change == 2:
                 graphs.model.scale = graphs.model.scale * 3
             else:
@@ -176,7 +191,7 @@ def test_without_gradients_it_keeps_none(pair: tuple[Graphs, Graphs]) -> None:
     with torch.no_grad():
         found, _ = ours(1)
     assert found.grad_fn is None and not found.requires_grad
-    assert bits(found.to_local()) == bits(other(1)[0].to_local())
+    assert bits_of(found) == bits_of(other(1)[0])
 
 
 def test_results_that_need_no_gradient_have_none(pair: tuple[Graphs, Graphs]) -> None:
@@ -188,7 +203,7 @@ def test_results_that_need_no_gradient_have_none(pair: tuple[Graphs, Graphs]) ->
 def test_a_second_backward_is_autograds_error(pair: tuple[Graphs, Graphs]) -> None:
     errors = []
     for graphs in pair:
-        loss = graphs(0)[0].to_local().sum()
+        loss = local(graphs(0)[0]).sum()
         loss.backward()
         errors.append(error_of(loss.backward))
     assert "a second time" in errors[0] and errors[0] == errors[1]
@@ -202,20 +217,20 @@ def test_a_graph_that_is_kept_runs_backward_again(pair: tuple[Graphs, Graphs]) -
     found = []
     for graphs in pair:
         graphs.model.zero_grad()
-        loss = graphs(0)[0].to_local().sum()
+        loss = local(graphs(0)[0]).sum()
         loss.backward(retain_graph=True)
         loss.backward()
-        found.append([bits(p.grad.to_local()) for p in graphs.model.parameters()])
+        found.append([bits_of(p.grad) for p in graphs.model.parameters()])
     assert found[0] == found[1]
 
 
 def test_a_gradient_of_a_gradient_is_an_error(pair: tuple[Graphs, Graphs]) -> None:
     for graphs in pair:
-        loss = graphs(0)[0].to_local().square().sum()
+        loss = local(graphs(0)[0]).square().sum()
 
         def differentiate(loss: Tensor = loss, graphs: Graphs = graphs) -> None:
             (gradient, *_) = torch.autograd.grad(loss, graphs.held()[:1], create_graph=True)
-            gradient.to_local().sum().backward()
+            local(gradient).sum().backward()
 
         assert "double backward" in error_of(differentiate)
 
@@ -227,6 +242,7 @@ def test_autocast_around_it_changes_nothing(pair: tuple[Graphs, Graphs]) -> None
     assert found == other.train(range(2))
 
 
+@only_dtensors
 def test_a_gradient_in_another_placement_is_redistributed(pair: tuple[Graphs, Graphs]) -> None:
     """As AOTAutograd does it: the backward was traced for one placement."""
     found = []
@@ -235,5 +251,5 @@ def test_a_gradient_in_another_placement_is_redistributed(pair: tuple[Graphs, Gr
         result = graphs(0)[0]
         tangent = DTensor.from_local(torch.ones(4, 8), graphs.mesh, [Shard(0)])
         result.backward(tangent)
-        found.append([bits(p.grad.to_local()) for p in graphs.model.parameters()])
+        found.append([bits_of(p.grad) for p in graphs.model.parameters()])
     assert found[0] == found[1]

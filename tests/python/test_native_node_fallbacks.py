@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ import torch.nn as nn
 from native_steps import NODE, Saves, Seen, is_native, trains, warm
 from running import bits, need_library
 from torch import Tensor
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.testing._internal.two_tensor import TwoTensor
 from training import Mlp, compiled, same_as_eager, state_of
 
 need_library()
@@ -196,3 +198,89 @@ def test_code_of_inductors_in_a_backward_is_not_traced_by_dynamo() -> None:
         frames.append(torch._dynamo.utils.counters["frames"]["total"])
     assert len(set(frames[1:])) == 1
     assert NODE in nodes
+
+
+class Kept(torch.autograd.Function):
+    """Keeps its argument on its context, where nobody looks after its version."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.kept = x
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.kept.cos()
+
+
+def test_values_on_a_context_fall_back() -> None:
+    trains(Layer(lambda m, x, y: Kept.apply(y) + Kept.apply(m.first.bias)), native=False)
+
+
+@pytest.fixture
+def told() -> Iterator[list[float]]:
+    """What an operator with an effect, `native_node_test::tell`, was called with."""
+    values: list[float] = []
+    with torch.library._scoped_library("native_node_test", "FRAGMENT") as library:
+        library.define("tell(Tensor x) -> Tensor")
+        library.impl("tell", lambda x: values.append(x.sum().item()) or x.clone(), "CPU")
+        library.impl("tell", lambda x: torch.empty_like(x), "Meta")
+        operator = torch.ops.native_node_test.tell.default
+        handle = _register_effectful_op(operator, _EffectType.ORDERED)
+        yield values
+        handle.destroy()
+
+
+def test_operators_with_effects_fall_back(told: list[float]) -> None:
+    def tell(_: Any, x: Tensor, y: Tensor) -> Tensor:
+        return y + torch.ops.native_node_test.tell(x.detach())
+
+    trains(Layer(tell), native=False)
+    assert len(told) == 14 and told[0::2] == told[1::2]
+
+
+def test_subclasses_fall_back() -> None:
+    def batches(i: int) -> tuple[Tensor]:
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(i))
+        return (TwoTensor(x, x * 2),)
+
+    model = Mlp()
+    twin = copy.deepcopy(model)
+    call = compiled(model)
+    for i in range(6):
+        results = [each(*batches(i)) for each in (call, twin)]
+        assert not is_native(results[0])
+        for result in results:
+            result.sum().backward()
+        found, expected = (
+            [[bits(r.a), bits(r.b)] + [bits(p.grad.a) for p in each.parameters()]]
+            for r, each in zip(results, (model, twin), strict=True)
+        )
+        assert found == expected
+        for each in (model, twin):
+            each.zero_grad()
+
+
+def test_transforms_of_functions_fall_back() -> None:
+    model, x = Mlp(), torch.randn(3, 5, 8)
+    call = warm(model, x[0])
+    expected = [torch.vmap(model)(x), torch.func.grad(lambda x: model(x).sum())(x[0])]
+    found = [torch.vmap(call)(x), torch.func.grad(lambda x: call(x).sum())(x[0])]
+    assert list(map(bits, found)) == list(map(bits, expected))
+
+
+def test_inference_tensors_fail_as_they_do_without_the_library() -> None:
+    with torch.inference_mode():
+        x = torch.randn(5, 8)
+    errors = []
+    for backend in ("aot_eager", "gravure"):
+        torch._dynamo.reset()
+        call = torch.compile(Mlp(), backend=backend)
+        for i in range(4):
+            call(torch.randn(5, 8, generator=torch.Generator().manual_seed(i))).sum().backward()
+        try:
+            call(x).sum().backward()
+            errors.append("")
+        except RuntimeError as error:
+            errors.append(str(error))
+    assert errors[0] == errors[1]

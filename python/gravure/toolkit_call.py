@@ -112,8 +112,9 @@ class ToolkitFunction(torch.autograd.Function):
         metas = call.metadata.subclass_fw_graph_out_meta
         with torch._C._DisableAutocast():
             found = call.forward(local)
-        saved = found[len(metas) :]
+        saved = [value for value in found[len(metas) :] if isinstance(value, Tensor)]
         ctx.save_for_backward(*[value.detach() if value._is_view() else value for value in saved])
+        ctx.numbers = found[len(metas) + len(saved) :]  # read on the host
         ctx.call = call
         results = tuple(
             [
@@ -133,8 +134,9 @@ class ToolkitFunction(torch.autograd.Function):
         call = ctx.call
         meta, subclasses = call.metadata, call.subclasses
         saved = ctx.saved_tensors
-        args = _backward_prologue_functional(saved, (), (), meta, subclasses, *tangents)
-        if torch.is_grad_enabled() and any(value.requires_grad for value in args):
+        args = _backward_prologue_functional(saved, ctx.numbers, (), meta, subclasses, *tangents)
+        tensors = (value for value in args if isinstance(value, Tensor))
+        if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
             raise RuntimeError(
                 "torchtitan's graphs do not support double backward: leave out create_graph=True"
             )

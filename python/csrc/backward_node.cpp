@@ -73,9 +73,8 @@ variable_list run(const BackwardCall& call, const variable_list& tangents,
   for (size_t i = 0; i < tangents.size(); ++i) {
     if (plan.tangentTo[i] >= 0) inputs.emplace_back(plan.tangentTo[i], tangents[i]);
   }
-  // What the backward does not read is held, too: it may be the loan of the others.
+  // What the backward does not read stays in `saved` until then: it may be the loan of the others.
   const std::vector<c10::IValue> results = call.program->runBackward(std::move(inputs), last);
-  saved.clear();
   variable_list gradients;
   gradients.reserve(plan.gradients.size());
   for (int64_t position : plan.gradients) gradients.push_back(results[position].toTensor());

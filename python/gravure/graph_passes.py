@@ -34,12 +34,11 @@ class GraphPasses:
     def __init__(self) -> None:
         self._options = CompileOptions()
         self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-        # Forwards whose backward has not come. Nothing here keeps a graph alive: whoever compiled
-        # it lets go of it before the process group ends.
-        self._open: weakref.WeakKeyDictionary[TracingContext, weakref.ref[_Pair]] = (
+        # Forwards that have a backward. Nothing here keeps a graph alive: whoever compiled it lets
+        # go of it before the process group ends.
+        self._pairs: weakref.WeakKeyDictionary[TracingContext, weakref.ref[_Pair]] = (
             weakref.WeakKeyDictionary()
         )
-        self._last: weakref.ref[_Pair] | None = None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """For graphs to come. Raises ValueError for an option that there is not."""
@@ -49,32 +48,29 @@ class GraphPasses:
         """AOTAutograd's forward, or a graph that needs no gradient."""
         context = TracingContext.try_get()
         pair = _Pair(self._new_graph("forward and backward"), module, context)
-        self._last = weakref.ref(pair)
         if context is not None and pair.awaits_backward:
-            self._open[context] = weakref.ref(pair)
+            self._pairs[context] = weakref.ref(pair)
         return _replaced(module, pair.forward)
 
     def backward(self, module: fx.GraphModule) -> fx.GraphModule:
         """Its backward. Without the forward of this tracing context it runs as it is."""
-        context = TracingContext.try_get()
-        found = self._open.pop(context, None) if context is not None else None
-        pair = found() if found is not None else None
-        if pair is None:
+        pair = self._pair()
+        if pair is None or pair.has_backward:
             logger.warning("a backward came without its forward; it runs as it is")
             return module
         pair.take_backward(module)
         return _replaced(module, pair.backward)
 
-    def entries_of_last(self) -> Callable[[], tuple[Run, Run] | None]:
-        """The entries of the forward that came last, and of its backward: None before both run as
-        one program."""
-        found = self._last
+    def entries(self) -> Callable[[], tuple[Run, Run] | None]:
+        """The entries of this tracing context's forward and of its backward: None before both run
+        as one program."""
+        pair = self._pair()
+        return pair.entries if pair is not None else lambda: None
 
-        def entries() -> tuple[Run, Run] | None:
-            pair = found() if found is not None else None
-            return pair.entries() if pair is not None else None
-
-        return entries
+    def _pair(self) -> _Pair | None:
+        context = TracingContext.try_get()
+        found = self._pairs.get(context) if context is not None else None
+        return found() if found is not None else None
 
     def step(self, module: fx.GraphModule, static_inputs: Iterable[int]) -> fx.GraphModule:
         """A graph that holds the whole step. `static_inputs` keep their addresses.
@@ -130,6 +126,10 @@ class _Pair:
             self._pending += 1
             return self._plain_forward(args)
         return self._forward(args)
+
+    @property
+    def has_backward(self) -> bool:
+        return self._backward is not None
 
     def entries(self) -> tuple[Run, Run] | None:
         if self._backward is None or self._pending > 0:

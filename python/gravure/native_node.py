@@ -78,7 +78,7 @@ def _plan(
 ) -> dict[str, list[int]] | None:
     """AutogradPlan of python/csrc/autograd_plan.h without its modes, or None."""
     meta = traced.metadata
-    if not _is_plain(meta) or meta.num_outputs != outputs:
+    if not is_ordinary(meta, is_plain) or meta.num_outputs != outputs:
         return None
     values = graph.graph.output_node().args[0]
     if not all(map(_is_tensor, [*graph.graph.find_nodes(op="placeholder"), *values[:outputs]])):
@@ -154,11 +154,15 @@ def _is_inexact(node: fx.Node) -> bool:
     return not kinds or any(kind.is_floating_point or kind.is_complex for kind in kinds)
 
 
-def is_ordinary(meta: Any) -> bool:
-    """Nothing that AOTAutograd's wrapper does before the graphs run, or after, but for subclasses.
+def is_ordinary(meta: Any, is_known: Callable[[Any], bool]) -> bool:
+    """Nothing that AOTAutograd's wrapper does before the graphs run, or after.
 
     But what the runtime does, too: it counts writes into arguments, and leaves autocast out.
+    `is_known` says of a value's metadata whether the caller takes it apart and makes it himself.
     """
+    kinds = itertools.chain(
+        meta.subclass_inp_meta, meta.subclass_fw_graph_out_meta, meta.subclass_tangent_meta
+    )
     return (
         not meta.num_mutated_inp_runtime_indices
         and not meta.num_outputs_aliased
@@ -172,14 +176,13 @@ def is_ordinary(meta: Any) -> bool:
         and not meta.num_opaque_objects_saved_for_bw
         and not meta.dynamic_outputs
         and meta.grad_enabled_mutation is None
+        and all(map(is_known, kinds))
     )
 
 
-def _is_plain(meta: Any) -> bool:
-    kinds = itertools.chain(
-        meta.subclass_inp_meta, meta.subclass_fw_graph_out_meta, meta.subclass_tangent_meta
-    )
-    return is_ordinary(meta) and all(isinstance(kind, PlainTensorMeta) for kind in kinds)
+def is_plain(kind: Any) -> bool:
+    """Whether this is the metadata of a tensor that is of no subclass."""
+    return isinstance(kind, PlainTensorMeta)
 
 
 def _format(tangent: Any) -> int | None:

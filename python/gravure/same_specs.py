@@ -34,15 +34,11 @@ class _SameDTensor(SubclassCreationMeta):
         return DTensor.__new__(DTensor, local, self._spec, requires_grad=self.meta[1])
 
 
-def keep_specs(joint: Any) -> None:
-    """For the results and gradients of a `JointWithDescriptors` that is compiled."""
-    found = joint._aot_graph_capture.maybe_subclass_meta
-    if found is None:
-        return
-    for metas in (joint._aot_state.fw_metadata.subclass_fw_graph_out_meta, found.grad_input_metas):
-        for i, meta in enumerate(metas or ()):
-            if is_fixed_dtensor(meta):
-                metas[i] = _SameDTensor(meta)
+def keep_specs(metas: list[Any] | None) -> None:
+    """For AOTAutograd's metadata of results, or of gradients, of what is compiled already."""
+    for i, meta in enumerate(metas or ()):
+        if is_fixed_dtensor(meta):
+            metas[i] = _SameDTensor(meta)
 
 
 def is_fixed_dtensor(meta: Any) -> bool:

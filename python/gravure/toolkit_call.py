@@ -8,7 +8,6 @@ autograd's calls the program's entries directly.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,14 +18,13 @@ from torch._functorch._aot_autograd.runtime_wrappers import (
     _backward_epilogue_functional,
     _backward_prologue_functional,
 )
-from torch._functorch._aot_autograd.schemas import PlainTensorMeta
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from .aot_entries import Run
-from .native_node import is_ordinary
+from .native_node import is_ordinary, is_plain
 from .replaced import Check, never, unchanged
-from .same_specs import is_fixed_dtensor
+from .same_specs import is_fixed_dtensor, keep_specs
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -64,9 +62,12 @@ class ToolkitCall:
         self.compiled = compiled
         self.subclasses = joint._aot_graph_capture.maybe_subclass_meta
         self.metadata = joint._aot_state.fw_metadata
+        keep_specs(self.metadata.subclass_fw_graph_out_meta)
+        if self.subclasses is not None:
+            keep_specs(self.subclasses.grad_input_metas)
         self._results = joint.out_spec
         self._entries = entries
-        self._is_light = is_light(self.metadata)
+        self._is_light = is_ordinary(self.metadata, lambda m: is_plain(m) or is_fixed_dtensor(m))
         self._was_called = False  # the first call is AOTAutograd's: it checks operators then
         self.forward: Run | None = None
         self.backward: Run | None = None
@@ -93,18 +94,8 @@ class ToolkitCall:
         )
 
 
-def is_light(meta: Any) -> bool:
-    """Tensors of known sizes, plain or DTensors, and nothing else that AOTAutograd has to do."""
-    kinds = itertools.chain(
-        meta.subclass_inp_meta, meta.subclass_fw_graph_out_meta, meta.subclass_tangent_meta
-    )
-    return is_ordinary(meta) and all(
-        isinstance(kind, PlainTensorMeta) or is_fixed_dtensor(kind) for kind in kinds
-    )
-
-
 class ToolkitFunction(torch.autograd.Function):
-    """As AOTAutograd's own node does it, for graphs that are light."""
+    """As AOTAutograd's own node does it, for tensors of known sizes, plain or DTensors."""
 
     @staticmethod
     def forward(ctx: Any, call: ToolkitCall, local: list[Any], *args: Tensor) -> tuple[Any, ...]:
@@ -119,7 +110,7 @@ class ToolkitFunction(torch.autograd.Function):
         results = tuple(
             [
                 found[meta.unwrapped_idx]
-                if isinstance(meta, PlainTensorMeta)
+                if is_plain(meta)
                 else meta.creation_fn(found, is_runtime=True)
                 for meta in metas
             ]

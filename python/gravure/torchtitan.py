@@ -22,7 +22,6 @@ from torch import fx
 from torch._functorch.partitioners import default_partition
 
 from .graph_passes import GraphPasses
-from .same_specs import keep_specs
 from .saved_bundle import bundling, hooks_are_set
 from .toolkit_call import Held, ToolkitCall
 
@@ -138,8 +137,7 @@ def _lighten_calls(graph_utils: ModuleType) -> None:
         if not hooks_are_set():
             kwargs["partition_fn"] = bundling(kwargs.get("partition_fn", default_partition))
         compiled = compile_joint(joint, *args, **kwargs)
-        keep_specs(joint)
-        built.append(ToolkitCall(joint, compiled, _passes.entries_of_last()))
+        built.append(ToolkitCall(joint, compiled, _passes.entries()))
         return built[-1]
 
     @functools.wraps(build_joint)

@@ -148,28 +148,32 @@ def whole_step(step: moe_step.Step) -> Step:
     return run
 
 
+def by_gravure(step: moe_step.Step, **options: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    import gravure  # noqa: F401
+
+    return torch.compile(step, backend="gravure", options=options)
+
+
+# Ways to call a step's forward, whose backward autograd runs; given the step and a batch.
+FORWARDS: dict[str, Callable[[moe_step.Step, Any], Callable[[Tensor, Tensor], Tensor]]] = {
+    "eager": lambda step, _: step,
+    "graphed": lambda step, batch: torch.cuda.make_graphed_callables(step, batch),
+    "reduce_overhead": lambda step, _: torch.compile(step, mode="reduce-overhead"),
+    "backend": lambda step, _: by_gravure(step),
+    "backend_broken": lambda step, _: by_gravure(step),
+    "backend_inductor": lambda step, _: by_gravure(step, codegen="inductor"),
+}
+
+
 def build(variant: str, step: moe_step.Step, data: Any, notes: dict[str, Any]) -> Step:
     # A read on the host stays in Dynamo's graph, and the program is cut at it alone.
     torch._dynamo.config.capture_scalar_outputs = variant != "backend_broken"
-    if variant == "eager":
-        return eager(step)
+    if variant in FORWARDS:
+        return eager(step, FORWARDS[variant](step, data[0]))
     if variant == "full_step":
         return full_step(step, *data[0])
     if variant == "compile_step":
         return whole_step(step)
-    if variant in ("backend", "backend_broken"):
-        import gravure  # noqa: F401
-
-        return eager(step, torch.compile(step, backend="gravure"))
-    if variant == "backend_inductor":
-        import gravure  # noqa: F401
-
-        inductor = {"codegen": "inductor"}
-        return eager(step, torch.compile(step, backend="gravure", options=inductor))
-    if variant == "reduce_overhead":
-        return eager(step, torch.compile(step, mode="reduce-overhead"))
-    if variant == "graphed":
-        return eager(step, torch.cuda.make_graphed_callables(step, data[0]))
     options = {"results": "static"} if variant == "gravure_static" else {}
     return engraved(step, data[0], notes, **options)
 

@@ -14,30 +14,19 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import bench_h200
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-STEPS, TURNS = 40, 3
-WAYS: dict[str, Callable[[nn.Module, Any], Callable[..., Tensor]]] = {
-    "eager": lambda model, _: model,
-    "graphed": lambda model, batch: torch.cuda.make_graphed_callables(model, batch),
-    "backend": lambda model, _: torch.compile(model, backend="gravure"),
-    "backend_inductor": lambda model, _: torch.compile(
-        model, backend="gravure", options={"codegen": "inductor"}
-    ),
-    "reduce_overhead": lambda model, _: torch.compile(model, mode="reduce-overhead"),
-}
+STEPS, TURNS = bench_h200.STEPS, 3
 
 
 class Way:
     def __init__(self, name: str, config: str) -> None:
         self.name = name
         self.model, self.data = bench_h200.make(config)
-        self.call = WAYS[name](self.model, self.data[0])
+        self.call = bench_h200.FORWARDS[name](self.model, self.data[0])
         for batch in self.data[: -2 * STEPS]:
             self.timed(batch)
 
@@ -76,8 +65,6 @@ def main() -> None:
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this machine has no GPU that PyTorch can use")
-    import gravure  # noqa: F401
-
     torch._dynamo.config.capture_scalar_outputs = True
     ways = [Way(name, chosen.config) for name in chosen.variants.split(",")]
     print("| config | variant | zero | forward | backward | end | step | stream |")

@@ -188,6 +188,9 @@ def show_turns(run: Run) -> None:
     whole = [turn for turn in run.turns if len(turn) == len(run.turns[0])][2:]
     means = [statistics.mean(turn) for turn in whole]
     pairs = list(zip(means[::2], means[1::2], strict=False))
+    if not pairs:
+        print(f"{run.name}: too few steps for two turns of each after the first ones")
+        return
     ratios = sorted(other / ours for ours, other in pairs)
     print(f"{run.name}, milliseconds a step, ours and the other's by turns of {len(whole[0])}:")
     print(" ".join(f"{ours / 1e3:.1f}|{other / 1e3:.1f}" for ours, other in pairs))

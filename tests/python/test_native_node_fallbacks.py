@@ -14,7 +14,7 @@ from running import bits, need_library
 from torch import Tensor
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.testing._internal.two_tensor import TwoTensor
-from training import Mlp, compiled, same_as_eager, state_of
+from training import Mlp, compiled, rows, same_as_eager, state_of
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -240,20 +240,17 @@ def test_operators_with_effects_fall_back(told: list[float]) -> None:
 
 
 def test_subclasses_fall_back() -> None:
-    def batches(i: int) -> tuple[Tensor]:
-        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(i))
-        return (TwoTensor(x, x * 2),)
-
     model = Mlp()
     twin = copy.deepcopy(model)
     call = compiled(model)
     for i in range(6):
-        results = [each(*batches(i)) for each in (call, twin)]
+        (x,) = rows(i)
+        results = [each(TwoTensor(x, x * 2)) for each in (call, twin)]
         assert not is_native(results[0])
         for result in results:
             result.sum().backward()
         found, expected = (
-            [[bits(r.a), bits(r.b)] + [bits(p.grad.a) for p in each.parameters()]]
+            [bits(r.a), bits(r.b), *(bits(p.grad.a) for p in each.parameters())]
             for r, each in zip(results, (model, twin), strict=True)
         )
         assert found == expected
@@ -277,7 +274,7 @@ def test_inference_tensors_fail_as_they_do_without_the_library() -> None:
         torch._dynamo.reset()
         call = torch.compile(Mlp(), backend=backend)
         for i in range(4):
-            call(torch.randn(5, 8, generator=torch.Generator().manual_seed(i))).sum().backward()
+            call(*rows(i)).sum().backward()
         try:
             call(x).sum().backward()
             errors.append("")

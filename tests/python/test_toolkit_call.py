@@ -13,7 +13,6 @@ import torch._functorch.config as functorch_config
 import torch.distributed as dist
 import torch.nn as nn
 from gravure.graph_passes import GraphPasses
-from gravure.same_specs import keep_specs
 from gravure.saved_bundle import bundling
 from gravure.toolkit_call import Held, ToolkitCall
 from running import bits, need_library
@@ -99,10 +98,7 @@ class Graphs:
                 bw_compiler=backward,
                 partition_fn=bundling(default_partition) if ours else default_partition,
             )
-        self.call: Any = compiled
-        if ours:
-            keep_specs(joint)
-            self.call = ToolkitCall(joint, compiled, passes.entries_of_last())
+            self.call: Any = ToolkitCall(joint, compiled, passes.entries()) if ours else compiled
 
     def placed(self, module: nn.Module) -> nn.Module:
         return module if self.plain else distribute_module(module, self.mesh)

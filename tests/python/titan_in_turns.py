@@ -49,20 +49,19 @@ def _passes_of_the_other() -> list[Any]:
 
 def _forward_in_turns(module: Any, *args: Any, **kwargs: Any) -> Any:
     which = (len(_turns) - 1) % 2
-    if which == len(_graphs):
-        if which == 1:
-            compilers = graph_utils.make_compiler_with_passes(_passes_of_the_other())
-            build = module.joint_graph_builder
-            other = dict(zip(("fw_compiler", "bw_compiler"), compilers, strict=True))
-            module.joint_graph_builder = functools.partial(
-                build.func, *build.args, **build.keywords | other
-            )
-        module.joint_graph_module = None
-        results = _forward(module, *args, **kwargs)
+    first = which == len(_graphs)  # the graph is built then
+    if first and which == 1:
+        compilers = graph_utils.make_compiler_with_passes(_passes_of_the_other())
+        build = module.joint_graph_builder
+        other = dict(zip(("fw_compiler", "bw_compiler"), compilers, strict=True))
+        module.joint_graph_builder = functools.partial(
+            build.func, *build.args, **build.keywords | other
+        )
+    module.joint_graph_module = None if first else _graphs[which]
+    results = _forward(module, *args, **kwargs)
+    if first:
         _graphs.append(module.joint_graph_module)
-        return results
-    module.joint_graph_module = _graphs[which]
-    return _forward(module, *args, **kwargs)
+    return results
 
 
 def _write() -> None:

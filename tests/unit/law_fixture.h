@@ -87,4 +87,30 @@ inline std::vector<c10::IValue> backwardInputs(const std::vector<c10::IValue>& f
   return {forward[1], forward[2], forward[3], at::ones({})};
 }
 
+/// kForwardBackward's entries on a runtime and on the uncaptured path, with the same data and random
+/// state.
+struct ForwardBackward {
+  /// What `forward` returned: the runtime's, and the reference's.
+  struct Values {
+    std::vector<c10::IValue> got, expected;
+  };
+  std::unique_ptr<Runtime> runtime = makeRuntime(kForwardBackward);
+  std::unique_ptr<Runtime> reference = makeReference(kForwardBackward);
+  at::Tensor w = at::randn({4, 4});
+
+  Values forward() {
+    const at::Tensor x = at::randn({8, 4}), state = rngState();
+    Values values;
+    values.expected = reference->run("forward", {w, x});
+    setRngState(state);
+    values.got = runtime->run("forward", {w, x});
+    CHECK(sameBits(values.got, values.expected));
+    return values;
+  }
+  void backward(const Values& values) {
+    const auto expected = reference->run("backward", backwardInputs(values.expected));
+    CHECK(sameBits(runtime->run("backward", backwardInputs(values.got)), expected));
+  }
+};
+
 }  // namespace gravure

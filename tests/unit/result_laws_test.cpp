@@ -5,6 +5,8 @@
 
 #include <ATen/record_function.h>
 
+#include <utility>
+
 using namespace gravure;
 
 TEST_CASE("results stay where they are with their bits, also after the runtime", "[law5]") {
@@ -183,88 +185,56 @@ TEST_CASE("static results lie at one address, with each step's bits", "[law5]") 
 }
 
 TEST_CASE("a forward before the last one's backward overwrites nothing", "[law5]") {
-  auto runtime = makeRuntime(kForwardBackward);
-  auto reference = makeReference(kForwardBackward);
-  const at::Tensor w = at::randn({4, 4});
-  const auto pairOf = [&](const at::Tensor& x) {
-    const at::Tensor state = rngState();
-    auto expected = reference->run("forward", {w, x});
-    setRngState(state);
-    auto got = runtime->run("forward", {w, x});
-    CHECK(sameBits(got, expected));
-    return std::pair(std::move(got), std::move(expected));
-  };
-  const auto backward = [&](auto& pair) {
-    const auto expected = reference->run("backward", backwardInputs(pair.second));
-    CHECK(sameBits(runtime->run("backward", backwardInputs(pair.first)), expected));
-    pair.first.clear();
-  };
+  ForwardBackward pair;
   for (int round = 0; round < 6; ++round) {
     CAPTURE(round);
-    auto first = pairOf(at::randn({8, 4}));
-    auto second = pairOf(at::randn({8, 4}));
-    if (round % 2) {
-      backward(second);
-      backward(first);
-    } else {
-      backward(first);
-      backward(second);
+    ForwardBackward::Values first = pair.forward(), second = pair.forward();
+    if (round % 2) std::swap(first, second);
+    for (ForwardBackward::Values* values : {&first, &second}) {
+      pair.backward(*values);
+      values->got.clear();
     }
   }
-  CHECK(runtime->remarks().count("saved-values-held") >= 1);
-  CHECK(runtime->stats().replays > 0);
+  CHECK(pair.runtime->remarks().count("saved-values-held") >= 1);
+  CHECK(pair.runtime->stats().replays > 0);
 }
 
 TEST_CASE("saved values that are held together are one loan", "[law5]") {
   const int64_t slabs = liveHostSlabs();
-  auto runtime = makeRuntime(kForwardBackward);
-  runtime->holdTogether("forward", {1, 2, 3});
-  auto reference = makeReference(kForwardBackward);
-  const at::Tensor w = at::randn({4, 4});
-  const auto forward = [&](const at::Tensor& x) {
-    const at::Tensor state = rngState();
-    auto expected = reference->run("forward", {w, x});
-    setRngState(state);
-    auto got = runtime->run("forward", {w, x});
-    CHECK(sameBits(got, expected));
-    return std::pair(std::move(got), std::move(expected));
-  };
-  const auto backward = [&](auto& values) {
-    const auto expected = reference->run("backward", backwardInputs(values.second));
-    CHECK(sameBits(runtime->run("backward", backwardInputs(values.first)), expected));
-  };
+  ForwardBackward pair;
+  pair.runtime->holdTogether("forward", {1, 2, 3});
+  const RuntimeStats& stats = pair.runtime->stats();
   std::vector<const c10::TensorImpl*> before;
   for (int step = 0; step < 6; ++step) {
     CAPTURE(step);
-    auto values = forward(at::randn({8, 4}));
+    const auto values = pair.forward();
     std::vector<const c10::TensorImpl*> now;
-    for (size_t o = 1; o < 4; ++o) now.push_back(values.first[o].toTensor().unsafeGetTensorImpl());
+    for (size_t o = 1; o < 4; ++o) now.push_back(values.got[o].toTensor().unsafeGetTensorImpl());
     if (step >= 3) {  // nothing is made anew but the loan
       CHECK(now[1] == before[1]);
       CHECK(now[2] == before[2]);
     }
     before = now;
-    backward(values);
+    pair.backward(values);
   }
-  CHECK(runtime->stats().uncapturedSteps == 4);
+  CHECK(stats.uncapturedSteps == 4);
   // While one holder has them, a forward takes other memory.
-  auto held = forward(at::randn({8, 4}));
-  auto other = forward(at::randn({8, 4}));
-  CHECK(runtime->stats().uncapturedSteps == 5);
-  backward(other);
-  backward(held);
-  held.first.clear();
-  other.first.clear();
-  CHECK(runtime->remarks().count("saved-values-held") == 1);
-  auto last = forward(at::randn({8, 4}));
-  CHECK(runtime->stats().uncapturedSteps == 6);
+  auto held = pair.forward(), other = pair.forward();
+  CHECK(stats.uncapturedSteps == 5);
+  pair.backward(other);
+  pair.backward(held);
+  held.got.clear();
+  other.got.clear();
+  CHECK(pair.runtime->remarks().count("saved-values-held") == 1);
+  auto last = pair.forward();
+  CHECK(stats.uncapturedSteps == 6);
   // They outlive the runtime, all of them.
   std::vector<at::Tensor> bits;
-  for (size_t o = 1; o < 4; ++o) bits.push_back(last.first[o].toTensor().clone());
-  runtime.reset();
-  for (size_t o = 1; o < 4; ++o) CHECK(sameBits(last.first[o].toTensor(), bits[o - 1]));
+  for (size_t o = 1; o < 4; ++o) bits.push_back(last.got[o].toTensor().clone());
+  pair.runtime.reset();
+  for (size_t o = 1; o < 4; ++o) CHECK(sameBits(last.got[o].toTensor(), bits[o - 1]));
   CHECK(liveHostSlabs() == slabs + 1);
-  last.first.clear();
+  last.got.clear();
   CHECK(liveHostSlabs() == slabs);
 }
 

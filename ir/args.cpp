@@ -70,6 +70,12 @@ const ArgList& argsOf(const Node* node) {
 
 void setArgs(Node* node, c10::intrusive_ptr<ArgList> args) { callOf(node).args = std::move(args); }
 
+c10::intrusive_ptr<ArgList> inputAndInt(int64_t number) {
+  auto list = inputsInOrder(1);
+  list->args.emplace_back(number);
+  return list;
+}
+
 void bindRngState(Node* node, Value* state) {
   const ArgList& old = argsOf(node);
   if (old.rng >= 0) {

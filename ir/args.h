@@ -87,6 +87,8 @@ struct ArgList final : torch::CustomClassHolder {
 /// The arguments of `node`. A node on which none were set has its inputs in order.
 const ArgList& argsOf(const torch::jit::Node* node);
 void setArgs(torch::jit::Node* node, c10::intrusive_ptr<ArgList> args);
+/// (in0, number), the arguments of a node with one input and an int behind it.
+c10::intrusive_ptr<ArgList> inputAndInt(int64_t number);
 /// True if setArgs was called on this node (or on the one it was cloned from).
 bool hasArgs(const torch::jit::Node* node);
 

@@ -1,10 +1,13 @@
 #include "passes/pass.h"
 
 #include "passes/accumulate_gradients.h"
+#include "passes/batch_pointwise.h"
 #include "passes/bind_rng_states.h"
 #include "passes/classify_capturability.h"
 #include "passes/emit_runtime_calls.h"
 #include "passes/group_collectives.h"
+#include "passes/infer_sizes.h"
+#include "passes/join_gradients.h"
 #include "passes/merge_host_reads.h"
 #include "passes/partition_graph.h"
 #include "passes/plan_memory.h"
@@ -35,6 +38,11 @@ const std::vector<Pass>& allPasses() {
   static const std::vector<Pass> passes{
       {"accumulate-gradients", "on request, add gradients to the caller's buffers",
        accumulateGradients, verifyAccumulateGradients},
+      {"infer-sizes", "close sizes that follow from others", inferSizes, verifyInferSizes},
+      {"join-gradients", "put the gradients of a tensor's parts together at once", joinGradients,
+       verifyJoinGradients},
+      {"batch-pointwise", "work on a whole at once where it was worked on in pieces",
+       batchPointwise, verifyBatchPointwise},
       {"classify-capturability", "say which nodes must run outside a graph, and why",
        classifyCapturability, verifyClassifyCapturability},
       {"group-collectives",

@@ -1,0 +1,141 @@
+#include "passes/infer_sizes.h"
+
+#include "ir/args.h"
+#include "passes/size_terms.h"
+
+#include <llvm/ADT/STLExtras.h>
+
+namespace gravure {
+namespace {
+
+constexpr const char* kPass = "infer-sizes";
+
+const c10::TensorType* openTypeOf(const Value* value) {
+  const auto* type = value->type()->castRaw<c10::TensorType>();
+  return type && type->dim() && !type->sizes().concrete_sizes() ? type : nullptr;
+}
+
+/// The type with every size that the terms know; nullptr if they know none that it lacks.
+c10::TypePtr closedType(const Value* value, SizeTerms& terms) {
+  const auto* type = openTypeOf(value);
+  const auto known = type ? terms.sizesOf(value) : std::nullopt;
+  if (!known) return nullptr;
+  std::vector<std::optional<int64_t>> sizes;
+  bool found = false;
+  for (size_t d = 0; d < known->size(); ++d) {
+    sizes.push_back(type->sizes()[d]);
+    if (sizes.back()) continue;
+    const auto size = terms.constantOf((*known)[d]);
+    if (!size || *size < 0) continue;
+    sizes.back() = size;
+    found = true;
+  }
+  if (!found) return nullptr;
+  return c10::TensorType::create(type->scalarType(), type->device(),
+                                 c10::VaryingShape<int64_t>(sizes), type->strides(),
+                                 type->requiresGrad());
+}
+
+/// What an entry's values turn out to be.
+struct Findings {
+  std::vector<std::pair<Value*, c10::TypePtr>> types;
+  std::vector<std::pair<Value*, int64_t>> numbers;
+};
+
+bool isFixedByUse(const Value* number) {
+  return llvm::any_of(number->uses(), [](const torch::jit::Use& use) {
+    return use.user->kind() != c10::prim::Return && factsOf(use.user).schema;
+  });
+}
+
+/// Calls `visit(entry, findings)` for each entry in order.
+template <typename Visit>
+void forEachEntry(const Program& program, Visit&& visit) {
+  SizeTerms terms;
+  for (const Entry& entry : program.entries) {
+    terms.enter(entry);
+    Findings findings;
+    const auto look = [&](Value* value) {
+      if (auto type = closedType(value, terms)) findings.types.emplace_back(value, std::move(type));
+    };
+    for (Value* input : entry.graph->inputs()) look(input);
+    for (Node* node : entry.graph->nodes()) {
+      terms.learn(node);
+      for (Value* output : node->outputs()) {
+        look(output);
+        if (output->type()->kind() != c10::TypeKind::IntType || !isFixedByUse(output)) continue;
+        const auto number = terms.constantOf(terms.ofNumber(output));
+        if (number) findings.numbers.emplace_back(output, *number);
+      }
+    }
+    terms.leave(entry);
+    visit(entry, findings);
+  }
+}
+
+Arg withConstant(const Arg& arg, uint32_t input, int64_t number) {
+  if (arg.is<InputArg>()) {
+    const uint32_t index = arg.as<InputArg>().index;
+    if (index == input) return number;
+    return InputArg{index > input ? index - 1 : index};
+  }
+  const auto* elements = arg.elements();
+  if (!elements) return arg;
+  std::vector<Arg> changed;
+  for (const Arg& element : *elements) changed.push_back(withConstant(element, input, number));
+  return arg.is<ListArg>() ? Arg(ListArg{std::move(changed)}) : Arg(TupleArg{std::move(changed)});
+}
+
+/// Input `input` of `node` becomes a constant among its arguments.
+void makeConstant(Node* node, uint32_t input, int64_t number) {
+  const ArgList& old = argsOf(node);
+  auto args = c10::make_intrusive<ArgList>();
+  for (const Arg& arg : old.args) args->args.push_back(withConstant(arg, input, number));
+  args->rng = old.rng > static_cast<int32_t>(input) ? old.rng - 1 : old.rng;
+  node->removeInput(input);
+  setArgs(node, std::move(args));
+}
+
+void replaceNumber(Value* number, int64_t constant) {
+  const auto uses = number->uses();  // copied: it changes
+  for (const torch::jit::Use& use : llvm::reverse(uses)) {
+    if (use.user->kind() == c10::prim::Return || !factsOf(use.user).schema) continue;
+    makeConstant(use.user, static_cast<uint32_t>(use.offset), constant);
+  }
+  Node* node = number->node();
+  if (!number->hasUses() && node->kind() != c10::prim::Param && node->outputs().size() == 1 &&
+      !factsOf(node).effects && !factsOf(node).reason) {
+    node->destroy();
+  }
+}
+
+}  // namespace
+
+void inferSizes(Program& program, PassContext& context) {
+  // Types first: what the next entry's inputs are is told by this one's outputs, as they were.
+  std::vector<Findings> all;
+  forEachEntry(program, [&](const Entry&, Findings& found) { all.push_back(std::move(found)); });
+  for (size_t e = 0; e < all.size(); ++e) {
+    for (auto& [value, type] : all[e].types) value->setType(type);
+    if (!all[e].types.empty()) {
+      const Value* first = all[e].types.front().first;
+      context.remarks.add(RemarkKind::Passed, kPass, "sizes-inferred", first->node(),
+                          "the sizes of " + std::to_string(all[e].types.size()) + " tensors of " +
+                              program.entries[e].name + " follow from others, %" +
+                              first->debugName() + " first");
+    }
+    for (const auto& [number, constant] : llvm::reverse(all[e].numbers)) {
+      replaceNumber(number, constant);
+    }
+  }
+}
+
+void verifyInferSizes(const Program& program, const PassContext&) {
+  forEachEntry(program, [](const Entry& entry, const Findings& found) {
+    TORCH_CHECK(found.types.empty(), "entry '", entry.name, "': ", found.types.size(),
+                " tensors have sizes that follow from others and are left open, %",
+                found.types.empty() ? "" : found.types.front().first->debugName(), " first");
+  });
+}
+
+}  // namespace gravure

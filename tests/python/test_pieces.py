@@ -1,0 +1,121 @@
+"""A loop over experts, whose token counts are other ones in each step: right in every bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import gravure
+import pytest
+import torch
+import torch.nn.functional as F
+from running import bits
+from torch import Tensor, nn
+
+DIM, ROWS = 32, 48
+EXPERTS = 5
+COUNTS = [
+    (10, 10, 10, 10, 8),
+    (48, 0, 0, 0, 0),
+    (1, 0, 46, 0, 1),
+    (0, 0, 0, 48, 0),
+    (7, 13, 8, 9, 11),
+    (1, 1, 1, 1, 44),
+]
+
+
+class Experts(nn.Module):
+    """Each expert works on the rows that it is given; what it computes rounds once a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shape = (EXPERTS, DIM, DIM)
+        self.w1, self.w2, self.w3 = (
+            nn.Parameter(torch.randn(shape, generator=generator)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        sizes = counts.tolist()
+        if torch.compiler.is_compiling():
+            for size in sizes:
+                torch._check(size >= 0)
+                torch._check(size <= ROWS)
+        parts = [
+            (F.silu(part @ self.w1[i]) * (part @ self.w2[i])) @ self.w3[i]
+            for i, part in enumerate(x.split(sizes))
+        ]
+        return (torch.cat(parts) * x).square().mean()
+
+
+def batch(counts: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(ROWS, DIM, generator=generator), torch.tensor(counts)
+
+
+def eager_step(module: Experts, x: Tensor, counts: Tensor) -> list[Tensor]:
+    module.zero_grad()
+    loss = module(x, counts)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in module.parameters())]
+
+
+@pytest.mark.parametrize("whole_step", [False, True])
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_other_counts_in_each_step(whole_step: bool) -> None:
+    torch._dynamo.reset()
+    mine, reference = Experts(), Experts()
+    if whole_step:
+        call = gravure.compile_step(mine)
+    else:
+        compiled = torch.compile(mine, backend="gravure")
+
+        def call(x: Tensor, counts: Tensor) -> Tensor:
+            loss = compiled(x, counts)
+            loss.backward()
+            return loss
+
+    for step in range(3 * len(COUNTS)):
+        data = batch(COUNTS[step % len(COUNTS)], step)
+        mine.zero_grad()
+        loss = call(*data)
+        got = [loss.detach(), *(p.grad for p in mine.parameters())]
+        want = eager_step(reference, *data)
+        assert [*map(bits, got)] == [*map(bits, want)], f"step {step}, counts {data[1].tolist()}"
+
+
+class Negative(nn.Module):
+    """Its gradient is -0 in each part: autograd's zeros make 0 of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((self.w[i] * x).sum() for i in range(3))
+
+
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_what_was_worked_on_in_pieces_is_worked_on_at_once() -> None:
+    """Where the whole's size is known it can be captured: of the products of all pieces, all."""
+    torch._dynamo.reset()
+    counted = Counter(remark["name"] for remark in explained(Experts(), batch(COUNTS[0], 0)))
+    # The product, and in the backward its two halves.
+    assert counted["pointwise-batched"] == 3
+    assert counted["gradients-joined"] == 3
+    assert counted["sizes-inferred"] >= 1
+
+
+def explained(module: nn.Module, data: tuple[Tensor, ...]) -> list[dict[str, str]]:
+    return [remark for graph in gravure.explain(module, data).graphs for remark in graph.remarks]
+
+
+def test_the_sign_of_zero_in_a_joined_gradient() -> None:
+    x = torch.tensor([-0.0, 0.0, 1.0, -2.0])
+    mine, reference = Negative(), Negative()
+    reference(x).backward()
+    assert not torch.signbit(reference.w.grad[:, 0]).any()
+    call = gravure.compile_step(mine)
+    for _ in range(3):
+        mine.zero_grad()
+        call(x)
+        assert bits(mine.w.grad) == bits(reference.w.grad)

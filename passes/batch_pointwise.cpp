@@ -2,6 +2,7 @@
 
 #include "ir/args.h"
 #include "ir/place.h"
+#include "ir/type_text.h"
 #include "passes/fresh_name.h"
 #include "passes/pointwise_batches.h"
 
@@ -89,11 +90,9 @@ class BatchWriter {
 
   c10::TypePtr wholeType(const Value* piece, int64_t rows) const {
     const auto* type = piece->type()->castRaw<c10::TensorType>();
-    std::vector<std::optional<int64_t>> sizes;
-    for (size_t d = 0; d < *type->dim(); ++d) sizes.push_back(d == 0 ? rows : *type->sizes()[d]);
-    return c10::TensorType::create(type->scalarType(), type->device(),
-                                   c10::VaryingShape<int64_t>(sizes), type->strides(),
-                                   type->requiresGrad());
+    Dims sizes{rows};
+    for (size_t d = 1; d < *type->dim(); ++d) sizes.push_back(type->sizes()[d]);
+    return withSizes(*type, sizes);
   }
 
   void name(Value* whole, const Value* piece) {

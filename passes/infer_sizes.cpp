@@ -1,6 +1,7 @@
 #include "passes/infer_sizes.h"
 
 #include "ir/args.h"
+#include "ir/type_text.h"
 #include "passes/size_terms.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -20,7 +21,7 @@ c10::TypePtr closedType(const Value* value, SizeTerms& terms) {
   const auto* type = openTypeOf(value);
   const auto known = type ? terms.sizesOf(value) : std::nullopt;
   if (!known) return nullptr;
-  std::vector<std::optional<int64_t>> sizes;
+  Dims sizes;
   bool found = false;
   for (size_t d = 0; d < known->size(); ++d) {
     sizes.push_back(type->sizes()[d]);
@@ -30,10 +31,7 @@ c10::TypePtr closedType(const Value* value, SizeTerms& terms) {
     sizes.back() = size;
     found = true;
   }
-  if (!found) return nullptr;
-  return c10::TensorType::create(type->scalarType(), type->device(),
-                                 c10::VaryingShape<int64_t>(sizes), type->strides(),
-                                 type->requiresGrad());
+  return found ? withSizes(*type, sizes) : nullptr;
 }
 
 /// What an entry's values turn out to be.

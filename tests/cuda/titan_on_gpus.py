@@ -6,8 +6,8 @@ A RUN is MODEL-PASSES, with `llama3`, `bucketed` (llama3 with transformer_block_
 `llama3_8B`, `deepseek_v3` (EP 2) or `deepseek_v3_bucketed`, and `none`, `own` or `ours`; a further
 `-bits` has every rank digest its gradients in each step, which takes time. With `turns` instead our
 pass and `OTHER` (`own`, or `none`) take turns of `TURN` (20) steps in one process. `RANKS` (4)
-processes: FSDP 2 beside TP 2 with four; with two TP 2, for `bucketed` FSDP 2. torchtitan and what
-it imports must be on the Python path. Prints losses and gradient norms side by side, then speed,
+processes: FSDP 2 beside TP 2 with four; with two TP 2, where buckets are made FSDP 2. torchtitan
+and what it imports must be on the Python path. Prints losses and gradient norms side by side, then speed,
 memory and what was captured. `STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more for
 torchtitan) are read from the environment. Without a GPU it tries itself: on the CPU, where it says
 nothing of speed.
@@ -98,7 +98,7 @@ def passes_of(model: str, passes: str) -> list[str]:
 
 def arguments_of(model: str, with_bits: bool, in_turns: bool) -> list[str]:
     alone = RANKS == 2  # one of the two meshes that torchtitan asks for has a single rank then
-    degree = 1 if alone and model == "bucketed" else 2
+    degree = 1 if alone and model.endswith("bucketed") else 2
     found = [*_ARGUMENTS[model], f"--parallelism.tensor_parallel_degree={degree}"]
     module = "titan_meshes_of_one" if alone else "titan_on_cores"
     module = "titan_digests" if with_bits else "titan_in_turns" if in_turns else module

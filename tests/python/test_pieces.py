@@ -12,6 +12,7 @@ from running import bits
 from torch import Tensor, nn
 
 DIM, ROWS = 32, 48
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 EXPERTS = 5
 COUNTS = [
     (10, 10, 10, 10, 8),
@@ -47,9 +48,9 @@ class Experts(nn.Module):
         return (torch.cat(parts) * x).square().mean()
 
 
-def batch(counts: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+def batch(counts: tuple[int, ...], seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(ROWS, DIM, generator=generator), torch.tensor(counts)
+    return torch.randn(ROWS, DIM, generator=generator).to(device), torch.tensor(counts).to(device)
 
 
 def eager_step(module: Experts, x: Tensor, counts: Tensor) -> list[Tensor]:
@@ -59,11 +60,12 @@ def eager_step(module: Experts, x: Tensor, counts: Tensor) -> list[Tensor]:
     return [loss.detach(), *(p.grad.clone() for p in module.parameters())]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("whole_step", [False, True])
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
-def test_other_counts_in_each_step(whole_step: bool) -> None:
+def test_other_counts_in_each_step(whole_step: bool, device: str) -> None:
     torch._dynamo.reset()
-    mine, reference = Experts(), Experts()
+    mine, reference = Experts().to(device), Experts().to(device)
     if whole_step:
         call = gravure.compile_step(mine)
     else:
@@ -75,7 +77,7 @@ def test_other_counts_in_each_step(whole_step: bool) -> None:
             return loss
 
     for step in range(3 * len(COUNTS)):
-        data = batch(COUNTS[step % len(COUNTS)], step)
+        data = batch(COUNTS[step % len(COUNTS)], step, device)
         mine.zero_grad()
         loss = call(*data)
         got = [loss.detach(), *(p.grad for p in mine.parameters())]
@@ -94,6 +96,25 @@ class Negative(nn.Module):
         return sum((self.w[i] * x).sum() for i in range(3))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_two_forwards_before_their_backwards(device: str) -> None:
+    """What a forward saves in pieces lies in one whole, which the next must not overwrite."""
+    torch._dynamo.reset()
+    mine, reference = Experts().to(device), Experts().to(device)
+    compiled = torch.compile(mine, backend="gravure")
+    for step in range(6):
+        first, second = (batch(COUNTS[(step + k) % len(COUNTS)], 2 * step + k, device) for k in range(2))
+        found = []
+        for module, call in ((mine, compiled), (reference, reference)):
+            module.zero_grad()
+            losses = [call(*first), call(*second)]
+            for loss in losses if step % 2 else losses[::-1]:
+                loss.backward()
+            found.append([bits(p.grad) for p in module.parameters()] + [*map(bits, losses)])
+        assert found[0] == found[1], f"step {step}"
+
+
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
 def test_what_was_worked_on_in_pieces_is_worked_on_at_once() -> None:
     """Where the whole's size is known it can be captured: of the products of all pieces, all."""
@@ -109,9 +130,10 @@ def explained(module: nn.Module, data: tuple[Tensor, ...]) -> list[dict[str, str
     return [remark for graph in gravure.explain(module, data).graphs for remark in graph.remarks]
 
 
-def test_the_sign_of_zero_in_a_joined_gradient() -> None:
-    x = torch.tensor([-0.0, 0.0, 1.0, -2.0])
-    mine, reference = Negative(), Negative()
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_sign_of_zero_in_a_joined_gradient(device: str) -> None:
+    x = torch.tensor([-0.0, 0.0, 1.0, -2.0], device=device)
+    mine, reference = Negative().to(device), Negative().to(device)
     reference(x).backward()
     assert not torch.signbit(reference.w.grad[:, 0]).any()
     call = gravure.compile_step(mine)

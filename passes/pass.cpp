@@ -1,6 +1,7 @@
 #include "passes/pass.h"
 
 #include "passes/accumulate_gradients.h"
+#include "passes/await_host_copies.h"
 #include "passes/batch_pointwise.h"
 #include "passes/bind_rng_states.h"
 #include "passes/classify_capturability.h"
@@ -43,6 +44,8 @@ const std::vector<Pass>& allPasses() {
        verifyJoinGradients},
       {"batch-pointwise", "work on a whole at once where it was worked on in pieces",
        batchPointwise, verifyBatchPointwise},
+      {"await-host-copies", "wait for copies to the CPU that the program itself uses",
+       awaitHostCopies, verifyAwaitHostCopies},
       {"classify-capturability", "say which nodes must run outside a graph, and why",
        classifyCapturability, verifyClassifyCapturability},
       {"group-collectives",

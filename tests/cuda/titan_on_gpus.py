@@ -7,10 +7,10 @@ A RUN is MODEL-PASSES, with `llama3`, `bucketed` (llama3 with transformer_block_
 `-bits` has every rank digest its gradients in each step, which takes time. With `turns` instead our
 pass and `OTHER` (`own`, or `none`) take turns of `TURN` (20) steps in one process. `RANKS` (4)
 processes: FSDP 2 beside TP 2 with four; with two TP 2, where buckets are made FSDP 2. torchtitan
-and what it imports must be on the Python path. Prints losses and gradient norms side by side, then speed,
-memory and what was captured. `STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more for
-torchtitan) are read from the environment. Without a GPU it tries itself: on the CPU, where it says
-nothing of speed.
+and what it imports must be on the Python path. Prints losses and gradient norms side by side, then
+speed, memory and what was captured. `STEPS` (14), `LIMIT` (100 seconds a run) and `ARGUMENTS` (more
+for torchtitan) are read from the environment. Without a GPU it tries itself: on the CPU, where it
+says nothing of speed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,83 @@
+#include "passes/await_host_copies.h"
+
+#include "ir/args.h"
+#include "passes/numbering.h"
+#include "passes/verdict.h"
+
+#include <llvm/ADT/STLExtras.h>
+
+namespace gravure {
+namespace {
+
+constexpr const char* kPass = "await-host-copies";
+
+/// Position of the argument non_blocking of a host copy that has it on; nullopt for all other nodes.
+std::optional<size_t> nonBlockingArgument(const Node* node) {
+  if (!isDeviceCopy(node) || node->outputs().size() != 1) return std::nullopt;
+  const c10::FunctionSchema* schema = factsOf(node).schema;
+  const auto at = schema ? schema->argumentIndexWithName("non_blocking") : std::nullopt;
+  const auto& args = argsOf(node).args;
+  if (!at || *at >= static_cast<int>(args.size()) || !(args[*at] == Arg(true))) return std::nullopt;
+  const auto to = deviceOf(node->output());
+  const bool fromElsewhere = llvm::any_of(node->inputs(), [](const Value* input) {
+    const auto device = deviceOf(input);
+    return device && !device->is_cpu();
+  });
+  return to && to->is_cpu() && fromElsewhere ? std::optional(static_cast<size_t>(*at))
+                                             : std::nullopt;
+}
+
+bool isHostCopyWithoutWait(const Node* node) { return nonBlockingArgument(node).has_value(); }
+
+/// Host copies without a wait whose data another node may read, in this entry or a later one.
+std::vector<Node*> findUnawaited(const Entry& entry) {
+  const auto nodes = entry.graph->nodes();
+  if (!llvm::any_of(nodes, isHostCopyWithoutWait)) return {};
+  const Numbering numbering(entry);
+  std::vector<int32_t> copyOf(numbering.valueBound(), -1);  // by storage
+  std::vector<bool> used(numbering.size(), false);
+  for (int32_t i = 0; i < numbering.size(); ++i) {
+    for (int32_t value : numbering.used(i)) {
+      const int32_t storage = numbering.storageOf(value);
+      if (storage >= 0 && copyOf[storage] >= 0) used[copyOf[storage]] = true;
+    }
+    if (isHostCopyWithoutWait(numbering.node(i))) {
+      const int32_t storage = numbering.storageOf(numbering.node(i)->output());
+      if (storage >= 0) copyOf[storage] = i;
+    }
+  }
+  for (size_t o = 0; o < entry.outputs.size(); ++o) {
+    if (entry.outputs[o].role != OutputRole::Saved) continue;
+    const int32_t storage = numbering.storageOf(entry.graph->outputs()[o]);
+    if (storage >= 0 && copyOf[storage] >= 0) used[copyOf[storage]] = true;
+  }
+  std::vector<Node*> found;
+  for (int32_t i = 0; i < numbering.size(); ++i) {
+    if (used[i]) found.push_back(numbering.node(i));
+  }
+  return found;
+}
+
+}  // namespace
+
+void awaitHostCopies(Program& program, PassContext& context) {
+  for (Entry& entry : program.entries) {
+    for (Node* copy : findUnawaited(entry)) {
+      auto args = c10::make_intrusive<ArgList>(argsOf(copy));
+      args->args[*nonBlockingArgument(copy)] = Arg(false);
+      setArgs(copy, std::move(args));
+      context.remarks.add(RemarkKind::Passed, kPass, "copy-awaited", copy,
+                          "the program uses this copy to the CPU, so it is waited for");
+    }
+  }
+}
+
+void verifyAwaitHostCopies(const Program& program, const PassContext&) {
+  for (const Entry& entry : program.entries) {
+    const auto left = findUnawaited(entry);
+    TORCH_CHECK(left.empty(), "entry '", entry.name, "': nothing waits for ",
+                left.empty() ? "" : describe(left.front()), ", which the program uses");
+  }
+}
+
+}  // namespace gravure

@@ -104,7 +104,8 @@ def test_two_forwards_before_their_backwards(device: str) -> None:
     mine, reference = Experts().to(device), Experts().to(device)
     compiled = torch.compile(mine, backend="gravure")
     for step in range(6):
-        first, second = (batch(COUNTS[(step + k) % len(COUNTS)], 2 * step + k, device) for k in range(2))
+        counts = COUNTS[step], COUNTS[(step + 1) % len(COUNTS)]
+        first, second = (batch(c, 2 * step + k, device) for k, c in enumerate(counts))
         found = []
         for module, call in ((mine, compiled), (reference, reference)):
             module.zero_grad()

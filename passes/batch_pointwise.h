@@ -26,7 +26,7 @@
 //   the same way wherever it lies: PyTorch's tag `pointwise`; on the CPU, whose vectors and their
 //   remainders may round otherwise, for operators with one exact rounding only. Pieces then lie within
 //   a whole, at multiples of kPieceAlignment bytes: what reads them must not care. cuBLAS chooses the
-//   same algorithms for operands at multiples of 16 bytes (docs/benchmarks.md), reductions and
+//   same algorithms for operands at multiples of 16 bytes (tests/cuda/alignment.py), reductions and
 //   pointwise kernels vectorise up to 64.
 // Order: a batch stands where its last piece stood; what used an earlier piece moves behind it, all
 //   else keeps its order.

@@ -190,7 +190,6 @@ class BatchWriter {
       split->output(p)->setDebugName(stem);
       pieces_[old] = split->output(p);
     }
-    terms_.learn(split);  // the entry may save a piece
     splits_.push_back(split);
     unit.nodes.push_back(split);
   }
@@ -214,7 +213,6 @@ class BatchWriter {
     setOverload(size, "int");
     setArgs(size, inputAndInt(0));
     size->output()->setType(c10::IntType::get());
-    terms_.learn(size);
     size->output()->setDebugName(freshName(graph_, member->output()->debugName() + ".rows"));
     unit.nodes.push_back(size);
     return size->output();
@@ -288,39 +286,48 @@ bool hasPieces(const Entry& entry) {
   });
 }
 
-/// Calls `visit(entry, dependences, terms, plan)` for each entry with batches, in order.
-template <typename Program, typename Visit>
-void forEachPlan(Program& program, Visit&& visit) {
-  SizeTerms terms;
-  const c10::Device device = computeDevice(program);
-  for (auto& entry : program.entries) {
-    terms.enter(entry);
-    for (const Node* node : std::as_const(*entry.graph).nodes()) terms.learn(node);
-    if (hasPieces(entry)) {
-      const Dependences dependences(entry);
-      const auto plan = PointwiseBatches::find(entry, dependences, terms, device);
-      if (!plan.batches.empty()) visit(entry, dependences, terms, plan);
-    }
-    terms.leave(entry);
-  }
+/// Learns `entry`, and calls `visit(dependences, plan)` if it has batches; false if it has none.
+template <typename Visit>
+bool visitPlan(const Entry& entry, SizeTerms& terms, c10::Device device, Visit&& visit) {
+  terms.enter(entry);
+  for (const Node* node : std::as_const(*entry.graph).nodes()) terms.learn(node);
+  if (!hasPieces(entry)) return false;
+  const Dependences dependences(entry);
+  const auto plan = PointwiseBatches::find(entry, dependences, terms, device);
+  if (plan.batches.empty()) return false;
+  visit(dependences, plan);
+  return true;
 }
 
 }  // namespace
 
 void batchPointwise(Program& program, PassContext& context) {
-  forEachPlan(program, [&](Entry& entry, const Dependences& dependences, SizeTerms& terms,
-                           const PointwiseBatches& plan) {
-    BatchWriter(entry, dependences, terms, plan, context.remarks).run();
-  });
+  SizeTerms before;
+  const c10::Device device = computeDevice(program);
+  for (Entry& entry : program.entries) {
+    // A whole that one batch put together may make another one pay.
+    SizeTerms terms = before;
+    while (visitPlan(entry, terms, device, [&](const auto& dependences, const auto& plan) {
+      BatchWriter(entry, dependences, terms, plan, context.remarks).run();
+    })) {
+      terms = before;
+    }
+    terms.leave(entry);
+    before = std::move(terms);
+  }
 }
 
 void verifyBatchPointwise(const Program& program, const PassContext&) {
-  forEachPlan(program, [&](const Entry& entry, const Dependences& dependences, SizeTerms&,
-                           const PointwiseBatches& plan) {
-    const Node* first = dependences.numbering().node(plan.batches.front().members.front());
-    TORCH_CHECK(false, "entry '", entry.name, "': ", plan.batches.size(),
-                " batches of pointwise nodes are left, the first at ", describe(first));
-  });
+  SizeTerms terms;
+  const c10::Device device = computeDevice(program);
+  for (const Entry& entry : program.entries) {
+    visitPlan(entry, terms, device, [&](const Dependences& dependences, const auto& plan) {
+      const Node* first = dependences.numbering().node(plan.batches.front().members.front());
+      TORCH_CHECK(false, "entry '", entry.name, "': ", plan.batches.size(),
+                  " batches of pointwise nodes are left, the first at ", describe(first));
+    });
+    terms.leave(entry);
+  }
 }
 
 }  // namespace gravure

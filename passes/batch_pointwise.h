@@ -30,7 +30,8 @@
 //   pointwise kernels vectorise up to 64.
 // Order: a batch stands where its last piece stood; what used an earlier piece moves behind it, all
 //   else keeps its order.
-// Complexity: linear in nodes plus edges, times log n for the order.
+// Complexity: linear in nodes plus edges, times log n for the order; once more for each round in which a
+//   whole that was put together made another batch pay.
 
 #include "passes/pass.h"
 

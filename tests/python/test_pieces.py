@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import gravure
 import pytest
@@ -53,7 +56,7 @@ def batch(counts: tuple[int, ...], seed: int, device: str = "cpu") -> tuple[Tens
     return torch.randn(ROWS, DIM, generator=generator).to(device), torch.tensor(counts).to(device)
 
 
-def eager_step(module: Experts, x: Tensor, counts: Tensor) -> list[Tensor]:
+def eager_step(module: nn.Module, x: Tensor, counts: Tensor) -> list[Tensor]:
     module.zero_grad()
     loss = module(x, counts)
     loss.backward()
@@ -83,6 +86,69 @@ def test_other_counts_in_each_step(whole_step: bool, device: str) -> None:
         got = [loss.detach(), *(p.grad for p in mine.parameters())]
         want = eager_step(reference, *data)
         assert [*map(bits, got)] == [*map(bits, want)], f"step {step}, counts {data[1].tolist()}"
+
+
+class Drawn(nn.Module):
+    """Works on pieces by calls that are drawn: the same for all, but for one now and then."""
+
+    BINARY = torch.add, torch.mul, torch.sub
+    UNARY = torch.neg, torch.relu, torch.abs, F.silu
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        self.pieces = self.random.randint(3, 6)
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.pieces, DIM, DIM)
+        self.w = nn.Parameter(torch.randn(shape, generator=generator) / 8)
+        self.bias = nn.Parameter(torch.randn(DIM, generator=generator))
+        self.calls = [self._draw(2 + k) for k in range(self.random.randint(4, 9))]
+
+    def _draw(self, values: int) -> tuple[str, Any, list[int], int]:
+        kind = self.random.choice(["binary", "binary", "unary", "mm", "bias"])
+        call = self.random.choice(self.BINARY if kind in ("binary", "bias") else self.UNARY)
+        operands = [self.random.randrange(max(0, values - 4), values) for _ in range(2)]
+        return kind, call, operands, self.random.choice([-1, -1, -1, 0, self.pieces - 1])
+
+    def _work(self, piece: int, part: Tensor) -> Tensor:
+        values = [part, part @ self.w[piece]]
+        for kind, call, (a, b), left_out in self.calls:
+            if piece == left_out:
+                values.append(values[a])
+            elif kind == "mm":
+                values.append(values[a] @ self.w[piece])
+            elif kind == "unary":
+                values.append(call(values[a]))
+            else:
+                values.append(call(values[a], self.bias if kind == "bias" else values[b]))
+        return values[-1] + values[1] * self.bias
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        sizes = counts.tolist()
+        if torch.compiler.is_compiling():
+            for size in sizes:
+                torch._check(size >= 0)
+                torch._check(size <= ROWS)
+        done = torch.cat([self._work(i, part) for i, part in enumerate(x.split(sizes))])
+        return (done.tanh() * x).mean()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_calls_on_pieces_that_are_drawn(seed: int) -> None:
+    torch._dynamo.reset()
+    mine, reference = Drawn(seed), Drawn(seed)
+    call = gravure.compile_step(mine)
+    cuts = random.Random(seed)
+    for step in range(6):
+        at = sorted(cuts.choices(range(ROWS + 1), k=mine.pieces - 1))
+        sizes = [b - a for a, b in pairwise([0, *at, ROWS])]
+        data = batch(tuple(sizes), step)
+        mine.zero_grad()
+        loss = call(*data)
+        got = [loss.detach(), *(p.grad for p in mine.parameters())]
+        want = eager_step(reference, *data)
+        assert [*map(bits, got)] == [*map(bits, want)], f"step {step}, counts {sizes}"
 
 
 class Negative(nn.Module):

@@ -39,11 +39,11 @@ const std::vector<Pass>& allPasses() {
   static const std::vector<Pass> passes{
       {"accumulate-gradients", "on request, add gradients to the caller's buffers",
        accumulateGradients, verifyAccumulateGradients},
-      {"infer-sizes", "close sizes that follow from others", inferSizes, verifyInferSizes},
+      {"infer-sizes", "close sizes that follow from others", inferSizes, verifyInferSizes, true},
       {"join-gradients", "put the gradients of a tensor's parts together at once", joinGradients,
-       verifyJoinGradients},
+       verifyJoinGradients, true},
       {"batch-pointwise", "work on a whole at once where it was worked on in pieces",
-       batchPointwise, verifyBatchPointwise},
+       batchPointwise, verifyBatchPointwise, true},
       {"await-host-copies", "wait for copies to the CPU that the program itself uses",
        awaitHostCopies, verifyAwaitHostCopies},
       {"classify-capturability", "say which nodes must run outside a graph, and why",
@@ -64,6 +64,14 @@ const std::vector<Pass>& allPasses() {
        emitRuntimeCalls, verifyEmitRuntimeCalls},
   };
   return passes;
+}
+
+std::vector<std::string> passesThatKeepCalls() {
+  std::vector<std::string> names;
+  for (const Pass& pass : allPasses()) {
+    if (!pass.changesCalls) names.emplace_back(pass.name);
+  }
+  return names;
 }
 
 const Pass* findPass(std::string_view name) {

@@ -47,10 +47,14 @@ struct Pass {
   const char* summary;  // one line, for --list-passes
   void (*run)(Program&, PassContext&);
   void (*verify)(const Program&, const PassContext&);
+  bool changesCalls = false;  // other calls are made, whose results have the same bits
 };
 
 /// All passes in the order of the pipeline.
 const std::vector<Pass>& allPasses();
+/// Names of the passes that leave the calls of a program as they are, in the order of the pipeline:
+/// what the program with all passes is compared with.
+std::vector<std::string> passesThatKeepCalls();
 /// The pass of that name, nullptr if there is none.
 const Pass* findPass(std::string_view name);
 

@@ -70,6 +70,12 @@ const ArgList& argsOf(const Node* node) {
 
 void setArgs(Node* node, c10::intrusive_ptr<ArgList> args) { callOf(node).args = std::move(args); }
 
+std::optional<int64_t> constantInt(const Node* node, size_t at, std::optional<int64_t> byDefault) {
+  const auto& args = argsOf(node).args;
+  if (at >= args.size() || args[at].is<AbsentArg>()) return byDefault;
+  return args[at].is<int64_t>() ? std::optional(args[at].as<int64_t>()) : std::nullopt;
+}
+
 c10::intrusive_ptr<ArgList> inputAndInt(int64_t number) {
   auto list = inputsInOrder(1);
   list->args.emplace_back(number);

@@ -313,12 +313,12 @@ c10::TypePtr TypeReader::makeTensor(const TensorParts& parts, size_t offset) {
     return c10::TensorType::create(parts.dtype, parts.device, c10::SymbolicShape(),
                                    c10::VaryingShape<c10::Stride>(), parts.requiresGrad);
   }
-  return tensorTypeOf(parts.dtype, parts.device, sizes, strides, parts.requiresGrad);
+  return makeTensorType(parts.dtype, parts.device, sizes, strides, parts.requiresGrad);
 }
 
-c10::TensorTypePtr tensorTypeOf(std::optional<at::ScalarType> dtype,
-                                std::optional<c10::Device> device, const Dims& sizes,
-                                const Dims& strides, std::optional<bool> requiresGrad) {
+c10::TensorTypePtr makeTensorType(std::optional<at::ScalarType> dtype,
+                                  std::optional<c10::Device> device, const Dims& sizes,
+                                  const Dims& strides, std::optional<bool> requiresGrad) {
   TORCH_INTERNAL_ASSERT(sizes.size() == strides.size());
   const auto known = [](const std::optional<int64_t>& dim) { return dim.has_value(); };
   if (std::all_of(sizes.begin(), sizes.end(), known) &&
@@ -340,7 +340,7 @@ c10::TensorTypePtr withSizes(const c10::TensorType& type, const Dims& sizes) {
   TORCH_INTERNAL_ASSERT(type.dim() == sizes.size());
   Dims strides;
   for (size_t d = 0; d < sizes.size(); ++d) strides.push_back(type.strides()[d]);
-  return tensorTypeOf(type.scalarType(), type.device(), sizes, strides, type.requiresGrad());
+  return makeTensorType(type.scalarType(), type.device(), sizes, strides, type.requiresGrad());
 }
 
 std::optional<c10::Device> deviceFromText(std::string_view text) {

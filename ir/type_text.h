@@ -21,9 +21,9 @@ using Dims = std::vector<std::optional<int64_t>>;
 
 /// The tensor type with these sizes and strides, one of each a dimension, in the form that types read
 /// from text have: TensorType::create makes none with strides known and a size not.
-c10::TensorTypePtr tensorTypeOf(std::optional<at::ScalarType> dtype,
-                                std::optional<c10::Device> device, const Dims& sizes,
-                                const Dims& strides, std::optional<bool> requiresGrad);
+c10::TensorTypePtr makeTensorType(std::optional<at::ScalarType> dtype,
+                                  std::optional<c10::Device> device, const Dims& sizes,
+                                  const Dims& strides, std::optional<bool> requiresGrad);
 /// `type` with other sizes, one a dimension.
 c10::TensorTypePtr withSizes(const c10::TensorType& type, const Dims& sizes);
 

@@ -31,25 +31,23 @@ bool isHostCopyWithoutWait(const Node* node) { return nonBlockingArgument(node).
 
 /// Host copies without a wait whose data another node may read, in this entry or a later one.
 std::vector<Node*> findUnawaited(const Entry& entry) {
-  const auto nodes = entry.graph->nodes();
-  if (!llvm::any_of(nodes, isHostCopyWithoutWait)) return {};
+  if (llvm::none_of(entry.graph->nodes(), isHostCopyWithoutWait)) return {};
   const Numbering numbering(entry);
   std::vector<int32_t> copyOf(numbering.valueBound(), -1);  // by storage
   std::vector<bool> used(numbering.size(), false);
+  const auto use = [&](int32_t storage) {
+    if (storage >= 0 && copyOf[storage] >= 0) used[copyOf[storage]] = true;
+  };
   for (int32_t i = 0; i < numbering.size(); ++i) {
-    for (int32_t value : numbering.used(i)) {
-      const int32_t storage = numbering.storageOf(value);
-      if (storage >= 0 && copyOf[storage] >= 0) used[copyOf[storage]] = true;
-    }
-    if (isHostCopyWithoutWait(numbering.node(i))) {
-      const int32_t storage = numbering.storageOf(numbering.node(i)->output());
-      if (storage >= 0) copyOf[storage] = i;
-    }
+    for (int32_t value : numbering.used(i)) use(numbering.storageOf(value));
+    if (!isHostCopyWithoutWait(numbering.node(i))) continue;
+    const int32_t storage = numbering.storageOf(numbering.node(i)->output());
+    if (storage >= 0) copyOf[storage] = i;
   }
   for (size_t o = 0; o < entry.outputs.size(); ++o) {
-    if (entry.outputs[o].role != OutputRole::Saved) continue;
-    const int32_t storage = numbering.storageOf(entry.graph->outputs()[o]);
-    if (storage >= 0 && copyOf[storage] >= 0) used[copyOf[storage]] = true;
+    if (entry.outputs[o].role == OutputRole::Saved) {
+      use(numbering.storageOf(entry.graph->outputs()[o]));
+    }
   }
   std::vector<Node*> found;
   for (int32_t i = 0; i < numbering.size(); ++i) {

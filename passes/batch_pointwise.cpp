@@ -277,12 +277,11 @@ class BatchWriter {
 };
 
 bool hasPieces(const Entry& entry) {
-  static const auto split = c10::Symbol::fromQualString("aten::split_with_sizes");
   return llvm::any_of(entry.graph->nodes(), [](const Node* node) {
-    if (node->kind() == split) return true;
-    const auto* type =
-        node->outputs().empty() ? nullptr : node->outputs()[0]->type()->castRaw<c10::TensorType>();
-    return type && type->dim() && *type->dim() > 1 && !type->sizes()[0];
+    return llvm::any_of(node->outputs(), [](const Value* output) {
+      const auto* type = output->type()->castRaw<c10::TensorType>();
+      return type && hasOpenSize(*type);
+    });
   });
 }
 

@@ -11,16 +11,11 @@ namespace {
 
 constexpr const char* kPass = "infer-sizes";
 
-const c10::TensorType* openTypeOf(const Value* value) {
-  const auto* type = value->type()->castRaw<c10::TensorType>();
-  return type && type->dim() && !type->sizes().concrete_sizes() ? type : nullptr;
-}
-
 /// The type with every size that the terms know; nullptr if they know none that it lacks.
 c10::TypePtr closedType(const Value* value, SizeTerms& terms) {
-  const auto* type = openTypeOf(value);
-  const auto known = type ? terms.sizesOf(value) : std::nullopt;
-  if (!known) return nullptr;
+  const auto* type = value->type()->castRaw<c10::TensorType>();
+  if (!type || !hasOpenSize(*type)) return nullptr;
+  const auto known = terms.sizesOf(value);
   Dims sizes;
   bool found = false;
   for (size_t d = 0; d < known->size(); ++d) {
@@ -40,10 +35,9 @@ struct Findings {
   std::vector<std::pair<Value*, int64_t>> numbers;
 };
 
-bool isFixedByUse(const Value* number) {
-  return llvm::any_of(number->uses(), [](const torch::jit::Use& use) {
-    return use.user->kind() != c10::prim::Return && factsOf(use.user).schema;
-  });
+/// True if the node may have a constant where it has a value.
+bool takesConstants(const torch::jit::Use& use) {
+  return use.user->kind() != c10::prim::Return && factsOf(use.user).schema;
 }
 
 /// Calls `visit(entry, findings)` for each entry in order.
@@ -61,7 +55,9 @@ void forEachEntry(const Program& program, Visit&& visit) {
       terms.learn(node);
       for (Value* output : node->outputs()) {
         look(output);
-        if (output->type()->kind() != c10::TypeKind::IntType || !isFixedByUse(output)) continue;
+        if (output->type()->kind() != c10::TypeKind::IntType ||
+            llvm::none_of(output->uses(), takesConstants))
+          continue;
         const auto number = terms.constantOf(terms.ofNumber(output));
         if (number) findings.numbers.emplace_back(output, *number);
       }
@@ -97,7 +93,7 @@ void makeConstant(Node* node, uint32_t input, int64_t number) {
 void replaceNumber(Value* number, int64_t constant) {
   const auto uses = number->uses();  // copied: it changes
   for (const torch::jit::Use& use : llvm::reverse(uses)) {
-    if (use.user->kind() == c10::prim::Return || !factsOf(use.user).schema) continue;
+    if (!takesConstants(use)) continue;
     makeConstant(use.user, static_cast<uint32_t>(use.offset), constant);
   }
   Node* node = number->node();

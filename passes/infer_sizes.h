@@ -15,7 +15,7 @@
 //   a constant among the arguments, and goes where nothing uses it. One Passed remark
 //   ("sizes-inferred") an entry. The order of nodes stays.
 // Legal because split_with_sizes throws where its sizes do not add up, before the sum is put to use.
-// Complexity: linear in nodes plus edges; nothing at all where every size is known.
+// Complexity: linear in nodes plus edges; one look at each type where every size is known.
 
 #include "passes/pass.h"
 

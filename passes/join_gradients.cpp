@@ -9,7 +9,6 @@
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
-#include <limits>
 
 namespace gravure {
 namespace {
@@ -42,12 +41,6 @@ bool isWhole(const Value* value) {
   return sizes && strides && *strides == c10::TensorType::contiguousStridesOf(*sizes);
 }
 
-std::optional<int64_t> intAt(const Node* node, size_t at) {
-  const auto& args = argsOf(node).args;
-  if (at >= args.size() || !args[at].is<int64_t>()) return std::nullopt;
-  return args[at].as<int64_t>();
-}
-
 /// The part that a placed gradient fills; nullopt for all other nodes.
 std::optional<Part> partOf(Node* node) {
   const bool selects = node->kind() == kSelectBackward;
@@ -55,13 +48,13 @@ std::optional<Part> partOf(Node* node) {
   if (node->inputs().size() != 1 || !isWhole(node->output())) return std::nullopt;
   const auto sizes = node->output()->type()->castRaw<c10::TensorType>()->sizes().concrete_sizes();
   const auto dims = static_cast<int64_t>(sizes->size());
-  auto dim = intAt(node, 2), begin = intAt(node, 3);
+  auto dim = constantInt(node, 2), begin = constantInt(node, 3);
   if (!dim || !begin || *dim < -dims || *dim >= dims) return std::nullopt;
   if (*dim < 0) *dim += dims;
   const int64_t size = (*sizes)[*dim];
   if (*begin < 0) *begin += size;
-  auto end = selects ? std::optional(*begin + 1) : intAt(node, 4);
-  if (!end || (!selects && intAt(node, 5) != int64_t{1})) return std::nullopt;
+  auto end = selects ? std::optional(*begin + 1) : constantInt(node, 4);
+  if (!end || (!selects && constantInt(node, 5) != int64_t{1})) return std::nullopt;
   if (!selects && *end < 0) *end += size;
   end = std::min(*end, size);
   if (*begin < 0 || *begin >= *end) return std::nullopt;
@@ -77,7 +70,7 @@ class SumFinder {
     std::vector<Value*> order;
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       Node* node = numbering_.node(i);
-      if (auto part = partOf(node); part && isSettled(node->input(0))) {
+      if (auto part = partOf(node); part && numbering_.isNeverWritten(node->input(0))) {
         sums_[node->output()] = {{*part}, {}};
       } else if (isPlainAdd(node) && add(node)) {
         order.push_back(node->output());
@@ -94,11 +87,6 @@ class SumFinder {
   }
 
  private:
-  bool isSettled(const Value* value) const {
-    const int32_t storage = numbering_.storageOf(value);
-    return storage >= 0 && !numbering_.isWritten(storage);
-  }
-
   static bool isPlainAdd(const Node* node) {
     return node->kind() == kAdd && overloadOf(node) == "Tensor" && node->inputs().size() == 2 &&
            argsOf(node).args.size() == 2 && isWhole(node->output());
@@ -113,7 +101,7 @@ class SumFinder {
                        *node->input(0)->type() == *node->input(1)->type() &&
                        *node->input(0)->type() == *node->output()->type();
     const auto usedOnce = [&](Value* value) {
-      return value->uses().size() == 1 && isSettled(value);
+      return value->uses().size() == 1 && numbering_.isNeverWritten(value);
     };
     if (!alike || !usedOnce(node->input(0)) || !usedOnce(node->input(1))) return false;
     Sum sum = std::move(a->second);

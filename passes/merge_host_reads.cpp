@@ -40,14 +40,6 @@ struct Element {
   int64_t index = 0;
 };
 
-/// A constant int among the arguments, its default if it is absent; nullopt if it is a value.
-std::optional<int64_t> constantInt(const Node* node, size_t at, int64_t byDefault) {
-  const ArgList& list = argsOf(node);
-  if (at >= list.args.size() || list.args[at].is<AbsentArg>()) return byDefault;
-  if (!list.args[at].is<int64_t>()) return std::nullopt;
-  return list.args[at].as<int64_t>();
-}
-
 std::optional<Element> elementOf(Value* read) {
   Node* from = read->node();
   const bool alone = readableElements(read) == 1;

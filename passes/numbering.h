@@ -38,6 +38,11 @@ class Numbering {
   int32_t storageOf(const Value* value) const { return storage_[numberOf(value)]; }
   /// True if some node of the entry writes to the storage.
   bool isWritten(int32_t storage) const { return written_[storage]; }
+  /// True for a value that holds a storage, to which no node of the entry writes.
+  bool isNeverWritten(const Value* value) const {
+    const int32_t storage = storageOf(value);
+    return storage >= 0 && !isWritten(storage);
+  }
   /// True if the storage came in with an input of the entry.
   bool isExternal(int32_t storage) const { return definedBy_[storage] < 0; }
 

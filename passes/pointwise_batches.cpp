@@ -106,9 +106,7 @@ class BatchFinder {
 
  private:
   /// Nodes of one operator and one level that differ in their pieces alone.
-  struct Class {
-    std::vector<int32_t> members;
-  };
+  using Class = std::vector<int32_t>;
   using Key = std::tuple<int32_t, std::string, std::string>;  // level, operator, overload
 
   void findLevels() {
@@ -132,21 +130,16 @@ class BatchFinder {
     const auto row = rowOf(output);
     if (!row || row->back() % kPieceAlignment != 0 || tensorTypeOf(output)->sizes()[0])
       return false;
-    if (!isSettled(output) || results_.contains(output)) return false;
+    if (!numbering_.isNeverWritten(output) || results_.contains(output)) return false;
     return llvm::any_of(node->inputs(), [&](const Value* in) { return isPiece(in, output); });
-  }
-
-  /// True if nothing writes to what the value holds.
-  bool isSettled(const Value* value) const {
-    const int32_t storage = numbering_.storageOf(value);
-    return storage >= 0 && !numbering_.isWritten(storage);
   }
 
   /// True for an operand that has a row for each row of the result.
   bool isPiece(const Value* in, const Value* output) {
     const auto* type = tensorTypeOf(in);
     if (!type || type->dim() != tensorTypeOf(output)->dim() || !rowOf(in)) return false;
-    return isSettled(in) && terms_.areEqual((*terms_.sizesOf(in))[0], (*terms_.sizesOf(output))[0]);
+    return numbering_.isNeverWritten(in) &&
+           terms_.areEqual((*terms_.sizesOf(in))[0], (*terms_.sizesOf(output))[0]);
   }
 
   /// True for an operand that takes no part in counting rows, so that members may share it.
@@ -173,9 +166,9 @@ class BatchFinder {
       const Node* node = numbering_.node(i);
       auto& classes = classes_[{plan_.levels[i], node->kind().toQualString(), overloadOf(node)}];
       const auto fits = llvm::find_if(classes, [&](const Class& other) {
-        return canJoin(numbering_.node(other.members.front()), node);
+        return canJoin(numbering_.node(other.front()), node);
       });
-      (fits != classes.end() ? *fits : classes.emplace_back()).members.push_back(i);
+      (fits != classes.end() ? *fits : classes.emplace_back()).push_back(i);
     }
   }
 
@@ -184,24 +177,23 @@ class BatchFinder {
     static const auto split = aten("split_with_sizes"), cat = aten("cat");
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       const Node* node = numbering_.node(i);
-      const auto& args = argsOf(node).args;
-      if (node->kind() == split && isFirstDimension(args, 2) && rowOf(node->input(0)) &&
-          isSettled(node->input(0))) {
+      if (node->kind() == split && isFirst(node, 2) && rowOf(node->input(0)) &&
+          numbering_.isNeverWritten(node->input(0))) {
         addWhole({{node->outputs().begin(), node->outputs().end()},
                   Whole::Origin::Value,
                   node->input(0)});
-      } else if (node->kind() == cat && isFirstDimension(args, 1) && rowOf(node->output()) &&
-                 isSettled(node->output()) &&
-                 llvm::all_of(node->inputs(), [&](const Value* in) { return isSettled(in); })) {
+      } else if (node->kind() == cat && isFirst(node, 1) && rowOf(node->output()) &&
+                 numbering_.isNeverWritten(node->output()) &&
+                 llvm::all_of(node->inputs(),
+                              [&](const Value* in) { return numbering_.isNeverWritten(in); })) {
         addWhole(
             {{node->inputs().begin(), node->inputs().end()}, Whole::Origin::Value, node->output()});
       }
     }
   }
 
-  static bool isFirstDimension(llvm::ArrayRef<Arg> args, size_t at) {
-    return at >= args.size() || args[at].is<AbsentArg>() || args[at] == Arg(int64_t{0});
-  }
+  /// True if the argument, a dimension, is the first one, given or by default.
+  static bool isFirst(const Node* node, size_t at) { return constantInt(node, at, 0) == 0; }
 
   int32_t addWhole(Whole whole) {
     const auto [at, isNew] =
@@ -220,13 +212,13 @@ class BatchFinder {
     return definer < 0 || plan_.levels[definer] < level ? found->second : -1;
   }
 
-  const LinearSum rowsOf(int32_t i) { return (*terms_.sizesOf(numbering_.node(i)->output()))[0]; }
+  LinearSum rowsOf(int32_t i) { return (*terms_.sizesOf(numbering_.node(i)->output()))[0]; }
 
   /// A class may hold several nodes of one piece: the first of each piece are a batch, then the
   /// second, and so on.
   void splitClass(const Class& members) {
     std::vector<std::vector<std::pair<LinearSum, int32_t>>> rounds;
-    for (int32_t i : members.members) {
+    for (int32_t i : members) {
       const LinearSum rows = rowsOf(i);
       const auto open = llvm::find_if(rounds, [&](const auto& round) {
         return llvm::none_of(round, [&](const auto& other) { return other.first == rows; });
@@ -302,13 +294,14 @@ class BatchFinder {
   void findUndone(int32_t i) {
     static const auto cat = aten("cat");
     const Node* node = numbering_.node(i);
-    if (node->kind() != cat || !isFirstDimension(argsOf(node).args, 1)) return;
+    if (node->kind() != cat || !isFirst(node, 1)) return;
     const auto found = wholeOf_.find({node->inputs().begin(), node->inputs().end()});
     if (found == wholeOf_.end() || plan_.wholes[found->second].origin != Whole::Origin::Batch) {
       return;
     }
     const bool returned = llvm::is_contained(entry_.graph->outputs(), node->output());
-    if (isSettled(node->output()) && !returned) plan_.undone.emplace_back(i, found->second);
+    if (numbering_.isNeverWritten(node->output()) && !returned)
+      plan_.undone.emplace_back(i, found->second);
   }
 
   const Entry& entry_;

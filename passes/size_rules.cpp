@@ -118,14 +118,8 @@ std::optional<LinearSum> SizeRules::numberAt(size_t at) const {
   return number ? numberOf(*number) : std::nullopt;
 }
 
-std::optional<int64_t> SizeRules::constantAt(size_t at, int64_t byDefault) const {
-  const Arg* number = arg(at);
-  if (!number) return byDefault;
-  return number->is<int64_t>() ? std::optional(number->as<int64_t>()) : std::nullopt;
-}
-
 std::optional<size_t> SizeRules::dimAt(size_t at, size_t dims, int64_t byDefault) const {
-  const auto dim = constantAt(at, byDefault);
+  const auto dim = constantInt(node_, at, byDefault);
   return dim ? wrapped(*dim, dims) : std::nullopt;
 }
 
@@ -256,7 +250,7 @@ std::optional<SizeRules::Sizes> SizeRules::expand() const {
 /// end.
 std::optional<SizeRules::Sizes> SizeRules::slice() const {
   auto from = along(1);
-  if (!from || constantAt(4, 1) != int64_t{1}) return std::nullopt;
+  if (!from || constantInt(node_, 4, 1) != int64_t{1}) return std::nullopt;
   const LinearSum size = from->size();
   const auto begin = arg(2) ? numberAt(2) : LinearSum(0);
   auto end = arg(3) ? numberAt(3) : size;

@@ -36,7 +36,6 @@ class SizeRules {
   std::optional<Sizes> sizesOfArg(size_t at) const;
   std::optional<LinearSum> numberOf(const Arg& arg) const;
   std::optional<LinearSum> numberAt(size_t at) const;
-  std::optional<int64_t> constantAt(size_t at, int64_t byDefault) const;
   std::optional<size_t> dimAt(size_t at, size_t dims, int64_t byDefault) const;
   /// The dimension that argument `at` names, 0 if there is none; the first dimension if `at` is none.
   std::optional<Along> along(std::optional<size_t> at) const;

@@ -13,12 +13,11 @@ const c10::TensorType* tensorTypeOf(const Value* value) {
 
 bool isInt(const Value* value) { return value->type()->kind() == c10::TypeKind::IntType; }
 
-/// True if the type says how many sizes there are, and not what all of them are.
-bool hasOpenSize(const c10::TensorType& type) {
-  return type.dim() && !type.sizes().concrete_sizes();
-}
-
 }  // namespace
+
+bool hasOpenSize(const c10::TensorType& type) {
+  return type.symbolic_sizes().rank() && !type.symbolic_sizes().isComplete();
+}
 
 void SizeTerms::enter(const Entry& entry) {
   for (size_t i = 0; i < entry.inputs.size(); ++i) {

@@ -25,6 +25,10 @@
 
 namespace gravure {
 
+/// True if the type says how many sizes there are, and not what all of them are. Allocates nothing,
+/// unlike TensorType::sizes().
+bool hasOpenSize(const c10::TensorType& type);
+
 class SizeTerms {
  public:
   /// Called with the entries of a program in order, and between two of them with each node of the

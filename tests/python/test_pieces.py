@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -27,8 +28,17 @@ COUNTS = [
 ]
 
 
+def pieces_of(x: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+    sizes = counts.tolist()
+    if torch.compiler.is_compiling():
+        for size in sizes:
+            torch._check(size >= 0)
+            torch._check(size <= ROWS)
+    return x.split(sizes)
+
+
 class Experts(nn.Module):
-    """Each expert works on the rows that it is given; what it computes rounds once a call."""
+    """Each expert works on the rows that it is given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,14 +49,9 @@ class Experts(nn.Module):
         )
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        sizes = counts.tolist()
-        if torch.compiler.is_compiling():
-            for size in sizes:
-                torch._check(size >= 0)
-                torch._check(size <= ROWS)
         parts = [
             (F.silu(part @ self.w1[i]) * (part @ self.w2[i])) @ self.w3[i]
-            for i, part in enumerate(x.split(sizes))
+            for i, part in enumerate(pieces_of(x, counts))
         ]
         return (torch.cat(parts) * x).square().mean()
 
@@ -61,6 +66,17 @@ def eager_step(module: nn.Module, x: Tensor, counts: Tensor) -> list[Tensor]:
     loss = module(x, counts)
     loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in module.parameters())]
+
+
+def check_step(
+    call: Callable[..., Tensor], mine: nn.Module, reference: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    """Loss and gradients of `mine`, by `call`, have the bits of the reference's eager step."""
+    mine.zero_grad()
+    loss = call(*data)
+    got = [loss.detach(), *(p.grad for p in mine.parameters())]
+    want = eager_step(reference, *data)
+    assert [*map(bits, got)] == [*map(bits, want)], f"counts {data[1].tolist()}"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -80,12 +96,7 @@ def test_other_counts_in_each_step(whole_step: bool, device: str) -> None:
             return loss
 
     for step in range(3 * len(COUNTS)):
-        data = batch(COUNTS[step % len(COUNTS)], step, device)
-        mine.zero_grad()
-        loss = call(*data)
-        got = [loss.detach(), *(p.grad for p in mine.parameters())]
-        want = eager_step(reference, *data)
-        assert [*map(bits, got)] == [*map(bits, want)], f"step {step}, counts {data[1].tolist()}"
+        check_step(call, mine, reference, batch(COUNTS[step % len(COUNTS)], step, device))
 
 
 class Drawn(nn.Module):
@@ -124,12 +135,7 @@ class Drawn(nn.Module):
         return values[-1] + values[1] * self.bias
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        sizes = counts.tolist()
-        if torch.compiler.is_compiling():
-            for size in sizes:
-                torch._check(size >= 0)
-                torch._check(size <= ROWS)
-        done = torch.cat([self._work(i, part) for i, part in enumerate(x.split(sizes))])
+        done = torch.cat([self._work(i, part) for i, part in enumerate(pieces_of(x, counts))])
         return (done.tanh() * x).mean()
 
 
@@ -143,23 +149,7 @@ def test_calls_on_pieces_that_are_drawn(seed: int) -> None:
     for step in range(6):
         at = sorted(cuts.choices(range(ROWS + 1), k=mine.pieces - 1))
         sizes = [b - a for a, b in pairwise([0, *at, ROWS])]
-        data = batch(tuple(sizes), step)
-        mine.zero_grad()
-        loss = call(*data)
-        got = [loss.detach(), *(p.grad for p in mine.parameters())]
-        want = eager_step(reference, *data)
-        assert [*map(bits, got)] == [*map(bits, want)], f"step {step}, counts {sizes}"
-
-
-class Negative(nn.Module):
-    """Its gradient is -0 in each part: autograd's zeros make 0 of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(3, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sum((self.w[i] * x).sum() for i in range(3))
+        check_step(call, mine, reference, batch(tuple(sizes), step))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -195,6 +185,17 @@ def test_what_was_worked_on_in_pieces_is_worked_on_at_once() -> None:
 
 def explained(module: nn.Module, data: tuple[Tensor, ...]) -> list[dict[str, str]]:
     return [remark for graph in gravure.explain(module, data).graphs for remark in graph.remarks]
+
+
+class Negative(nn.Module):
+    """Its gradient is -0 in each part: autograd's zeros make 0 of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((self.w[i] * x).sum() for i in range(3))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -87,19 +87,22 @@ inline std::vector<c10::IValue> backwardInputs(const std::vector<c10::IValue>& f
   return {forward[1], forward[2], forward[3], at::ones({})};
 }
 
-/// kForwardBackward's entries on a runtime and on the uncaptured path, with the same data and random
+/// A forward and its backward on a runtime and on the uncaptured path, with the same data and random
 /// state.
 struct ForwardBackward {
   /// What `forward` returned: the runtime's, and the reference's.
   struct Values {
     std::vector<c10::IValue> got, expected;
   };
-  std::unique_ptr<Runtime> runtime = makeRuntime(kForwardBackward);
-  std::unique_ptr<Runtime> reference = makeReference(kForwardBackward);
-  at::Tensor w = at::randn({4, 4});
+
+  /// `text`: kForwardBackward, or as it is for another number of rows.
+  explicit ForwardBackward(const std::string& text = kForwardBackward, int64_t rows = 8,
+                           RuntimeOptions options = {})
+      : rows(rows), runtime(makeRuntime(text, std::move(options))), reference(makeReference(text)) {
+  }
 
   Values forward() {
-    const at::Tensor x = at::randn({8, 4}), state = rngState();
+    const at::Tensor x = at::randn({rows, 4}), state = rngState();
     Values values;
     values.expected = reference->run("forward", {w, x});
     setRngState(state);
@@ -111,6 +114,10 @@ struct ForwardBackward {
     const auto expected = reference->run("backward", backwardInputs(values.expected));
     CHECK(sameBits(runtime->run("backward", backwardInputs(values.got)), expected));
   }
+
+  int64_t rows;
+  at::Tensor w = at::randn({4, 4});
+  std::unique_ptr<Runtime> runtime, reference;
 };
 
 }  // namespace gravure

@@ -25,24 +25,12 @@ inline std::string trainingStep(int64_t rows) {
   return replaced(text, "(8, 16,", "(8, " + r + ",");
 }
 
-/// A forward and its backward, captured and uncaptured beside each other.
-struct SavingPair {
+/// A forward and its backward on `rows` rows, of which what was saved is dropped as training drops it.
+struct SavingPair : ForwardBackward {
   explicit SavingPair(int64_t rows, RuntimeOptions options = {})
-      : rows(rows), runtime(makeRuntime(forwardBackward(rows), std::move(options))),
-        reference(makeReference(forwardBackward(rows))) {}
+      : ForwardBackward(forwardBackward(rows), rows, std::move(options)) {}
 
-  struct Saved {
-    std::vector<c10::IValue> got, expected;
-  };
-  Saved forward() {
-    const at::Tensor x = at::randn({rows, 4}), state = rngState();
-    Saved saved;
-    saved.expected = reference->run("forward", {w, x});
-    setRngState(state);
-    saved.got = runtime->run("forward", {w, x});
-    CHECK(sameBits(saved.got, saved.expected));
-    return saved;
-  }
+  using Saved = Values;
   /// The gradient.
   at::Tensor backward(Saved saved) {
     CHECK(sameBits(saved.got, saved.expected));
@@ -54,10 +42,6 @@ struct SavingPair {
     CHECK(sameBits(got, expected));
     return got;
   }
-
-  int64_t rows;
-  at::Tensor w = at::randn({4, 4});
-  std::unique_ptr<Runtime> runtime, reference;
 };
 
 }  // namespace gravure

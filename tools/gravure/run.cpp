@@ -190,7 +190,7 @@ int RunCommand::run() {
     // The buffers are inputs, which both sides are given.
     if (!isEmitted(loaded.program)) runPasses(loaded.program, context, {"accumulate-gradients"});
     emitted = loaded.program.clone();
-    asGiven = loaded.program.clone();
+    if (verify_) asGiven = loaded.program.clone();
     if (!isEmitted(emitted)) {
       PassContext quiet{context.options, {}};
       if (verify_) runPasses(asGiven, quiet, passesThatKeepCalls());

@@ -22,7 +22,10 @@ constexpr int64_t kWorkPerBuffer = 50;
 constexpr double kGoodRatio = 1.001;
 /// Up to so many buffers, orders are mended one buffer at a time, for so many comparisons each.
 constexpr size_t kMendedBuffers = 5'000;
-constexpr int64_t kMendingWork = 1'000'000;
+constexpr int64_t kMendingWork = 3'000'000;
+/// Not worth mending: a plan this near to LOAD, and over it by so few bytes.
+constexpr double kFairRatio = 1.01;
+constexpr int64_t kSmallGap = 1 << 20;
 /// How far up the order a buffer moves: to the half of its place, the eighth, the front, the third.
 /// Small and shallow moves do best on some programs, bold ones on others.
 constexpr std::ptrdiff_t kMendingSteps[] = {2, 8, 1'000'000, 3};
@@ -93,14 +96,20 @@ bool isGood(const Request& request, const Placement& placed) {
   return static_cast<double>(placed.top) <= kGoodRatio * static_cast<double>(request.load);
 }
 
+bool isFair(const Request& request, const Placement& placed, int64_t alignment) {
+  return isGood(request, placed) ||
+         (static_cast<double>(placed.top) <= kFairRatio * static_cast<double>(request.load) &&
+          (placed.top - request.load) * alignment <= kSmallGap);
+}
+
 /// Moves the buffer that came to lie too high to the `divisor`-th part of its way in the order, and
 /// places again: "squeaky wheel" optimization (Joslin and Clements, 1999). Keeps the best plan in
 /// `best`.
 void mendOrder(const Request& request, std::vector<int32_t> order, std::ptrdiff_t divisor,
-               Placement& best) {
+               int64_t alignment, Placement& best) {
   int64_t work = kMendingWork;
   Placement other;
-  while (work >= 0 && !isGood(request, best)) {
+  while (work >= 0 && !isFair(request, best, alignment)) {
     const bool better = placement::placeAtLowestGap(request, order, best.top, &work, other);
     if (better) std::swap(best, other);
     const Placement& last = better ? best : other;
@@ -115,7 +124,7 @@ void mendOrder(const Request& request, std::vector<int32_t> order, std::ptrdiff_
 
 /// Tries one method after the other until the plan is near enough to LOAD; the smallest one wins,
 /// the earlier one among equals.
-Placement place(const Request& request, size_t quadraticLimit) {
+Placement place(const Request& request, size_t quadraticLimit, int64_t alignment) {
   const auto good = [&](const Placement& p) { return isGood(request, p); };
   Placement best = placement::fitInTime(request, Direction::Forward);
   if (good(best)) return best;
@@ -132,7 +141,8 @@ Placement place(const Request& request, size_t quadraticLimit) {
   if (request.count() > kMendedBuffers) return best;
   for (const std::ptrdiff_t divisor : kMendingSteps) {
     for (auto* order : {placement::largestFirst, placement::peakFirst, placement::heaviestFirst}) {
-      if (!good(best)) mendOrder(request, order(request), divisor, best);
+      if (isFair(request, best, alignment)) return best;
+      mendOrder(request, order(request), divisor, alignment, best);
     }
   }
   return best;
@@ -166,7 +176,7 @@ MemoryPlan planBuffers(std::vector<Buffer> buffers, int64_t alignment, size_t qu
   plan.alignment = alignment;
   Request request = makeRequest(buffers, alignment);
   request.load = loadOf(request);
-  const Placement placed = place(request, quadraticLimit);
+  const Placement placed = place(request, quadraticLimit, alignment);
   for (size_t i = 0; i < buffers.size(); ++i) buffers[i].offset = placed.offset[i] * alignment;
   plan.buffers = std::move(buffers);
   plan.bytes = placed.top * alignment;

@@ -38,7 +38,7 @@ class BatchWriter {
         unitOfNode_(numbering_.size()), unitOfWhole_(plan.wholes.size(), -1) {}
 
   void run() {
-    collectNumbers();
+    numbers_ = terms_.numbersByUnknown(graph_);
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       unitOfNode_[i] = i;
       units_.push_back({{numbering_.node(i)}, {}, i});
@@ -59,19 +59,6 @@ class BatchWriter {
   }
 
  private:
-  /// The first int of the entry that is one unknown, by the unknown.
-  void collectNumbers() {
-    const auto add = [&](Value* value) {
-      if (value->type()->kind() != c10::TypeKind::IntType) return;
-      if (const auto unknown = terms_.ofNumber(value).unknown())
-        numbers_.try_emplace(*unknown, value);
-    };
-    for (Value* input : graph_.inputs()) add(input);
-    for (Node* node : graph_.nodes()) {
-      for (Value* output : node->outputs()) add(output);
-    }
-  }
-
   int32_t unitOfValue(const Value* value) const {
     const int32_t definer = numbering_.definedBy(Numbering::numberOf(value));
     return definer < 0 ? -1 : unitOfNode_[definer];

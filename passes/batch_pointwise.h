@@ -25,7 +25,7 @@
 // Legal where each element of a result follows from the operands' elements at its place alone, and in
 //   the same way wherever it lies: PyTorch's tag `pointwise`; on the CPU, whose vectors and their
 //   remainders may round otherwise, for operators with one exact rounding only. Pieces then lie within
-//   a whole, at multiples of kPieceAlignment bytes: what reads them must not care. cuBLAS chooses the
+//   a whole, at multiples of pieceAlignment() bytes: what reads them must not care. cuBLAS chooses the
 //   same algorithms for operands at multiples of 16 bytes (tests/cuda/alignment.py), reductions and
 //   pointwise kernels vectorise up to 64.
 // Order: a batch stands where its last piece stood; what used an earlier piece moves behind it, all
@@ -37,8 +37,6 @@
 
 namespace gravure {
 
-/// Rows of a piece take a multiple of so many bytes.
-inline constexpr int64_t kPieceAlignment = 64;
 /// A call saved is worth as much as copying so many bytes: 5 us of the host, at 2 TB/s of what is copied
 /// (read and written: 4 TB/s, an H200's).
 inline constexpr int64_t kBytesPerCall = int64_t{10} << 20;

@@ -11,6 +11,7 @@
 #include "passes/join_gradients.h"
 #include "passes/merge_host_reads.h"
 #include "passes/partition_graph.h"
+#include "passes/place_products.h"
 #include "passes/plan_memory.h"
 #include "passes/tag_static_inputs.h"
 
@@ -44,6 +45,8 @@ const std::vector<Pass>& allPasses() {
        verifyJoinGradients, true},
       {"batch-pointwise", "work on a whole at once where it was worked on in pieces",
        batchPointwise, verifyBatchPointwise, true},
+      {"place-products", "write products where a cat would put them", placeProducts,
+       verifyPlaceProducts, true},
       {"await-host-copies", "wait for copies to the CPU that the program itself uses",
        awaitHostCopies, verifyAwaitHostCopies},
       {"classify-capturability", "say which nodes must run outside a graph, and why",

@@ -3,6 +3,7 @@
 #include "ir/args.h"
 #include "passes/batch_pointwise.h"
 #include "passes/partition_runs.h"
+#include "passes/piece_rows.h"
 
 #include <llvm/ADT/DenseSet.h>
 #include <llvm/ADT/STLExtras.h>
@@ -12,10 +13,6 @@
 
 namespace gravure {
 namespace {
-
-const c10::TensorType* tensorTypeOf(const Value* value) {
-  return value->type()->castRaw<c10::TensorType>();
-}
 
 c10::Symbol aten(const char* name) {
   return c10::Symbol::fromQualString(std::string("aten::") + name);
@@ -54,32 +51,6 @@ bool isPointwiseAnywhere(const Node* node, const OpFacts& facts, c10::Device dev
                      !facts.maybeAliases &&
                      llvm::all_of(facts.aliasedArgs, [](uint64_t args) { return args == 0; });
   return plain && (device.is_cuda() || roundsOnce(node));
-}
-
-/// What is left of a contiguous tensor's type when its rows are not counted; nullopt for all others.
-/// Sizes other than the rows', then bytes of a row.
-std::optional<std::vector<int64_t>> rowOf(const Value* value) {
-  const auto* type = tensorTypeOf(value);
-  if (!type || !type->dim() || *type->dim() < 2 || !type->scalarType() || !type->device()) {
-    return std::nullopt;
-  }
-  std::vector<int64_t> row;
-  int64_t stride = 1;
-  for (size_t d = *type->dim(); d-- > 0;) {
-    if (type->strides()[d] != stride) return std::nullopt;
-    if (d == 0) break;
-    const auto size = type->sizes()[d];
-    if (!size) return std::nullopt;
-    row.push_back(*size);
-    stride *= *size;
-  }
-  row.push_back(stride * static_cast<int64_t>(c10::elementSize(*type->scalarType())));
-  return row;
-}
-
-bool sameRow(const Value* a, const Value* b) {
-  const auto *x = tensorTypeOf(a), *y = tensorTypeOf(b);
-  return rowOf(a) == rowOf(b) && x->scalarType() == y->scalarType() && x->device() == y->device();
 }
 
 class BatchFinder {
@@ -128,7 +99,7 @@ class BatchFinder {
     }
     const Value* output = node->output();
     const auto row = rowOf(output);
-    if (!row || row->back() % kPieceAlignment != 0 || tensorTypeOf(output)->sizes()[0])
+    if (!row || row->back() % pieceAlignment() != 0 || tensorTypeOf(output)->sizes()[0])
       return false;
     if (!numbering_.isNeverWritten(output) || results_.contains(output)) return false;
     return llvm::any_of(node->inputs(), [&](const Value* in) { return isPiece(in, output); });

@@ -1,15 +1,12 @@
 #include "passes/size_terms.h"
 
+#include "passes/piece_rows.h"
 #include "passes/size_rules.h"
 
 #include <llvm/ADT/STLExtras.h>
 
 namespace gravure {
 namespace {
-
-const c10::TensorType* tensorTypeOf(const Value* value) {
-  return value->type()->castRaw<c10::TensorType>();
-}
 
 bool isInt(const Value* value) { return value->type()->kind() == c10::TypeKind::IntType; }
 
@@ -119,6 +116,19 @@ void SizeTerms::addRelation(LinearSum zero) {
     relationsOf_[unknown].push_back(static_cast<int32_t>(relations_.size()));
   }
   relations_.push_back(std::move(zero));
+}
+
+llvm::DenseMap<int32_t, Value*> SizeTerms::numbersByUnknown(Graph& graph) {
+  llvm::DenseMap<int32_t, Value*> numbers;
+  const auto add = [&](Value* value) {
+    if (value->type()->kind() != c10::TypeKind::IntType) return;
+    if (const auto unknown = ofNumber(value).unknown()) numbers.try_emplace(*unknown, value);
+  };
+  for (Value* input : graph.inputs()) add(input);
+  for (Node* node : graph.nodes()) {
+    for (Value* output : node->outputs()) add(output);
+  }
+  return numbers;
 }
 
 std::optional<int64_t> SizeTerms::constantOf(const LinearSum& sum) const {

@@ -43,6 +43,9 @@ class SizeTerms {
   /// Sizes of a tensor, one a dimension; nullopt where their number is unknown.
   std::optional<std::vector<LinearSum>> sizesOf(const Value* tensor);
 
+  /// The first int of the entry, all of which was learnt, that is one unknown, by the unknown.
+  llvm::DenseMap<int32_t, Value*> numbersByUnknown(Graph& graph);
+
   /// The number that the sum is in every step, by its terms or by a relation.
   std::optional<int64_t> constantOf(const LinearSum& sum) const;
   bool areEqual(const LinearSum& a, const LinearSum& b) const {

@@ -204,7 +204,10 @@ class Flattener {
         for (auto [from, to] : moves) read(from);
       }
     }
-    std::for_each(code_.outputs.begin(), code_.outputs.end(), read);
+    for (const Slot slot : code_.outputs) {
+      if (code_.sources[slot] != SlotSource::Input)
+        read(slot);  // an input is given back as it came
+    }
   }
 
   /// Inputs whose memory some node writes, through any alias: the version of these moves each step.

@@ -52,8 +52,8 @@ bool anyMisplaced(const Call& call, const torch::jit::Stack& stack, const ArenaS
     if (value.isTensor() && value.toTensor().defined()) {
       found |= isMisplaced(value.toTensor(), recorded.next(), row, *session.slab());
     } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector())
-        found |= isMisplaced(tensor, recorded.next(), row, *session.slab());
+      for (const c10::IValue& member : value.toListRef())
+        found |= isMisplaced(member.toTensor(), recorded.next(), row, *session.slab());
     }
   }
   return found;

@@ -70,8 +70,10 @@ class ResultTaker {
       const c10::IValue& input = kept_[info->input];
       if (input.isTensor() && sameView(tensor, input.toTensor())) return input;
     }
-    // A partition hands on the same tensor each step.
-    return serving_ && code_.sources[slot] == SlotSource::Launch ? shallowCopy(tensor) : value;
+    // A partition hands on the same tensor each step; of what is held together nobody sees it.
+    const bool seen = !entry_.heldTogether[output];
+    return serving_ && seen && code_.sources[slot] == SlotSource::Launch ? shallowCopy(tensor)
+                                                                         : value;
   }
 
   /// A served step's value that lies in the arena.

@@ -1,10 +1,11 @@
-"""Do products of matrices have the same bits wherever their operands lie?
+"""Do products of matrices have the same bits wherever their operands and results lie?
 
     python3 tests/cuda/alignment.py
 
-Multiplies operands at so many bytes past an address that the caching allocator gives, and compares
-the bits with those of the same product at such addresses. batch-pointwise counts on the answer: the
-pieces of a whole lie at multiples of a row's bytes. Prints a line a dtype and offset.
+Multiplies operands at so many bytes past an address that the caching allocator gives, into a result
+that lies so, too, and compares the bits with those of the same product at such addresses.
+batch-pointwise and place-products count on the answer: the pieces of a whole lie at multiples of a
+row's bytes. Prints a line a dtype and offset.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(as_int), b.view(as_int))
 
 
-Product = Callable[[Tensor, Tensor], Tensor]
+# The two matrices, of the rows' values and gradients.
+Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def products(dtype: torch.dtype) -> Iterator[tuple[Product, Tensor, Tensor]]:
+def products(dtype: torch.dtype) -> Iterator[tuple[Factors, Tensor, Tensor]]:
     """What a layer of an expert multiplies, forward and backward: the product, and its operands."""
     for inner, outer in INNER:
         weight = torch.randn(inner, outer, device="cuda", dtype=dtype)
@@ -46,10 +48,10 @@ def products(dtype: torch.dtype) -> Iterator[tuple[Product, Tensor, Tensor]]:
         for rows in ROWS:
             x = torch.randn(rows, inner, device="cuda", dtype=dtype)
             gradient = torch.randn(rows, outer, device="cuda", dtype=dtype)
-            yield lambda a, _, w=weight: a @ w, x, gradient
-            yield lambda a, _, w=turned: a @ w, x, gradient
-            yield lambda a, g: a.t() @ g, x, gradient
-            yield lambda _, g, w=weight: g @ w.t(), x, gradient
+            yield lambda a, _, w=weight: (a, w), x, gradient
+            yield lambda a, _, w=turned: (a, w), x, gradient
+            yield lambda a, g: (a.t(), g), x, gradient
+            yield lambda _, g, w=weight: (g, w.t()), x, gradient
 
 
 def main() -> int:
@@ -61,12 +63,13 @@ def main() -> int:
     for dtype in DTYPES:
         differ: Counter[int] = Counter()
         count = 0
-        for product, x, gradient in products(dtype):
-            want = product(x, gradient)
+        for factors, x, gradient in products(dtype):
+            want = torch.mm(*factors(x, gradient))
             count += 1
             for offset in OFFSETS:
                 if offset % x.element_size() == 0:
-                    got = product(shifted(x, offset), shifted(gradient, offset))
+                    got = shifted(torch.full_like(want, torch.nan), offset)
+                    torch.mm(*factors(shifted(x, offset), shifted(gradient, offset)), out=got)
                     differ[offset] += not same_bits(got, want)
         for offset, number in differ.items():
             print(f"{dtype} at {offset} bytes: {number} of {count} products have other bits")

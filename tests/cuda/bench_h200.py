@@ -14,6 +14,9 @@ compile_step is gravure.compile_step. Only where asked for: backend_inductor is 
 Inductor's kernels, reduce_overhead torch.compile's own, graphed torch.cuda.make_graphed_callables;
 backend_broken lets Dynamo break the graph at each host read, as it does by default.
 
+--one-thread: backwards run on the thread that asks for them, by
+torch.autograd.set_multithreading_enabled, not on one of autograd's.
+
 step: median of synchronised steps. host: until the call returns, the device idle before it.
 stream: steps back to back. alloc, reserved: peaks over the timed steps. ms and MiB.
 """
@@ -252,8 +255,9 @@ def bits(variant: str, config: str) -> dict[str, Any]:
 PARTS = {"figures": figures, "bits": bits}
 
 
-def spawn(part: str, variant: str, config: str, folder: str) -> dict[str, Any]:
+def spawn(part: str, variant: str, config: str, folder: str, one_thread: bool) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", part, variant, config]
+    command += ["--one-thread"] if one_thread else []
     environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
     environment["GRAVURE_BENCH_PROGRAM"] = folder
     if part == "bits":
@@ -296,7 +300,9 @@ def main() -> int:
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--bits", type=int, choices=(0, 1), default=1)
     parser.add_argument("--one", nargs=3, metavar=("PART", "VARIANT", "CONFIG"))
+    parser.add_argument("--one-thread", action="store_true")
     options = parser.parse_args()
+    torch.autograd.set_multithreading_enabled(not options.one_thread)
     if options.one:
         part, *what = options.one
         print("RESULT " + json.dumps(PARTS[part](*what)), flush=True)
@@ -312,7 +318,7 @@ def main() -> int:
                 continue  # it reads on the host: no capture of the whole step
             row = {"config": config, "variant": variant}
             for part in ("figures", "bits")[: 1 + options.bits]:
-                row |= spawn(part, variant, config, folder)
+                row |= spawn(part, variant, config, folder, options.one_thread)
             digests[variant] = row.get("digests")
             row["same_bits"] = compared(variant, digests)
             about["rows"].append(row)

@@ -1,12 +1,13 @@
 """Ways to run one training step, in turns in one process: where their time goes.
 
-    python3 tests/cuda/bench_turns.py [--config small] [--variants graphed,backend]
+    python3 tests/cuda/bench_turns.py [--config small] [--variants graphed,backend] [--one-thread]
 
 Processes of one kind differ by a tenth on a shared host; here each way has a model of its own, and
 40 steps at a time. The variants are those of bench_h200.py that autograd differentiates (graphed,
 backend, backend_inductor, reduce_overhead, eager). Microseconds of the host, medians, by turns:
 zero: clearing the gradients; forward, backward: until the call returns; end: until the device is
-idle, too; step: all of them. stream: steps back to back.
+idle, too; step: all of them. stream: steps back to back. --one-thread: the backward runs on the
+thread that asks for it (torch.autograd.set_multithreading_enabled), not on one of autograd's.
 """
 
 from __future__ import annotations
@@ -62,10 +63,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="small", choices=list(bench_h200.CONFIGS))
     parser.add_argument("--variants", default="graphed,backend")
+    parser.add_argument("--one-thread", action="store_true")
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this machine has no GPU that PyTorch can use")
     torch._dynamo.config.capture_scalar_outputs = True
+    torch.autograd.set_multithreading_enabled(not chosen.one_thread)
     ways = [Way(name, chosen.config) for name in chosen.variants.split(",")]
     print("| config | variant | zero | forward | backward | end | step | stream |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")

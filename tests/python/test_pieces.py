@@ -172,6 +172,24 @@ def test_two_forwards_before_their_backwards(device: str) -> None:
         assert found[0] == found[1], f"step {step}"
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_backward_on_the_callers_thread(device: str) -> None:
+    """A GPU's runs on a thread of autograd's, unless one asks otherwise; some steps each."""
+    torch._dynamo.reset()
+    mine, reference = Experts().to(device), Experts().to(device)
+    compiled = torch.compile(mine, backend="gravure")
+
+    def call(x: Tensor, counts: Tensor) -> Tensor:
+        loss = compiled(x, counts)
+        with torch.autograd.set_multithreading_enabled(step % 4 == 3):
+            loss.backward()
+        return loss
+
+    for step in range(2 * len(COUNTS)):
+        check_step(call, mine, reference, batch(COUNTS[step % len(COUNTS)], step, device))
+
+
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
 def test_what_was_worked_on_in_pieces_is_worked_on_at_once() -> None:
     """Where the whole's size is known it can be captured: of the products of all pieces, all."""
@@ -180,6 +198,8 @@ def test_what_was_worked_on_in_pieces_is_worked_on_at_once() -> None:
     # The product, and in the backward its two halves.
     assert counted["pointwise-batched"] == 3
     assert counted["gradients-joined"] == 3
+    # One operand of the product (no silu on the CPU is batched), the result, the result's gradient.
+    assert counted["products-placed"] == 3
     assert counted["sizes-inferred"] >= 1
 
 

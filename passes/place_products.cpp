@@ -1,0 +1,223 @@
+#include "passes/place_products.h"
+
+#include "ir/args.h"
+#include "ir/place.h"
+#include "passes/fresh_name.h"
+#include "passes/numbering.h"
+#include "passes/piece_rows.h"
+#include "passes/size_terms.h"
+
+#include <llvm/ADT/DenseSet.h>
+#include <llvm/ADT/STLExtras.h>
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+constexpr const char* kPass = "place-products";
+
+const c10::Symbol kMm = c10::Symbol::fromQualString("aten::mm");
+const c10::Symbol kCat = c10::Symbol::fromQualString("aten::cat");
+const c10::Symbol kEmpty = c10::Symbol::fromQualString("aten::empty");
+const c10::Symbol kSplit = c10::Symbol::fromQualString("aten::split_with_sizes");
+
+/// A cat of products, each of which can be written where the cat would copy it to.
+struct Placement {
+  Node* cat = nullptr;
+  Node* first = nullptr;     // of the products, in program order
+  std::vector<Value*> rows;  // of each piece, defined before `first`
+};
+
+class PlacementFinder {
+ public:
+  PlacementFinder(const Entry& entry, SizeTerms& terms)
+      : numbering_(entry), terms_(terms), numbers_(terms.numbersByUnknown(*entry.graph)) {
+    for (size_t o = 0; o < entry.outputs.size(); ++o) {
+      if (entry.outputs[o].role != OutputRole::Saved) results_.insert(entry.graph->outputs()[o]);
+    }
+  }
+
+  /// In program order; no product is in two of them.
+  std::vector<Placement> run() {
+    std::vector<Placement> found;
+    for (int32_t i = 0; i < numbering_.size(); ++i) {
+      Node* node = numbering_.node(i);
+      auto placement = node->kind() == kCat ? placementOf(node) : std::nullopt;
+      if (!placement) continue;
+      for (const Value* piece : node->inputs()) placed_.insert(piece);
+      found.push_back(std::move(*placement));
+    }
+    return found;
+  }
+
+ private:
+  std::optional<Placement> placementOf(Node* cat) {
+    const Value* whole = cat->output();
+    const auto row = rowOf(whole);
+    if (!row || row->back() % pieceAlignment() != 0) return std::nullopt;
+    if (!tensorTypeOf(whole)->sizes()[0] || !numbering_.isNeverWritten(whole)) return std::nullopt;
+    Placement placement{cat, nullptr, {}};
+    int32_t first = numbering_.size();
+    llvm::DenseSet<const Value*> pieces;
+    for (const Value* piece : cat->inputs()) {
+      if (!pieces.insert(piece).second || !isProduct(piece, whole)) return std::nullopt;
+      first = std::min(first, numbering_.definedBy(Numbering::numberOf(piece)));
+    }
+    for (const Value* piece : cat->inputs()) {
+      Value* rows = rowsBefore(piece, first);
+      if (!rows) return std::nullopt;
+      placement.rows.push_back(rows);
+    }
+    placement.first = numbering_.node(first);
+    return placement;
+  }
+
+  /// True for a product that nobody can tell from a part of `whole`. Its rows are as wide, so they are
+  /// what was put together.
+  bool isProduct(const Value* piece, const Value* whole) const {
+    const Node* node = piece->node();
+    return node->kind() == kMm && overloadOf(node).empty() && sameRow(piece, whole) &&
+           numbering_.isNeverWritten(piece) && !results_.contains(piece) &&
+           !placed_.contains(piece);
+  }
+
+  /// The number of rows of `piece`, if it is known at run time and there before node `first`;
+  /// nullptr for all others.
+  Value* rowsBefore(const Value* piece, int32_t first) {
+    const auto unknown = (*terms_.sizesOf(piece))[0].unknown();
+    const auto number = unknown ? numbers_.find(*unknown) : numbers_.end();
+    if (number == numbers_.end()) return nullptr;
+    return numbering_.definedBy(Numbering::numberOf(number->second)) < first ? number->second
+                                                                             : nullptr;
+  }
+
+  const Numbering numbering_;
+  SizeTerms& terms_;
+  const llvm::DenseMap<int32_t, Value*> numbers_;  // by unknown
+  llvm::DenseSet<const Value*> results_;           // of the program
+  llvm::DenseSet<const Value*> placed_;
+};
+
+class PlacementWriter {
+ public:
+  PlacementWriter(Graph& graph, const Placement& placement)
+      : graph_(graph), cat_(placement.cat), placement_(placement) {}
+
+  void run() {
+    Node* whole = makeWhole();
+    Node* split = makePlaces(whole->output());
+    const std::vector<Value*> pieces(cat_->inputs().begin(), cat_->inputs().end());
+    for (size_t p = 0; p < pieces.size(); ++p) place(pieces[p], split->output(p));
+    const std::string name = cat_->output()->debugName();
+    cat_->output()->replaceAllUsesWith(whole->output());
+    cat_->destroy();
+    whole->output()->setDebugName(name);
+  }
+
+ private:
+  Node* insert(c10::Symbol kind, const char* overload, llvm::ArrayRef<Value*> inputs,
+               size_t outputs, c10::intrusive_ptr<ArgList> args, Node* like, Node* before) {
+    Node* node = graph_.create(kind, inputs, outputs);
+    if (*overload) setOverload(node, overload);
+    setArgs(node, std::move(args));
+    copyPlace(node, like);
+    return node->insertBefore(before);
+  }
+
+  Node* makeWhole() {
+    const c10::TensorType* type = tensorTypeOf(cat_->output());
+    const auto dims = type->sizes().concrete_sizes();
+    ListArg sizes;
+    for (int64_t size : *dims) sizes.elements.emplace_back(size);
+    auto args = c10::make_intrusive<ArgList>();
+    args->args.emplace_back(std::move(sizes));
+    args->args.emplace_back(static_cast<int64_t>(*type->scalarType()));
+    args->args.emplace_back(AbsentArg{});
+    args->args.emplace_back(*type->device());
+    Node* whole = insert(kEmpty, "memory_format", {}, 1, std::move(args), cat_, placement_.first);
+    whole->output()->setType(cat_->output()->type());
+    return whole;
+  }
+
+  Node* makePlaces(Value* whole) {
+    std::vector<Value*> inputs{whole};
+    ListArg rows;
+    for (Value* number : placement_.rows) {
+      rows.elements.emplace_back(InputArg{static_cast<uint32_t>(inputs.size())});
+      inputs.push_back(number);
+    }
+    auto args = c10::make_intrusive<ArgList>();
+    args->args.emplace_back(InputArg{0});
+    args->args.emplace_back(std::move(rows));
+    return insert(kSplit, "", inputs, placement_.rows.size(), std::move(args), cat_,
+                  placement_.first);
+  }
+
+  void place(Value* piece, Value* place) {
+    Node* old = piece->node();
+    const std::string name = piece->debugName();
+    place->setType(piece->type());
+    place->setDebugName(freshName(graph_, name + ".place"));
+    auto args = c10::make_intrusive<ArgList>(argsOf(old));
+    std::vector<Value*> inputs(old->inputs().begin(), old->inputs().end());
+    args->args.emplace_back(InputArg{static_cast<uint32_t>(inputs.size())});
+    inputs.push_back(place);
+    Node* product = insert(kMm, "out", inputs, 1, std::move(args), old, old);
+    product->output()->setType(piece->type());
+    piece->replaceAllUsesWith(product->output());
+    old->destroy();
+    product->output()->setDebugName(name);
+  }
+
+  Graph& graph_;
+  Node* cat_;
+  const Placement& placement_;
+};
+
+bool joinsProducts(const Node* node) {
+  return node->kind() == kCat && llvm::any_of(node->inputs(), [](const Value* piece) {
+           return piece->node()->kind() == kMm;
+         });
+}
+
+/// Calls `visit(entry, placements)` for entries that have some, in order.
+template <typename Entries, typename Visit>
+void visitPlacements(Entries& entries, Visit&& visit) {
+  const auto mayPlace = [](const Entry& entry) {
+    return llvm::any_of(std::as_const(*entry.graph).nodes(), joinsProducts);
+  };
+  if (llvm::none_of(entries, mayPlace)) return;
+  SizeTerms terms;
+  for (auto& entry : entries) {
+    terms.enter(entry);
+    for (const Node* node : std::as_const(*entry.graph).nodes()) terms.learn(node);
+    std::vector<Placement> found;
+    if (mayPlace(entry)) found = PlacementFinder(entry, terms).run();
+    terms.leave(entry);
+    if (!found.empty()) visit(entry, found);
+  }
+}
+
+}  // namespace
+
+void placeProducts(Program& program, PassContext& context) {
+  visitPlacements(program.entries, [&](Entry& entry, const std::vector<Placement>& found) {
+    for (const Placement& placement : found) {
+      context.remarks.add(RemarkKind::Passed, kPass, "products-placed", placement.cat,
+                          std::to_string(placement.rows.size()) +
+                              " products are written where they were put together");
+      PlacementWriter(*entry.graph, placement).run();
+    }
+  });
+}
+
+void verifyPlaceProducts(const Program& program, const PassContext&) {
+  visitPlacements(program.entries, [](const Entry& entry, const std::vector<Placement>& found) {
+    TORCH_CHECK(false, "entry '", entry.name, "': ", found.size(),
+                " cats of products are left that could be written in place, the first at ",
+                describe(found.front().cat));
+  });
+}
+
+}  // namespace gravure

@@ -1,5 +1,8 @@
 #include "runtime/copy_places.h"
 
+#include <ATen/ops/_foreach_copy.h>
+#include <llvm/ADT/STLExtras.h>
+
 namespace gravure {
 namespace {
 
@@ -31,6 +34,30 @@ void copyPlaces(const at::Tensor& to, const at::Tensor& from) {
   }
   TORCH_INTERNAL_ASSERT(sameLayout(to, from), "places that elements share, and another layout");
   placesOf(to).copy_(placesOf(from), /*non_blocking=*/true);
+}
+
+// A list of several dtypes or devices would be copied tensor by tensor.
+void CopyBatches::add(const at::Tensor& to, const at::Tensor& from) {
+  const auto dtype = to.scalar_type();
+  const auto device = to.device();
+  const bool alike = from.scalar_type() == dtype && from.device() == device;
+  if (!alike || sharesPlaces(to.sizes(), to.strides())) return copyPlaces(to, from);
+  auto* batch = llvm::find_if(
+      batches_, [&](const Batch& known) { return known.dtype == dtype && known.device == device; });
+  if (batch == batches_.end()) batch = &batches_.emplace_back(Batch{dtype, device, {}, {}});
+  batch->to.push_back(to);
+  batch->from.push_back(from);
+}
+
+void CopyBatches::run() {
+  for (Batch& batch : batches_) {
+    if (batch.to.size() == 1) {
+      batch.to.front().copy_(batch.from.front(), /*non_blocking=*/true);
+    } else {
+      at::_foreach_copy_(batch.to, batch.from, /*non_blocking=*/true);
+    }
+  }
+  batches_.clear();
 }
 
 }  // namespace gravure

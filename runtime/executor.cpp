@@ -252,11 +252,12 @@ bool hasBuffer(const at::Tensor& buffer, const c10::IValue& value) {
 void Executor::runStage(uint32_t index) {
   Stage& stage = code_.stages[index];
   if (session_) session_->enterStep(-1);
+  CopyBatches copies;
   for (size_t i = 0; i < stage.from.size(); ++i) {
     const c10::IValue& value = frame_[stage.from[i]];
     if (served_ && hasBuffer(served_->staged[index][i], value)) {
       const at::Tensor& buffer = served_->staged[index][i];
-      copyPlaces(buffer, value.toTensor());
+      copies.add(buffer, value.toTensor());
       stats_.stagedBytes += static_cast<int64_t>(buffer.nbytes());
       frame_[stage.to[i]] = buffer;
     } else if (value.isTensor() && value.toTensor().defined()) {
@@ -265,6 +266,7 @@ void Executor::runStage(uint32_t index) {
       frame_[stage.to[i]] = value;
     }
   }
+  copies.run();
   releaseSlots(stage.releases, frame_);
 }
 

@@ -1,8 +1,9 @@
 #include "runtime/results.h"
 
+#include "runtime/copy_places.h"
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/_foreach_copy.h>
 #include <c10/core/Allocator.h>
 
 #include <llvm/ADT/DenseMap.h>
@@ -138,15 +139,13 @@ class StorageCopies {
   }
 
   /// The same view of the copy. The first one adds what is to be copied to the batch.
-  at::Tensor view(const at::Tensor& tensor, std::vector<at::Tensor>& targets,
-                  std::vector<at::Tensor>& sources) {
+  at::Tensor view(const at::Tensor& tensor, CopyBatches& batches) {
     const c10::Storage& storage = tensor.storage();
     at::Tensor& copy = copies_[storage.data()];
     if (!copy.defined()) {
       copy = unfilled({static_cast<int64_t>(storage.nbytes())}, {1}, c10::ScalarType::Byte,
                       tensor.device());
-      targets.push_back(copy);
-      sources.push_back(bytesOf(storage, copy));
+      batches.add(copy, bytesOf(storage, copy));
     }
     return onStorage(copy.storage(), tensor);
   }
@@ -156,45 +155,22 @@ class StorageCopies {
   llvm::SmallDenseMap<const void*, at::Tensor, 4> copies_;
 };
 
-/// One batch a dtype and device: a list of several is copied tensor by tensor.
-void copyBatches(const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) {
-  struct Batch {
-    c10::ScalarType dtype;
-    c10::Device device;
-    std::vector<at::Tensor> targets, sources;
-  };
-  llvm::SmallVector<Batch, 4> batches;
-  for (size_t i = 0; i < targets.size(); ++i) {
-    const auto dtype = targets[i].scalar_type();
-    const auto device = targets[i].device();
-    auto* batch = llvm::find_if(batches, [&](const Batch& known) {
-      return known.dtype == dtype && known.device == device;
-    });
-    if (batch == batches.end()) batch = &batches.emplace_back(Batch{dtype, device, {}, {}});
-    batch->targets.push_back(targets[i]);
-    batch->sources.push_back(sources[i]);
-  }
-  for (const Batch& batch : batches) {
-    at::_foreach_copy_(batch.targets, batch.sources, /*non_blocking=*/true);
-  }
-}
-
 }  // namespace
 
 std::vector<at::Tensor> ownedCopies(const std::vector<CopySource>& results) {
   StorageCopies storages(results);
-  std::vector<at::Tensor> copies, targets, sources;
+  std::vector<at::Tensor> copies;
+  CopyBatches batches;
   copies.reserve(results.size());
   for (const CopySource& result : results) {
     if (storages.needed(result)) {
-      copies.push_back(storages.view(result.tensor, targets, sources));
+      copies.push_back(storages.view(result.tensor, batches));
     } else {
       copies.push_back(unfilledLike(result.tensor));
-      targets.push_back(copies.back());
-      sources.push_back(result.tensor);
+      batches.add(copies.back(), result.tensor);
     }
   }
-  copyBatches(targets, sources);
+  batches.run();
   return copies;
 }
 

@@ -3,8 +3,6 @@
 
 #include "runtime/results.h"
 
-#include <ATen/record_function.h>
-
 #include <utility>
 
 using namespace gravure;
@@ -35,27 +33,10 @@ TEST_CASE("results stay where they are with their bits, also after the runtime",
 
 namespace {
 
-thread_local int fills = 0;
-
-/// ATen's calls of `fill_` by this thread while it lives, where algorithms must be deterministic.
-class CountedFills {
- public:
-  CountedFills() {
-    fills = 0;
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(
-        [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
-          fills += std::string_view(call.name()) == "aten::fill_";
-          return nullptr;
-        }));
-  }
-  ~CountedFills() {
-    at::removeCallback(handle_);
-    at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
-  }
-
- private:
-  at::CallbackHandle handle_;
+/// Algorithms must be deterministic while it lives.
+struct Deterministic {
+  Deterministic() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
+  ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false); }
 };
 
 }  // namespace
@@ -68,11 +49,12 @@ TEST_CASE("copies of results are written once, also where algorithms are determi
       {base.narrow(1, 0, 2), true},  // of one storage, as eager gives them
       {base.narrow(1, 2, 2), true},
   };
-  const CountedFills counted;
+  const Deterministic deterministic;
+  const CountedCalls fills("aten::fill_");
   const std::vector<at::Tensor> copies = ownedCopies(sources);
-  CHECK(fills == 0);
+  CHECK(fills.count() == 0);
   at::empty({3});
-  CHECK(fills == 1);
+  CHECK(fills.count() == 1);
   for (size_t i = 0; i < copies.size(); ++i) {
     CAPTURE(i);
     CHECK(sameBits(copies[i].contiguous(), sources[i].tensor.contiguous()));

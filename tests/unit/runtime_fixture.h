@@ -6,8 +6,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/record_function.h>
 
 #include <cstring>
+#include <string_view>
 
 namespace gravure {
 
@@ -27,6 +29,29 @@ inline bool sameBits(const std::vector<c10::IValue>& a, const std::vector<c10::I
   }
   return true;
 }
+
+/// Calls of one operator by this thread, also from within others, since it was made. One at a time.
+class CountedCalls {
+ public:
+  explicit CountedCalls(std::string_view name) {
+    counted_ = name;
+    calls_ = 0;
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(
+        [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+          calls_ += call.name() == counted_;
+          return nullptr;
+        }));
+  }
+  ~CountedCalls() { at::removeCallback(handle_); }
+  CountedCalls(const CountedCalls&) = delete;
+  CountedCalls& operator=(const CountedCalls&) = delete;
+  int count() const { return calls_; }
+
+ private:
+  static inline thread_local std::string_view counted_;
+  static inline thread_local int calls_ = 0;
+  at::CallbackHandle handle_;
+};
 
 inline std::unique_ptr<Runtime> makeRuntime(const std::string& text, RuntimeOptions options = {},
                                             bool poison = true) {

@@ -57,6 +57,33 @@ graph step(%x : Float(4, 4, strides=[4, 1], device=cpu) {user_input "x"},
   CHECK(unread.use_count() == 1);
 }
 
+TEST_CASE("staged copies of one dtype are one call") {
+  auto runtime = makeRuntime(R"(gravure 1
+graph step(%x : Float(4, strides=[1], device=cpu) {user_input "x"},
+           %i : Long(4, strides=[1], device=cpu) {user_input "i"},
+           %y : Float(4, strides=[1], device=cpu) {user_input "y"}):
+  %xs : Float(4, strides=[1], device=cpu), %is : Long(4, strides=[1], device=cpu), %ys : Float(4, strides=[1], device=cpu) = cudagraph::stage(%x, %i, %y)
+  %z.out : Float(4, strides=[1], device=cpu) = cudagraph::launch[index=0, tags=["staged: user input", "staged: user input", "staged: user input"]](%xs, %is, %ys)
+    block0(%x.0 : Float(4, strides=[1], device=cpu), %i.0 : Long(4, strides=[1], device=cpu), %y.0 : Float(4, strides=[1], device=cpu)):
+      %s : Float(4, strides=[1], device=cpu) = aten::add.Tensor(%x.0, %y.0)
+      %z : Float(4, strides=[1], device=cpu) = aten::mul.Tensor(%s, %i.0)
+      -> (%z)
+  %z.own : Float(4, strides=[1], device=cpu) = cudagraph::own(%z.out)
+  return (%z.own {output "z"})
+)");
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    // One of another layout, one of another dtype.
+    at::Tensor x = at::randn({8}).slice(0, 0, 8, 2), y = at::randn({4}), i = at::randint(9, {4});
+    i = i.to(at::kLong);
+    const CountedCalls together("aten::_foreach_copy_");
+    const auto got = runtime->run("step", {x, i, y});
+    CHECK(sameBits(got[0].toTensor(), (x + y) * i));
+    if (step >= 3) CHECK(together.count() == 1);
+  }
+  CHECK(runtime->stats().replays >= 3);
+}
+
 TEST_CASE("elements that share a place are staged once, and only from such a layout", "[law3]") {
   const char* const text = R"(gravure 1
 graph step(%x : Float(4, 8, strides=[0, 1], device=cpu) {user_input "x"}):

@@ -275,8 +275,7 @@ bool hasPieces(const Entry& entry) {
 /// Learns `entry`, and calls `visit(dependences, plan)` if it has batches; false if it has none.
 template <typename Visit>
 bool visitPlan(const Entry& entry, SizeTerms& terms, c10::Device device, Visit&& visit) {
-  terms.enter(entry);
-  for (const Node* node : std::as_const(*entry.graph).nodes()) terms.learn(node);
+  terms.learnAll(entry);
   if (!hasPieces(entry)) return false;
   const Dependences dependences(entry);
   const auto plan = PointwiseBatches::find(entry, dependences, terms, device);

@@ -34,7 +34,8 @@ class PlacementFinder {
   PlacementFinder(const Entry& entry, SizeTerms& terms)
       : numbering_(entry), terms_(terms), numbers_(terms.numbersByUnknown(*entry.graph)) {
     for (size_t o = 0; o < entry.outputs.size(); ++o) {
-      if (entry.outputs[o].role != OutputRole::Saved) results_.insert(entry.graph->outputs()[o]);
+      const bool saved = entry.outputs[o].role == OutputRole::Saved;
+      if (!saved) results_.insert(numbering_.storageOf(entry.graph->outputs()[o]));
     }
   }
 
@@ -78,7 +79,7 @@ class PlacementFinder {
   bool isProduct(const Value* piece, const Value* whole) const {
     const Node* node = piece->node();
     return node->kind() == kMm && overloadOf(node).empty() && sameRow(piece, whole) &&
-           numbering_.isNeverWritten(piece) && !results_.contains(piece) &&
+           numbering_.isNeverWritten(piece) && !results_.contains(numbering_.storageOf(piece)) &&
            !placed_.contains(piece);
   }
 
@@ -95,7 +96,7 @@ class PlacementFinder {
   const Numbering numbering_;
   SizeTerms& terms_;
   const llvm::DenseMap<int32_t, Value*> numbers_;  // by unknown
-  llvm::DenseSet<const Value*> results_;           // of the program
+  llvm::DenseSet<int32_t> results_;                // storages of what the caller gets
   llvm::DenseSet<const Value*> placed_;
 };
 
@@ -190,8 +191,7 @@ void visitPlacements(Entries& entries, Visit&& visit) {
   if (llvm::none_of(entries, mayPlace)) return;
   SizeTerms terms;
   for (auto& entry : entries) {
-    terms.enter(entry);
-    for (const Node* node : std::as_const(*entry.graph).nodes()) terms.learn(node);
+    terms.learnAll(entry);
     std::vector<Placement> found;
     if (mayPlace(entry)) found = PlacementFinder(entry, terms).run();
     terms.leave(entry);

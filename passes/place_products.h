@@ -19,7 +19,7 @@
 // Legal where a product has the same bits wherever its result lies, at multiples of pieceAlignment()
 //   bytes: cuBLAS chooses the same algorithms at multiples of 16 (tests/cuda/alignment.py). Products
 //   other than aten::mm stay: those of aten::addmm are cuBLASLt's.
-// Refuses: pieces that are results of the program, that are written to, or whose number of rows is
+// Refuses: pieces that the caller gets, by a view too, that are written to, or whose number of rows is
 //   not there before the first product; cats of unknown size, or that are written to.
 // Order: the whole and its places stand before the first product, all else keeps its order.
 // Complexity: linear in nodes plus edges.

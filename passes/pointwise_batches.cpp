@@ -60,7 +60,8 @@ class BatchFinder {
       : entry_(entry), dependences_(dependences), numbering_(dependences.numbering()),
         terms_(terms), device_(device), plan_(plan) {
     for (size_t o = 0; o < entry.outputs.size(); ++o) {
-      if (entry.outputs[o].role != OutputRole::Saved) results_.insert(entry.graph->outputs()[o]);
+      const bool saved = entry.outputs[o].role == OutputRole::Saved;
+      if (!saved) results_.insert(numbering_.storageOf(entry.graph->outputs()[o]));
     }
   }
 
@@ -101,7 +102,8 @@ class BatchFinder {
     const auto row = rowOf(output);
     if (!row || row->back() % pieceAlignment() != 0 || tensorTypeOf(output)->sizes()[0])
       return false;
-    if (!numbering_.isNeverWritten(output) || results_.contains(output)) return false;
+    if (!numbering_.isNeverWritten(output)) return false;
+    if (results_.contains(numbering_.storageOf(output))) return false;
     return llvm::any_of(node->inputs(), [&](const Value* in) { return isPiece(in, output); });
   }
 
@@ -281,8 +283,8 @@ class BatchFinder {
   SizeTerms& terms_;
   const c10::Device device_;
   PointwiseBatches& plan_;
-  /// What the caller gets, who may count on each having its own storage.
-  llvm::DenseSet<const Value*> results_;
+  /// Storages of what the caller gets, who may count on each having its own.
+  llvm::DenseSet<int32_t> results_;
   std::map<Key, std::vector<Class>> classes_;  // by level first
   std::map<std::vector<const Value*>, int32_t> wholeOf_;
 };

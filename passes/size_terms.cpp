@@ -5,6 +5,8 @@
 
 #include <llvm/ADT/STLExtras.h>
 
+#include <utility>
+
 namespace gravure {
 namespace {
 
@@ -27,6 +29,11 @@ void SizeTerms::enter(const Entry& entry) {
       setSizes(input, saved.sizes ? &*saved.sizes : nullptr);
     }
   }
+}
+
+void SizeTerms::learnAll(const Entry& entry) {
+  enter(entry);
+  for (const Node* node : std::as_const(*entry.graph).nodes()) learn(node);
 }
 
 void SizeTerms::leave(const Entry& entry) {

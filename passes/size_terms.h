@@ -35,6 +35,8 @@ class SizeTerms {
   /// entry's top block, in order.
   void enter(const Entry& entry);
   void learn(const Node* node);
+  /// Both at once, of an entry that does not change meanwhile.
+  void learnAll(const Entry& entry);
   /// Forgets the entry's values, but for what it saves.
   void leave(const Entry& entry);
 

@@ -80,20 +80,22 @@ def check_step(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("whole_step", [False, True])
+@pytest.mark.parametrize("way", ["whole step", "backend", "one thread now and then"])
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
-def test_other_counts_in_each_step(whole_step: bool, device: str) -> None:
+def test_other_counts_in_each_step(way: str, device: str) -> None:
+    """One thread: a GPU's backward runs on a thread of autograd's, unless one asks otherwise."""
     torch._dynamo.reset()
     mine, reference = Experts().to(device), Experts().to(device)
-    if whole_step:
-        call = gravure.compile_step(mine)
-    else:
-        compiled = torch.compile(mine, backend="gravure")
+    whole = way == "whole step"
+    compiled = gravure.compile_step(mine) if whole else torch.compile(mine, backend="gravure")
 
-        def call(x: Tensor, counts: Tensor) -> Tensor:
-            loss = compiled(x, counts)
-            loss.backward()
-            return loss
+    def call(x: Tensor, counts: Tensor) -> Tensor:
+        loss = compiled(x, counts)
+        if not whole:
+            several = way == "backend" or step % 4 == 3
+            with torch.autograd.set_multithreading_enabled(several):
+                loss.backward()
+        return loss
 
     for step in range(3 * len(COUNTS)):
         check_step(call, mine, reference, batch(COUNTS[step % len(COUNTS)], step, device))
@@ -170,24 +172,6 @@ def test_two_forwards_before_their_backwards(device: str) -> None:
                 loss.backward()
             found.append([bits(p.grad) for p in module.parameters()] + [*map(bits, losses)])
         assert found[0] == found[1], f"step {step}"
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@torch._dynamo.config.patch(capture_scalar_outputs=True)
-def test_a_backward_on_the_callers_thread(device: str) -> None:
-    """A GPU's runs on a thread of autograd's, unless one asks otherwise; some steps each."""
-    torch._dynamo.reset()
-    mine, reference = Experts().to(device), Experts().to(device)
-    compiled = torch.compile(mine, backend="gravure")
-
-    def call(x: Tensor, counts: Tensor) -> Tensor:
-        loss = compiled(x, counts)
-        with torch.autograd.set_multithreading_enabled(step % 4 == 3):
-            loss.backward()
-        return loss
-
-    for step in range(2 * len(COUNTS)):
-        check_step(call, mine, reference, batch(COUNTS[step % len(COUNTS)], step, device))
 
 
 @torch._dynamo.config.patch(capture_scalar_outputs=True)

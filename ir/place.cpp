@@ -20,6 +20,11 @@ std::string_view moduleOf(const Node* node) {
   return scope ? scope->name().toUnqualString() : "";
 }
 
+std::string describeWithSource(const Node* node) {
+  const std::string& source = sourceOf(node);
+  return source.empty() ? describe(node) : describe(node) + " at " + source;
+}
+
 void copyPlace(Node* node, const Node* from) {
   node->setSourceRange(from->sourceRange());
   node->setScope(const_cast<Node*>(from)->scope());

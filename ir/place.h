@@ -20,6 +20,9 @@ namespace gravure {
 const std::string& sourceOf(const Node* node);
 std::string_view moduleOf(const Node* node);
 
+/// describe(node), with its source line where that is known: "%y = aten::mm at model.py:88".
+std::string describeWithSource(const Node* node);
+
 /// `node` then comes from where `from` does.
 void copyPlace(Node* node, const Node* from);
 

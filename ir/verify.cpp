@@ -60,9 +60,9 @@ void EntryVerifier::fail(const std::string& message) const {
 }
 
 void EntryVerifier::fail(const Node* node, const std::string& message) const {
-  std::string place = sourceOf(node).empty() ? "" : " at " + sourceOf(node);
-  if (!moduleOf(node).empty()) place.append(" in ").append(moduleOf(node));
-  fail(describe(node) + place + ": " + message);
+  std::string described = describeWithSource(node);
+  if (!moduleOf(node).empty()) described.append(" in ").append(moduleOf(node));
+  fail(described + ": " + message);
 }
 
 void EntryVerifier::verify() {

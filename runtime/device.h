@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,8 +23,10 @@ struct Call;  // runtime/instruction.h: one operator call with its compiled argu
 /// A replay that failed after some of its work was done: what it wrote stays written. Any other error
 /// of Executable::replay means that nothing ran.
 struct PartialReplay : c10::Error {
-  using c10::Error::Error;
-  explicit PartialReplay(const c10::Error& error) : c10::Error(error) {}
+  /// Of `error`, which is being handled.
+  explicit PartialReplay(const c10::Error& error)
+      : c10::Error(error), cause(std::current_exception()) {}
+  std::exception_ptr cause;
 };
 
 /// A partition, captured and instantiated. Owned by the runtime; made only by Capture::finish().

@@ -92,11 +92,16 @@ void Executor::runCall(Call& call) {
   call.push(frame_, stack_);
   if (session_) session_->enterStep(call.step);
   if (recorder_) recorder_->before(call, frame_);
-  if (call.rng == kNoSlot) {
-    call.run(stack_);
-  } else {
-    RngScope scope(device_.tensorDevice(), frame_[call.rng]);
-    call.run(stack_);
+  try {
+    if (call.rng == kNoSlot) {
+      call.run(stack_);
+    } else {
+      RngScope scope(device_.tensorDevice(), frame_[call.rng]);
+      call.run(stack_);
+    }
+  } catch (c10::Error& error) {
+    addPlace(error, call.node);
+    throw;
   }
   if (recorder_) recorder_->after(call, stack_);
   if (served_ && anyMisplaced(call, stack_, *session_)) copyMisplaced(call, stack_, *session_);
@@ -148,8 +153,8 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
     partition.replay(launch, frame_);
     ++stats_.replays;
     if (communication_ && !launch.groups.empty()) communication_->launched(launch);
-  } catch (const PartialReplay&) {
-    throw;
+  } catch (const PartialReplay& partial) {
+    std::rethrow_exception(partial.cause);
   } catch (const c10::Error& error) {
     remarks_.missed("launch-failed", launch.node,
                     std::string(error.what_without_backtrace()) + "; its calls run one by one");

@@ -36,11 +36,6 @@ void forEachTensor(const torch::jit::Stack& stack, Visit&& visit) {
   }
 }
 
-std::string place(const Node* node) {
-  const std::string& source = sourceOf(node);
-  return source.empty() ? describe(node) : describe(node) + " at " + source;
-}
-
 class HostExecutable final : public Executable {
  public:
   HostExecutable(Device& device, std::vector<BakedCall> calls)
@@ -50,9 +45,14 @@ class HostExecutable final : public Executable {
     device_.passFaultPoint(FaultPoint::Launch);
     ArenaSession* session = ArenaSession::current();
     TORCH_INTERNAL_ASSERT(session && session->slab(), "a replay outside a step");
+    const BakedCall* running = nullptr;
     try {
-      for (const BakedCall& baked : calls_) replayCall(baked, *session);
-    } catch (const c10::Error& error) {
+      for (const BakedCall& baked : calls_) {
+        running = &baked;
+        replayCall(baked, *session);
+      }
+    } catch (c10::Error& error) {
+      addPlace(error, running->call->node);
       stack_.clear();
       started_.clear();
       throw PartialReplay(error);
@@ -76,7 +76,7 @@ class HostExecutable final : public Executable {
     size_t i = 0;
     forEachTensor(stack_, [&](const at::Tensor& tensor) {
       TORCH_CHECK(i < baked.addresses.size() && tensor.const_data_ptr() == baked.addresses[i],
-                  "the host device replays: ", place(call.node), " put result ", i,
+                  "the host device replays: ", describeWithSource(call.node), " put result ", i,
                   " at another address than it was captured with");
       ++i;
     });
@@ -245,9 +245,8 @@ class HostCapture final : public Capture {
 
  private:
   [[noreturn]] static void refuse(const Call& call, const std::string& reason) {
-    TORCH_CHECK(false,
-                "operation not permitted when the host device is capturing: ", place(call.node),
-                ": ", reason);
+    TORCH_CHECK(false, "operation not permitted when the host device is capturing: ",
+                describeWithSource(call.node), ": ", reason);
     std::abort();
   }
 

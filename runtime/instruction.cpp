@@ -1,5 +1,7 @@
 #include "runtime/instruction.h"
 
+#include "ir/place.h"
+
 #include <ATen/ScalarOps.h>
 
 namespace gravure {
@@ -97,6 +99,11 @@ void Call::store(torch::jit::Stack& stack, Frame& frame) const {
     for (size_t i = 0; i < outputs.size(); ++i) frame[outputs[i]] = std::move(stack[i]);
   }
   stack.clear();
+}
+
+void addPlace(c10::Error& error, const Node* node) {
+  if (error.msg().find(describe(node)) != std::string::npos) return;
+  error.add_context("in " + describeWithSource(node));
 }
 
 }  // namespace gravure

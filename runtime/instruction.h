@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <functional>
@@ -102,6 +103,9 @@ struct Call {
   /// Moves the results from `stack` to their slots and empties it.
   void store(torch::jit::Stack& stack, Frame& frame) const;
 };
+
+/// Adds to what an operator says where it stands in the program, which it cannot know.
+void addPlace(c10::Error& error, const Node* node);
 
 /// A partition: calls that are captured together, or run one by one.
 struct Launch {

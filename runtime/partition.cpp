@@ -1,7 +1,6 @@
 #include "runtime/partition.h"
 
 #include "ir/cudagraph_ops.h"
-#include "ir/place.h"
 #include "runtime/planned_places.h"
 #include "runtime/results.h"
 #include "runtime/rng.h"
@@ -52,14 +51,6 @@ class RngRollback {
  private:
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
-
-/// An operator's own words do not say where it stands in the program.
-void addPlace(c10::Error& error, const Node* node) {
-  const std::string nodeText = describe(node);
-  if (error.msg().find(nodeText) != std::string::npos) return;
-  const std::string& source = sourceOf(node);
-  error.add_context("in " + nodeText + (source.empty() ? "" : " at " + source));
-}
 
 void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
                   ArenaSession& session) {

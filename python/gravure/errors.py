@@ -1,6 +1,47 @@
-"""What cannot be exported, and what to do about it."""
+"""What cannot be exported, and what to do about it; errors of a run, as eager raises them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+_DISTRIBUTED = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+# By their names in c10, as torch/csrc/Exceptions.h has them.
+_TYPES: dict[str, type[Exception]] = {
+    "IndexError": IndexError,
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+    "NotImplementedError": NotImplementedError,
+    "OutOfMemoryError": torch.OutOfMemoryError,
+    "LinAlgError": torch.linalg.LinAlgError,
+}
+if torch.distributed.is_available():
+    _TYPES |= {name: getattr(torch.distributed, name) for name in _DISTRIBUTED}
+
+
+def as_eager(error: RuntimeError) -> NoReturn:
+    """Raises `error`, which a run of the library's has just thrown, as the type that eager raises.
+
+    A method of the library's raises RuntimeError whatever was thrown.
+    """
+    kind = _TYPES.get(torch.classes.gravure.Program.take_error_kind(), RuntimeError)
+    if kind is RuntimeError:
+        raise error
+    raise kind(*error.args) from None
+
+
+def raising_as_eager(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, a method of a program of the library's, with the types of eager's errors."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return run(*args)
+        except RuntimeError as error:
+            as_eager(error)
+
+    return call
 
 
 class ExportError(RuntimeError):

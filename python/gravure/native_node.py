@@ -18,6 +18,7 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import PlainTensorMeta
 
 from .aot_entries import Call, picker
+from .errors import as_eager
 
 # The results of the graph for these arguments of Dynamo's; None, and nothing has run, where this
 # call needs AOTAutograd's wrapper.
@@ -70,7 +71,14 @@ def native_call(
     program.set_autograd(lists | {"modes": list(map(int, modes))}, alive)
     run = program.run_differentiable
     pick = picker([i for i in calls[0].taken if i not in calls[0].kept])
-    return lambda args: run(pick(args)) or None
+
+    def call(args: Sequence[Any]) -> list[Any] | None:
+        try:
+            return run(pick(args)) or None
+        except RuntimeError as error:
+            as_eager(error)
+
+    return call
 
 
 def _plan(

@@ -12,11 +12,10 @@ import gravure
 import pytest
 import torch
 import torch.nn.functional as F
-from running import bits
+from running import DEVICES, bits
 from torch import Tensor, nn
 
 DIM, ROWS = 32, 48
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 EXPERTS = 5
 COUNTS = [
     (10, 10, 10, 10, 8),

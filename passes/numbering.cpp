@@ -87,4 +87,13 @@ void Numbering::unite(const Value* a, const Value* b) {
   storage_[xFirst ? y : x] = xFirst ? x : y;
 }
 
+llvm::DenseSet<int32_t> resultStorages(const Entry& entry, const Numbering& numbering) {
+  llvm::DenseSet<int32_t> storages;
+  for (size_t o = 0; o < entry.outputs.size(); ++o) {
+    if (entry.outputs[o].role == OutputRole::Saved) continue;
+    storages.insert(numbering.storageOf(entry.graph->outputs()[o]));
+  }
+  return storages;
+}
+
 }  // namespace gravure

@@ -12,6 +12,7 @@
 #include "ir/program.h"
 
 #include <llvm/ADT/ArrayRef.h>
+#include <llvm/ADT/DenseSet.h>
 
 #include <cstdint>
 #include <vector>
@@ -97,5 +98,8 @@ class Numbering {
   std::vector<int32_t> storage_;  // a union-find forest while it is built, its roots afterwards
   std::vector<bool> written_;
 };
+
+/// Storages of what the caller gets of `entry`, who may count on each having its own.
+llvm::DenseSet<int32_t> resultStorages(const Entry& entry, const Numbering& numbering);
 
 }  // namespace gravure

@@ -32,12 +32,8 @@ struct Placement {
 class PlacementFinder {
  public:
   PlacementFinder(const Entry& entry, SizeTerms& terms)
-      : numbering_(entry), terms_(terms), numbers_(terms.numbersByUnknown(*entry.graph)) {
-    for (size_t o = 0; o < entry.outputs.size(); ++o) {
-      const bool saved = entry.outputs[o].role == OutputRole::Saved;
-      if (!saved) results_.insert(numbering_.storageOf(entry.graph->outputs()[o]));
-    }
-  }
+      : numbering_(entry), terms_(terms), numbers_(terms.numbersByUnknown(*entry.graph)),
+        results_(resultStorages(entry, numbering_)) {}
 
   /// In program order; no product is in two of them.
   std::vector<Placement> run() {
@@ -96,7 +92,7 @@ class PlacementFinder {
   const Numbering numbering_;
   SizeTerms& terms_;
   const llvm::DenseMap<int32_t, Value*> numbers_;  // by unknown
-  llvm::DenseSet<int32_t> results_;                // storages of what the caller gets
+  const llvm::DenseSet<int32_t> results_;          // storages
   llvm::DenseSet<const Value*> placed_;
 };
 

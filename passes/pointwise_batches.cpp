@@ -58,12 +58,7 @@ class BatchFinder {
   BatchFinder(const Entry& entry, const Dependences& dependences, SizeTerms& terms,
               c10::Device device, PointwiseBatches& plan)
       : entry_(entry), dependences_(dependences), numbering_(dependences.numbering()),
-        terms_(terms), device_(device), plan_(plan) {
-    for (size_t o = 0; o < entry.outputs.size(); ++o) {
-      const bool saved = entry.outputs[o].role == OutputRole::Saved;
-      if (!saved) results_.insert(numbering_.storageOf(entry.graph->outputs()[o]));
-    }
-  }
+        terms_(terms), device_(device), plan_(plan), results_(resultStorages(entry, numbering_)) {}
 
   void run() {
     findLevels();
@@ -283,8 +278,7 @@ class BatchFinder {
   SizeTerms& terms_;
   const c10::Device device_;
   PointwiseBatches& plan_;
-  /// Storages of what the caller gets, who may count on each having its own.
-  llvm::DenseSet<int32_t> results_;
+  const llvm::DenseSet<int32_t> results_;      // storages
   std::map<Key, std::vector<Class>> classes_;  // by level first
   std::map<std::vector<const Value*>, int32_t> wholeOf_;
 };

@@ -105,11 +105,16 @@ def main() -> NoReturn:
             raise ImportError(problem)
     except (FileNotFoundError, ImportError) as error:
         sys.exit(f"gravure: {error}")
+    os.execve(tool, [str(tool), *sys.argv[1:]], tool_environment())
+
+
+def tool_environment() -> dict[str, str]:
+    """The process's own, with the libraries of the installed torch where the tool finds them."""
+    folder = _torch_folder()
     libraries = [folder / "lib", *sorted(folder.parent.glob("nvidia/*/lib"))]
     former = os.environ.get("LD_LIBRARY_PATH")
     places = [*map(str, libraries), *([former] if former else [])]
-    environment = os.environ | {"LD_LIBRARY_PATH": ":".join(places)}
-    os.execve(tool, [str(tool), *sys.argv[1:]], environment)
+    return os.environ | {"LD_LIBRARY_PATH": ":".join(places)}
 
 
 def _torch_folder() -> Path:

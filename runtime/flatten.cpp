@@ -205,8 +205,8 @@ class Flattener {
       }
     }
     for (const Slot slot : code_.outputs) {
-      if (code_.sources[slot] != SlotSource::Input)
-        read(slot);  // an input is given back as it came
+      // An input is given back as it came.
+      if (code_.sources[slot] != SlotSource::Input) read(slot);
     }
   }
 

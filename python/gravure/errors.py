@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -21,25 +21,20 @@ if torch.distributed.is_available():
     _TYPES |= {name: getattr(torch.distributed, name) for name in _DISTRIBUTED}
 
 
-def as_eager(error: RuntimeError) -> NoReturn:
-    """Raises `error`, which a run of the library's has just thrown, as the type that eager raises.
-
-    A method of the library's raises RuntimeError whatever was thrown.
-    """
-    kind = _TYPES.get(torch.classes.gravure.Program.take_error_kind(), RuntimeError)
-    if kind is RuntimeError:
-        raise error
-    raise kind(*error.args) from None
-
-
 def raising_as_eager(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, a method of a program of the library's, with the types of eager's errors."""
+    """`run`, a method of a program of the library's, with errors of the types that eager raises.
+
+    By itself such a method raises RuntimeError whatever was thrown.
+    """
 
     def call(*args: Any) -> Any:
         try:
             return run(*args)
         except RuntimeError as error:
-            as_eager(error)
+            kind = _TYPES.get(torch.classes.gravure.Program.take_error_kind())
+            if kind is None:
+                raise
+            raise kind(*error.args) from None
 
     return call
 

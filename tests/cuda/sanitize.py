@@ -12,15 +12,17 @@ a step has an error.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "docs" / "examples")]
+
+from gravure_native import tool_environment  # noqa: E402
+
 PLAIN_PRODUCTS = """
 import torch
 a, b = (torch.randn(8, *shape, device="cuda").bfloat16() for shape in ((16, 8), (8, 16)))
@@ -32,7 +34,6 @@ print((x @ w.t()).float().sum().item())
 
 def export(folder: Path) -> list[Path]:
     """Programs of steps whose every call has its result on the GPU."""
-    sys.path[:0] = [str(ROOT / "python"), str(ROOT / "docs" / "examples")]
     import gravure
     import moe_step
     import torch
@@ -48,19 +49,11 @@ def export(folder: Path) -> list[Path]:
     return programs
 
 
-def libraries() -> str:
-    """Where PyTorch's libraries and those that it is built on lie."""
-    torch = Path(str(find_spec("torch").origin)).parent
-    folders = [torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib"))]
-    return ":".join(str(folder) for folder in folders if folder.is_dir())
-
-
 def errors(tool: str, command: list[str]) -> tuple[int, bool]:
     """How many the tool reports, and whether the command says that all bits agree."""
-    environment = dict(os.environ, LD_LIBRARY_PATH=libraries())
     done = subprocess.run(
         ["compute-sanitizer", "--tool", tool, *command],
-        env=environment,
+        env=tool_environment(),
         capture_output=True,
         text=True,
     )

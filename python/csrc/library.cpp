@@ -1,29 +1,13 @@
 // What torch.ops.load_library("libgravure.so") adds to a process: torch.classes.gravure.Program.
 // No Python header is used, so one file serves every Python version.
 
-#include "python/csrc/error_kind.h"
 #include "python/csrc/loaded_program.h"
 #include "python/csrc/planned_runs.h"
 #include "python/csrc/planning.h"
 
 #include <torch/library.h>
 
-#include <utility>
-
 namespace gravure {
-namespace {
-
-/// A method that runs a program, as a function that notes of which kind its errors are.
-template <auto Method>
-struct Run;
-template <typename Result, typename... Args, Result (LoadedProgram::*Method)(Args...)>
-struct Run<Method> {
-  static Result call(const c10::intrusive_ptr<LoadedProgram>& program, Args... args) {
-    return keepingKind([&] { return (program.get()->*Method)(std::forward<Args>(args)...); });
-  }
-};
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(gravure, m) {
   m.class_<LoadedProgram>("Program")
@@ -37,13 +21,13 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("bind", &LoadedProgram::bind)
       .def("bundle_outputs", &LoadedProgram::bundleOutputs)
       .def("bundle_inputs", &LoadedProgram::bundleInputs)
-      .def("run", &Run<&LoadedProgram::run>::call)
-      .def("run_uncaptured", &Run<&LoadedProgram::runUncaptured>::call)
-      .def("run_tensors", &Run<&LoadedProgram::runTensors>::call)
+      .def("run", &LoadedProgram::run)
+      .def("run_uncaptured", &LoadedProgram::runUncaptured)
+      .def("run_tensors", &LoadedProgram::runTensors)
       .def("set_autograd", &LoadedProgram::setAutograd)
-      .def("run_differentiable", &Run<&LoadedProgram::runDifferentiable>::call)
-      .def("run_step", &Run<&LoadedProgram::runStep>::call)
-      .def("run_step_tensors", &Run<&LoadedProgram::runStepTensors>::call)
+      .def("run_differentiable", &LoadedProgram::runDifferentiable)
+      .def("run_step", &LoadedProgram::runStep)
+      .def("run_step_tensors", &LoadedProgram::runStepTensors)
       .def("set_updated", &LoadedProgram::setUpdated)
       .def("remarks_text", &LoadedProgram::remarksText)
       .def("remarks_json", &LoadedProgram::remarksJson)
@@ -56,7 +40,6 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("synchronize", &LoadedProgram::synchronize)
       .def_static("release_memory", &LoadedProgram::releaseMemory)
       .def_static("drop_collectives", &LoadedProgram::dropCollectives)
-      .def_static("take_error_kind", &takeErrorKind)
       .def("shutdown", &LoadedProgram::shutdown);
 }
 

@@ -18,7 +18,6 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import PlainTensorMeta
 
 from .aot_entries import Call, picker
-from .errors import raising_as_eager
 
 # The results of the graph for these arguments of Dynamo's; None, and nothing has run, where this
 # call needs AOTAutograd's wrapper.
@@ -69,7 +68,7 @@ def native_call(
     memory.held = held
     alive = torch.frombuffer(memory, dtype=torch.uint8)
     program.set_autograd(lists | {"modes": list(map(int, modes))}, alive)
-    run = raising_as_eager(program.run_differentiable)
+    run = program.run_differentiable
     pick = picker([i for i in calls[0].taken if i not in calls[0].kept])
     return lambda args: run(pick(args)) or None
 

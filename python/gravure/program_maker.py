@@ -16,7 +16,7 @@ from torch._functorch.partitioners import is_sym_node
 
 from .aot_entries import Call, FrameNamer, Run, device_of, picker, write_entry
 from .codegen import Stretches, Style, compile_graphs
-from .errors import ExportError, raising_as_eager
+from .errors import ExportError
 from .known_numbers import KnownNumbers
 from .names import InputSpec
 from .native_node import NativeCall, Traced, native_call
@@ -132,7 +132,7 @@ class ProgramMaker:
         kept, sizes = calls[0] if keeps else None, tuple(known.values())
         if len(calls) == 1:
             return Instance(runs[0], None, program, kept, sizes, missed)
-        again = calls[1].caller(raising_as_eager(program.run_uncaptured), keeps=False)
+        again = calls[1].caller(program.run_uncaptured, keeps=False)
         last = runs[1]
 
         def backward(args: list[Any]) -> list[Any]:
@@ -224,8 +224,7 @@ def _bind_fixed(program: Any, call: Call) -> None:
 
 
 def _run_of(program: Any, call: Call, *, keeps: bool) -> Run:
-    run = program.run_tensors if call.only_tensors else program.run
-    return call.caller(raising_as_eager(run), keeps=keeps)
+    return call.caller(program.run_tensors if call.only_tensors else program.run, keeps=keeps)
 
 
 def boxed(run: Callable[..., Any]) -> Run:

@@ -13,7 +13,6 @@ import torch
 from gravure_native import library_path
 
 from . import log  # noqa: F401  what the library logs through
-from .errors import raising_as_eager
 from .options import library_options
 from .process_groups import release_before_groups
 from .torch_version import check_torch
@@ -67,7 +66,6 @@ class Program:
         place = Path(path)
         file = place / PROGRAM_FILE if place.is_dir() else place
         self._program = program_class()(str(file), device, options)
-        self._run = raising_as_eager(self._program.run)
         self._folder = file.parent
         self._device = torch.device("cpu" if device == "host" else device)
         self._slots: dict[str, list[Slot]] = {}
@@ -145,7 +143,7 @@ class Program:
                 if self.inputs(entry)[position].role != "rng_state":
                     break
                 values.append(None)
-        return self._run(entry, values)
+        return self._program.run(entry, values)
 
     def remarks(self) -> list[dict[str, str]]:
         """What was done, missed and found, in order: kind, pass, name, node, source, message."""

@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from .aot_entries import picker
-from .errors import raising_as_eager
 from .fx_import import EntryWriter
 from .optimizer_step import Update
 from .replaced import LookedUp, Scope
@@ -81,7 +80,7 @@ def caller(
     program: Any, places: list[int], kept: Kept, *, only_tensors: bool
 ) -> Callable[..., Any]:
     """What Dynamo's code calls: the graph's inputs in, but those looked up; its former outputs."""
-    run = raising_as_eager(program.run_step_tensors if only_tensors else program.run_step)
+    run = program.run_step_tensors if only_tensors else program.run_step
     hooked = False  # something was, once: the library still sees where
     if kept.update is not None:
         program.set_updated(ENTRY, kept.update.parameters_at)

@@ -24,27 +24,45 @@ ArenaPages::ArenaPages(std::unique_ptr<PageSource> source)
   TORCH_INTERNAL_ASSERT(source_->largePage() % source_->smallPage() == 0);
 }
 
-std::shared_ptr<Slab> ArenaPages::make(const ArenaShape& shape) {
-  auto made = std::make_unique<PagedSlab>(*this, shape);
-  {
-    std::lock_guard lock(mutex_);
-    const auto wants = made->wants(source_->largePage(), source_->smallPage());
-    int64_t bytes = 0;
-    for (const auto& want : wants) bytes += want.bytes;
-    made->firstChunk = takeChunks(*made, bytes);
-    made->base_ = addresses_.base + (static_cast<int64_t>(made->firstChunk) << kChunkBits);
-    made->tenant = sharing_.add(wants);
-    slabs_.push_back(made.get());
-    arenas_.fetch_add(1);
-  }
-  // A handle whose end is one reference less: tensors may hold others.
-  std::shared_ptr<Slab> slab(made.release(),
-                             [](Slab* each) { static_cast<PagedSlab*>(each)->release(); });
+std::shared_ptr<Slab> ArenaPages::make(const ArenaShape& shape,
+                                       const std::vector<PageHandle>& large) {
+  std::shared_ptr<Slab> slab;  // its end takes the lock, should this fail
   std::lock_guard lock(mutex_);
-  auto& paged = static_cast<PagedSlab&>(*slab);
-  noteWhoLives(paged);
-  fit(paged);
+  for (const PageHandle handle : large) keep(sharing_.addPage(source_->largePage()), handle);
+  try {
+    slab = makeUnfit(shape);
+    auto& paged = static_cast<PagedSlab&>(*slab);
+    noteWhoLives(paged);
+    fit(paged);
+    if (!large.empty()) {
+      paged.lastStream = source_->currentStream();
+      paged.lastStep = ++steps_;
+    }
+  } catch (...) {
+    destroyUnused();
+    throw;
+  }
   return slab;
+}
+
+/// Addresses for an arena, and nothing behind them.
+std::shared_ptr<Slab> ArenaPages::makeUnfit(const ArenaShape& shape) {
+  auto made = std::make_unique<PagedSlab>(*this, shape);
+  const auto wants = made->wants(source_->largePage(), source_->smallPage());
+  int64_t bytes = 0;
+  for (const auto& want : wants) bytes += want.bytes;
+  made->firstChunk = takeChunks(*made, bytes);
+  made->base_ = addresses_.base + (static_cast<int64_t>(made->firstChunk) << kChunkBits);
+  made->tenant = sharing_.add(wants);
+  slabs_.push_back(made.get());
+  arenas_.fetch_add(1);
+  // A handle whose end is one reference less: tensors may hold others.
+  return {made.release(), [](Slab* each) { static_cast<PagedSlab*>(each)->release(); }};
+}
+
+void ArenaPages::keep(PageSharing::Page page, PageHandle handle) {
+  if (handles_.size() <= static_cast<size_t>(page)) handles_.resize(page + 1);
+  handles_[page] = handle;
 }
 
 size_t ArenaPages::takeChunks(PagedSlab& slab, int64_t bytes) {
@@ -118,8 +136,7 @@ bool ArenaPages::fit(PagedSlab& slab) {
   for (PageSharing::Move& move : moves) {
     if (move.page != PageSharing::kNoPage) continue;
     move.page = sharing_.addPage(sizes[next]);
-    if (handles_.size() <= static_cast<size_t>(move.page)) handles_.resize(move.page + 1);
-    handles_[move.page] = fresh[next++];
+    keep(move.page, fresh[next++]);
   }
   remap(slab, moves);
   destroyUnused();

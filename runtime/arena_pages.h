@@ -60,8 +60,10 @@ class ArenaPages final : public ArenaMemory {
  public:
   explicit ArenaPages(std::unique_ptr<PageSource> source);
 
-  /// An arena with pages behind it. c10::Error if there is no memory for it.
-  std::shared_ptr<Slab> make(const ArenaShape& shape);
+  /// An arena with pages behind it. c10::Error if there is no memory for it. `large`: pages of that
+  /// size which are given to the arenas; what the current stream gets next may use them. Those that
+  /// this one has no use for are destroyed.
+  std::shared_ptr<Slab> make(const ArenaShape& shape, const std::vector<PageHandle>& large = {});
 
   /// What lies in any arena; may be called from any thread at any time.
   bool contains(const void* address) const {
@@ -96,6 +98,8 @@ class ArenaPages final : public ArenaMemory {
   bool mayHaveChanged(const PagedSlab& slab) const;
   void drop(PagedSlab& slab);
 
+  std::shared_ptr<Slab> makeUnfit(const ArenaShape& shape);
+  void keep(PageSharing::Page page, PageHandle handle);
   PagedSlab& slabAt(const void* address) const;
   size_t takeChunks(PagedSlab& slab, int64_t bytes);
   bool fit(PagedSlab& slab);

@@ -4,6 +4,7 @@
 #include "runtime/cuda/cuda_arena_stats.h"
 #include "runtime/cuda/cuda_blocks.h"
 #include "runtime/cuda/cuda_pages.h"
+#include "runtime/cuda/cuda_warm_up_memory.h"
 #include "runtime/results.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -27,12 +28,11 @@ ArenaSession* cudaSession() {
   return session != nullptr && session->deviceType() == c10::DeviceType::CUDA ? session : nullptr;
 }
 
-/// Gives back what idle arenas of the current device take; the bytes.
+/// Gives back what ended warm-ups and idle arenas of the current device take; the bytes.
 int64_t giveBackIdle() {
   const c10::cuda::CUDAStreamCaptureModeGuard unseen(cudaStreamCaptureModeRelaxed);
   try {
-    ArenaPages* arenas = knownCudaPages(c10::cuda::current_device());
-    return arenas == nullptr ? 0 : arenas->releaseAtRest();
+    return releaseAtRest(c10::cuda::current_device());
   } catch (const std::exception&) {
     return 0;  // a stream that is being captured cannot be waited for
   }
@@ -173,8 +173,8 @@ void* CudaAllocator::getBaseAllocation(void* address, size_t* size) {
 }
 
 ShareableHandle CudaAllocator::shareIpcHandle(void* address) {
-  TORCH_CHECK(cudaArenasAt(address) == nullptr,
-              "a tensor that lies in a program's arena cannot be shared with another process, "
+  TORCH_CHECK(cudaArenasAt(address) == nullptr && !WarmUpMemory::anyContains(address),
+              "a tensor that lies in a program's memory cannot be shared with another process, "
               "since the program writes there again: share a clone() of it, or load the program "
               "with results=\"copied\"");
   return base_->shareIpcHandle(address);
@@ -221,7 +221,10 @@ void CudaAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex o
 cudaError_t CudaAllocator::memcpyAsync(void* to, int toDevice, const void* from, int fromDevice,
                                        size_t bytes, cudaStream_t stream, bool peer) {
   // As for PyTorch's own expandable segments: only cudaMalloc's memory is copied without a peer.
-  const bool ours = cudaPagesAt(to) != nullptr || cudaPagesAt(from) != nullptr;
+  const auto isPaged = [](const void* address) {
+    return cudaPagesAt(address) != nullptr || WarmUpMemory::anyContains(address);
+  };
+  const bool ours = isPaged(to) || isPaged(from);
   if (toDevice != fromDevice && !peer && ours) {
     return cudaMemcpyPeerAsync(to, toDevice, from, fromDevice, bytes, stream);
   }

@@ -20,7 +20,7 @@ class CudaArenaStats;
 ///   serve    the planned address in the session's arena, or PyTorch's memory where the plan has none
 /// When PyTorch is out of memory, idle arenas give their pages back, and it is asked once more.
 /// Every DataPtr made here has its own address as context, as raw_allocate and copy-on-write need it.
-class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
+class CudaAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
  public:
@@ -102,8 +102,10 @@ class CudaAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocato
       std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
   std::string name() override;
 
- private:
+ protected:
   explicit CudaAllocator(Base* base);
+
+ private:
   c10::DataPtr record(ArenaSession& session, size_t bytes);
   c10::DataPtr serve(ArenaSession& session, size_t bytes);
   c10::DataPtr forProgram(size_t bytes);

@@ -1,5 +1,7 @@
 #include "runtime/cuda/cuda_arena_stats.h"
 
+#include "runtime/cuda/cuda_warm_up_memory.h"
+
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <algorithm>
@@ -44,14 +46,30 @@ DeviceStats CudaArenaStats::sums() const {
       stat.freed += arenas_.freed;
     }
   }
+  const WarmUpMemory* warmUps = WarmUpMemory::known(device_);
+  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
+    Stat& stat = stats.reserved_bytes[static_cast<size_t>(type)];
+    stat.current += warmUps == nullptr ? 0 : warmUps->uncounted();
+    stat.peak = std::max(stat.peak, stat.current);
+  }
   return stats;
+}
+
+/// From now on the base's peaks are those of the time to come.
+void CudaArenaStats::startPeaks() {
+  raisePeaks(earlier_, sums());
+  base_.resetPeakStats(device_);
+}
+
+void CudaArenaStats::notePeaks() {
+  std::lock_guard lock(mutex_);
+  startPeaks();
 }
 
 void CudaArenaStats::add(int64_t bytes) {
   if (bytes == 0) return;
   std::lock_guard lock(mutex_);
-  raisePeaks(earlier_, sums());
-  base_.resetPeakStats(device_);
+  startPeaks();
   if (bytes > 0) {
     arenas_.increase(static_cast<size_t>(bytes));
   } else {

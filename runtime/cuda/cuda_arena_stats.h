@@ -12,7 +12,8 @@ class CUDAAllocator;
 namespace gravure {
 
 /// Adds the pages of one device's arenas, each once, to the statistics of PyTorch's allocator: as bytes
-/// reserved, allocated, active and requested, of the large pool. Peaks are those of the sums.
+/// reserved, allocated, active and requested, of the large pool. Pages of warm-ups that PyTorch does
+/// not count are reserved. Peaks are those of the sums.
 class CudaArenaStats {
  public:
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
@@ -20,12 +21,15 @@ class CudaArenaStats {
 
   /// `bytes` more (or less) are mapped.
   void add(int64_t bytes);
+  /// Before pages of a warm-up are given back.
+  void notePeaks();
   c10::CachingDeviceAllocator::DeviceStats withArenas();
   void resetAccumulated();
   void resetPeaks();
 
  private:
   c10::CachingDeviceAllocator::DeviceStats sums() const;
+  void startPeaks();
 
   Base& base_;
   const c10::DeviceIndex device_;

@@ -24,6 +24,7 @@ class CudaExecutable final : public Executable {
     const c10::cuda::CUDAStream stream = device_.currentStream();
     const c10::cuda::CUDAGuard here(stream.device_index());
     device_.captures().inOrder(stream, [&] { graph_->launch(stream); });
+    device_.tidyWarmUp();
   }
 
  private:

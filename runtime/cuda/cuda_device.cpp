@@ -1,5 +1,6 @@
 #include "runtime/cuda/cuda_device.h"
 
+#include "runtime/cuda/cuda_arena_stats.h"
 #include "runtime/cuda/cuda_blocks.h"
 #include "runtime/cuda/cuda_capture.h"
 #include "runtime/cuda/cuda_marker.h"
@@ -53,13 +54,14 @@ std::shared_ptr<Slab> CudaDevice::makeSlab(const ArenaShape& shape) {
   passFaultPoint(FaultPoint::Allocation);
   std::string why = whyNoPages(index_);
   if (!why.empty()) return cudaBlocks(index_).make(shape, std::move(why));
-  return cudaPages(index_).make(shape);
+  if (warmUps_ == nullptr) return cudaPages(index_).make(shape);
+  const int64_t page = warmUps_->largePage();
+  const auto pages = warmUps_->takeEnded(shape.bytes / page, currentStream());
+  allocator_.stats(index_).add(static_cast<int64_t>(pages.size()) * page);
+  return cudaPages(index_).make(shape, pages);
 }
 
-int64_t CudaDevice::releaseMemory() {
-  ArenaPages* arenas = knownCudaPages(index_);
-  return arenas == nullptr ? 0 : arenas->releaseAtRest();
-}
+int64_t CudaDevice::releaseMemory() { return releaseAtRest(index_); }
 
 std::unique_ptr<Capture> CudaDevice::beginCapture(const std::vector<at::Generator>& generators) {
   return std::make_unique<CudaCapture>(*this, generators);
@@ -71,8 +73,13 @@ thread_local bool warmingUp = false;
 
 void CudaDevice::beginWarmUp() {
   if (!warmUpHeld_) {
+    std::shared_ptr<CudaAllocator> segments;
+    if (whyNoPages(index_).empty()) {
+      warmUps_ = &WarmUpMemory::of(index_);
+      segments = std::shared_ptr<CudaAllocator>(warmUps_, [](CudaAllocator*) {});
+    }
     warmUpPool_ = at::cuda::graph_pool_handle();
-    allocator_.createOrIncrefPool(index_, *warmUpPool_, nullptr);
+    allocator_.createOrIncrefPool(index_, *warmUpPool_, segments);
     warmUpHeld_ = true;
   }
   warmingUp = true;
@@ -120,10 +127,8 @@ PoolRouting::~PoolRouting() {
 
 int64_t releaseCudaMemory() {
   int64_t bytes = 0;
-  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
-    ArenaPages* arenas = knownCudaPages(device);
-    if (arenas != nullptr) bytes += arenas->releaseAtRest();
-  }
+  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device)
+    bytes += releaseAtRest(device);
   return bytes;
 }
 

@@ -4,6 +4,7 @@
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_capture_pool.h"
 #include "runtime/cuda/cuda_libraries.h"
+#include "runtime/cuda/cuda_warm_up_memory.h"
 #include "runtime/device.h"
 
 #include <c10/cuda/CUDAEvent.h>
@@ -59,11 +60,16 @@ class CudaDevice final : public Device {
   c10::cuda::CUDAStream currentStream() const { return c10::cuda::getCurrentCUDAStream(index_); }
   /// Where this program is captured: that of the stream which is current at the first call.
   CapturePool& captures();
+  /// Gives back what is left of this program's warm-up once no work is left on it. Never waits.
+  void tidyWarmUp() {
+    if (warmUps_ != nullptr && warmUps_->hasEnded()) warmUps_->giveBack();
+  }
 
  private:
   const c10::DeviceIndex index_;
   CudaAllocator& allocator_;
   std::shared_ptr<CapturePool> captures_;
+  WarmUpMemory* warmUps_ = nullptr;  // where the GPU can map pages
   std::optional<c10::MempoolId_t> warmUpPool_;
   bool warmUpHeld_ = false;  // we hold a use of it
   std::unique_ptr<PoolRouting> warmUpRouting_;

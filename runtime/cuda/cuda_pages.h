@@ -5,6 +5,8 @@
 
 #include <c10/core/Device.h>
 
+#include <set>
+
 namespace gravure {
 
 /// The arenas of one GPU. Never destroyed: tensors may be freed while the process ends. Several
@@ -18,13 +20,17 @@ ArenaPages* knownCudaPages(c10::DeviceIndex device);
 /// The arenas that `address` lies among, or nullptr.
 ArenaPages* cudaPagesAt(const void* address);
 
-/// Why `device` cannot map pages; "" if it can. GRAVURE_NO_VIRTUAL_MEMORY=1 is a reason.
-std::string whyNoPages(c10::DeviceIndex device);
-
 /// Bytes that `device` has now, within the share of it that PyTorch may take.
 int64_t availableMemory(c10::DeviceIndex device);
 
-/// Kernels on `device` may read and write the arenas of `owner`, from now on.
+/// Gives back what of `device` ended warm-ups and arenas at rest take. Waits for the work on it. The
+/// bytes.
+int64_t releaseAtRest(c10::DeviceIndex device);
+
+/// Kernels on `device` may read and write the arenas of `owner`, and what programs warm up in there,
+/// from now on.
 void openArenasTo(c10::DeviceIndex owner, c10::DeviceIndex device);
+/// The devices that those of `owner` were opened to.
+std::set<c10::DeviceIndex> openedTo(c10::DeviceIndex owner);
 
 }  // namespace gravure

@@ -12,7 +12,8 @@ gravure hands out results as gravure.load does by default; gravure_static its ow
 as full_step does; backend is torch.compile(backend="gravure") with autograd's backward;
 compile_step is gravure.compile_step. Only where asked for: backend_inductor is backend with
 Inductor's kernels, reduce_overhead torch.compile's own, graphed torch.cuda.make_graphed_callables;
-backend_broken lets Dynamo break the graph at each host read, as it does by default.
+backend_broken lets Dynamo break the graph at each host read, as it does by default;
+full_step_own_stream warms up on the stream that it replays on (second_stream.py says why).
 
 --one-thread: backwards run on the thread that asks for them, by
 torch.autograd.set_multithreading_enabled, not on one of autograd's.
@@ -53,6 +54,7 @@ CONFIGS = {
     "moe": (moe_step.Config(dropout=0.0), True),
 }
 VARIANTS = ("eager", "full_step", "gravure", "gravure_static", "backend", "compile_step")
+FULL_STEPS = ("full_step", "full_step_own_stream")
 STEPS = 40
 # Every step gets token counts of its own. For each size that it has not met, cuBLAS takes some
 # 200 us to choose an algorithm, once: a training run has met them all.
@@ -82,10 +84,15 @@ def eager(step: moe_step.Step, call: Callable[[Tensor, Tensor], Tensor] | None =
     return run
 
 
-def full_step(step: moe_step.Step, ids: Tensor, targets: Tensor) -> Step:
-    """The limit for these kernels: everything in one graph, results in its own buffers."""
+def full_step(
+    step: moe_step.Step, ids: Tensor, targets: Tensor, *, own_stream: bool = False
+) -> Step:
+    """The limit for these kernels: everything in one graph, results in its own buffers.
+
+    Warmed up on another stream, as PyTorch's documentation has it, or on the caller's own.
+    """
     held = ids.clone(), targets.clone()
-    side = torch.cuda.Stream()
+    side = torch.cuda.current_stream() if own_stream else torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -173,8 +180,8 @@ def build(variant: str, step: moe_step.Step, data: Any, notes: dict[str, Any]) -
     torch._dynamo.config.capture_scalar_outputs = variant != "backend_broken"
     if variant in FORWARDS:
         return eager(step, FORWARDS[variant](step, data[0]))
-    if variant == "full_step":
-        return full_step(step, *data[0])
+    if variant in FULL_STEPS:
+        return full_step(step, *data[0], own_stream=variant == "full_step_own_stream")
     if variant == "compile_step":
         return whole_step(step)
     options = {"results": "static"} if variant == "gravure_static" else {}
@@ -314,7 +321,7 @@ def main() -> int:
         digests: dict[str, Any] = {}
         folder = tempfile.mkdtemp()
         for variant in options.variants.split(","):
-            if variant == "full_step" and CONFIGS[config][1]:
+            if variant in FULL_STEPS and CONFIGS[config][1]:
                 continue  # it reads on the host: no capture of the whole step
             row = {"config": config, "variant": variant}
             for part in ("figures", "bits")[: 1 + options.bits]:

@@ -24,6 +24,8 @@ def main() -> int:
     config = sys.argv[1] if len(sys.argv) > 1 else "small"
     os.environ["GRAVURE_BENCH_PROGRAM"] = tempfile.mkdtemp()
     step, data = bench.make(config)
+    bench.eager(step)(*data[0])  # a library that is used for the first time calls cudaFree(0)
+    step.zero_grad(set_to_none=True)
     run = bench.build("gravure", step, data, {})
     torch.cuda.synchronize()
     results = None

@@ -1,0 +1,98 @@
+#pragma once
+// The memory that programs warm up in on a GPU: pages, which the arena takes over.
+
+#include "runtime/cuda/cuda_allocator.h"
+#include "runtime/cuda/cuda_page_driver.h"
+
+#include <c10/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <unordered_set>
+#include <vector>
+
+namespace gravure {
+
+/// Where the segments of the warm-ups' pools come from, for PyTorch's allocator. cudaFree waits for
+/// all work of the device; a page that is given back here stays mapped until the work on it is done,
+/// which is asked, not waited for. Meanwhile an arena may have it: the arena's work comes behind, on
+/// the same stream or ordered. So a program's arena takes no memory beside its warm-up's.
+///
+/// PyTorch's allocator holds its lock where it calls raw_alloc and raw_delete: nothing here takes that
+/// lock, or that of the arenas, with its own held.
+class WarmUpMemory final : public CudaAllocator {
+ public:
+  /// That of one GPU, which must be able to map pages. Never destroyed: PyTorch may free results of a
+  /// warm-up while the process ends.
+  static WarmUpMemory& of(c10::DeviceIndex device);
+  /// The same, or nullptr if there never was one.
+  static WarmUpMemory* known(c10::DeviceIndex device);
+  /// Whether `address` lies in that of any GPU.
+  static bool anyContains(const void* address);
+
+  /// nullptr if there is no memory for it.
+  void* raw_alloc(size_t bytes) override;
+  void raw_delete(void* address) override;
+
+  /// Large pages on which nothing lies any more, `most` at most: the caller's from now on. What
+  /// `stream` gets next comes after the work on them.
+  std::vector<PageHandle> takeEnded(int64_t most, c10::cuda::CUDAStream stream);
+
+  /// Whether giveBack() might find something.
+  bool hasEnded() const { return ended_.load(std::memory_order_relaxed) > 0; }
+  /// Unmaps pages on which nothing lies and no work is left, and frees those that nobody took.
+  /// Returns the bytes freed. The second one waits for the work.
+  int64_t giveBack();
+  int64_t giveBackWaiting();
+
+  /// Kernels on `device`, too, may use what lies here.
+  void openTo(c10::DeviceIndex device);
+
+  /// Physical bytes that PyTorch's statistics do not count among its segments.
+  int64_t uncounted() const { return uncounted_.load(std::memory_order_relaxed); }
+  int64_t largePage() const { return driver_.largePage(); }
+
+ private:
+  struct Page {
+    PageHandle handle = 0;
+    int32_t segments = 0;                                      // that lie on it
+    bool ended = false;                                        // had some, and has none
+    bool taken = false;                                        // the handle is somebody else's
+    std::unordered_set<c10::cuda::CUDAStream> streams;         // that segments on it were made for
+    std::vector<std::shared_ptr<c10::cuda::CUDAEvent>> marks;  // behind its last work, once ended
+  };
+  /// Segments one behind the other, on pages of one size.
+  struct Range {
+    char* base = nullptr;
+    int64_t bytes = 0, page = 0;
+    int64_t open = 0;               // behind the last segment
+    std::map<int64_t, Page> pages;  // by number
+
+    bool contains(const void* address) const {
+      return static_cast<size_t>(static_cast<const char*>(address) - base) <
+             static_cast<size_t>(bytes);
+    }
+    int64_t place(int64_t size) const;
+    bool isFree(int64_t first, int64_t end) const;
+  };
+
+  explicit WarmUpMemory(c10::DeviceIndex device);
+  Range rangeOf(int64_t page) const;
+  bool addPages(Range& range, int64_t first, int64_t end);
+  int64_t unmapEnded(bool wait);
+  void markEnded();
+
+  const PageDriver driver_;
+  mutable std::mutex mutex_;
+  Range large_, small_;
+  std::map<void*, int64_t> segments_;  // bytes by address
+  std::set<c10::DeviceIndex> openTo_;
+  std::atomic<int64_t> ended_{0};  // pages
+  std::atomic<int64_t> uncounted_{0};
+};
+
+}  // namespace gravure

@@ -1,0 +1,161 @@
+// Warm-up: where its memory comes from, who gets it afterwards, and that nobody waits for that.
+
+#include "tests/cuda/gpu.h"
+
+#include "runtime/cuda/cuda_pages.h"
+#include "runtime/cuda/cuda_warm_up_memory.h"
+
+#include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+using namespace gravure;
+using namespace gravure::test;
+using namespace c10::cuda::CUDACachingAllocator;
+
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+int64_t reserved() { return getDeviceStats(0).reserved_bytes[0].current; }
+int64_t freeMemory() {
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(free);
+}
+
+at::Tensor floats(int64_t bytes) { return at::empty({bytes / 4}, at::TensorOptions(kGpu)); }
+
+ArenaShape shapeOfBytes(int64_t bytes) {
+  ArenaShape shape;
+  shape.bytes = bytes;
+  return shape;
+}
+
+/// The arena's memory as one tensor.
+at::Tensor all(const Slab& arena) {
+  cudaPages(0).retain(arena.base());
+  c10::DataPtr memory(arena.base(), arena.base(), CudaAllocator::install().raw_deleter(), kGpu);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), arena.bytes(), std::move(memory), nullptr,
+                       false);
+  return at::empty({0}, at::TensorOptions(kGpu)).set_(storage, 0, {arena.bytes() / 4}, {1});
+}
+
+constexpr int64_t kSecond = 1'500'000'000;  // cycles, roughly
+
+}  // namespace
+
+TEST_CASE("the arena takes over the warm-up's memory while work is still going on there") {
+  NEEDS_GPU();
+  emptyCache();
+  CudaDevice device(0);
+  device.installAllocator();
+  at::cuda::sleep(1);  // this and the next: whatever is loaded first
+  at::Tensor sum = (floats(kMiB).fill_(0).sum() + 1).clone();
+  (void)sum.item<float>();
+  emptyCache();
+  const int64_t before = reserved(), freeBefore = freeMemory();
+  const auto stream = device.currentStream(), other = c10::cuda::getStreamFromPool(false, 0);
+  at::Tensor kept;
+  device.beginWarmUp();
+  {
+    const at::Tensor a = floats(100 * kMiB), b = floats(72 * kMiB);
+    kept = at::full({1000}, 7.0, at::TensorOptions(kGpu));
+    at::cuda::sleep(kSecond);
+    a.fill_(1);
+    b.fill_(2);
+    sum.copy_(a.sum() + b.sum());
+  }
+  device.endWarmUp();
+  const int64_t warm = reserved();
+  CHECK(warm >= before + 172 * kMiB);
+  device.dropWarmUp();
+  CHECK(reserved() == warm);  // PyTorch counts it no longer, but the pages are there
+  auto arena = device.makeSlab(shapeOfBytes(160 * kMiB));
+  CHECK(reserved() == warm);
+  CHECK(cudaPages(0).bytes() == 160 * kMiB);
+  at::Tensor whole;
+  std::string why;
+  SECTION("on the same stream") {
+    REQUIRE(arena->enter(why));
+    whole = all(*arena).fill_(3);
+    arena->leave();
+  }
+  SECTION("on another stream") {
+    c10::cuda::CUDAStreamGuard guard(other);
+    REQUIRE(arena->enter(why));
+    whole = all(*arena).fill_(3);
+    arena->leave();
+  }
+  CHECK_FALSE(stream.query());  // all this time it was busy: nothing has waited for it
+  device.tidyWarmUp();
+  CHECK_FALSE(stream.query());
+  CHECK(reserved() == warm);
+  device.synchronize();
+  CHECK(sum.item<float>() == static_cast<float>((100 + 2 * 72) * kMiB / 4));
+  CHECK(whole.sum().item<float>() == 3.f * 160 * kMiB / 4);
+  CHECK(kept.sum().item<float>() == 7000.f);
+  device.tidyWarmUp();
+  CHECK(reserved() == before + 162 * kMiB);  // the arena, and the page of what is kept
+  CHECK(freeMemory() <= freeBefore - 162 * kMiB);
+  CHECK_THROWS_WITH(shareIpcHandle(kept.data_ptr()), Catch::Contains("share a clone() of it"));
+  kept = whole = at::Tensor();
+  arena.reset();
+  emptyCache();
+  device.tidyWarmUp();
+  CHECK(reserved() == before);
+  CHECK(freeMemory() == freeBefore);
+}
+
+TEST_CASE("several warm-ups at once, and a second one after the first, lie apart") {
+  NEEDS_GPU();
+  CudaDevice first(0), second(0);
+  first.installAllocator();
+  std::vector<at::Tensor> tensors;
+  const auto add = [&](int64_t bytes) {
+    tensors.push_back(floats(bytes).fill_(static_cast<double>(tensors.size())));
+  };
+  for (int round = 0; round < 3; ++round) {
+    for (CudaDevice* device : {&first, &second}) {
+      device->beginWarmUp();
+      for (int64_t bytes : {kMiB, 3 * kMiB, 30 * kMiB, 70 * kMiB}) add(bytes);
+      device->endWarmUp();
+      if (round == 1) device->dropWarmUp();
+    }
+    tensors[round] = at::Tensor();
+  }
+  for (size_t i = 3; i < tensors.size(); ++i)
+    CHECK(sameBits(tensors[i], at::full_like(tensors[i], static_cast<double>(i))));
+}
+
+TEST_CASE("whoever is out of memory gets that of an ended warm-up, and waits for it") {
+  NEEDS_GPU();
+  emptyCache();
+  CudaDevice device(0);
+  device.installAllocator();
+  const int64_t most = (freeMemory() - 2048 * kMiB) / (64 * kMiB) * 64 * kMiB;
+  at::Tensor taken;
+  device.beginWarmUp();
+  {
+    const at::Tensor big = floats(most);
+    at::cuda::sleep(kSecond / 4);
+    big.fill_(1);
+  }
+  device.endWarmUp();
+  device.dropWarmUp();
+  SECTION("eager code") { taken = floats(most).fill_(2); }
+  SECTION("an arena") {
+    auto arena = cudaPages(0).make(shapeOfBytes(most));  // not by the device that warmed up
+    CHECK(arena->bytes() == most);
+  }
+  SECTION("another warm-up") {
+    CudaDevice other(0);
+    other.beginWarmUp();
+    taken = floats(most).fill_(2);
+    other.endWarmUp();
+  }
+  device.synchronize();
+  if (taken.defined()) CHECK(taken[-1].item<float>() == 2.f);
+  taken = at::Tensor();
+  emptyCache();
+}

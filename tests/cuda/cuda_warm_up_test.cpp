@@ -50,12 +50,16 @@ TEST_CASE("the arena takes over the warm-up's memory while work is still going o
   emptyCache();
   CudaDevice device(0);
   device.installAllocator();
-  at::cuda::sleep(1);  // this and the next: whatever is loaded first
-  at::Tensor sum = (floats(kMiB).fill_(0).sum() + 1).clone();
-  (void)sum.item<float>();
+  const auto stream = device.currentStream(), other = c10::cuda::getStreamFromPool(false, 0);
+  at::Tensor sum;
+  for (const auto each : {other, stream}) {  // whatever is loaded, or made for a stream, first
+    c10::cuda::CUDAStreamGuard guard(each);
+    at::cuda::sleep(1);
+    sum = (floats(kMiB).fill_(0).sum() + 1).clone();
+    (void)sum.item<float>();
+  }
   emptyCache();
   const int64_t before = reserved(), freeBefore = freeMemory();
-  const auto stream = device.currentStream(), other = c10::cuda::getStreamFromPool(false, 0);
   at::Tensor kept;
   device.beginWarmUp();
   {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -23,6 +24,7 @@ if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
+WAITS = re.compile("Synchronize|cudaFree$|cudaMemcpy$")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -62,6 +64,26 @@ def meanwhile(*works: Callable[[], None]) -> Iterator[None]:
             thread.join()
     assert not failures, failures
     assert all(rounds), rounds
+
+
+def test_a_step_waits_for_nothing_that_the_program_does_not_ask_for(tmp_path: Path) -> None:
+    """Two warm-ups, a capture and replays, each behind work that a wait would wait for."""
+    module, x = Mlp(64), torch.randn(32, 64, device="cuda")
+    for _ in range(2):  # libraries that are used for the first time call cudaFree(0)
+        module(x).backward()
+    gravure.export_step(module, (x,), tmp_path)
+    program = gravure.load(tmp_path, "cuda")
+    program.bind({name: p.detach() for name, p in module.named_parameters()})
+    program.bind_saved(roles=("rng_state",))
+    torch.cuda.synchronize()
+    with torch.profiler.profile() as seen:
+        for _ in range(6):
+            torch.cuda._sleep(10_000_000)
+            program.run((x,))
+        assert not torch.cuda.current_stream().query()
+    assert program.partition_states() == ["captured"]
+    waits = [e.name for e in seen.events() if WAITS.search(e.name)]
+    assert waits == ["cudaDeviceSynchronize"]  # the profiler's own, at its end
 
 
 def pins_and_queries() -> None:

@@ -215,13 +215,14 @@ TEST_CASE("an arena that is used while another one's step runs gets pages of its
 TEST_CASE("an arena takes the pages that it is given, behind the work that was on them") {
   using Order = std::vector<std::pair<int64_t, int64_t>>;
   Counted device;
-  device.source->stream = 1;
+  device.source->stream = 2;
   auto before = device.pages.make(shapeOf(8));
   REQUIRE(enter(*before));
   before->leave();
   device.pages.releaseAtRest();
   REQUIRE(device.source->created == 0);
   device.source->created = 3 * 4 * 4096;  // what a warm-up left
+  device.source->stream = 1;
   auto a = device.pages.make(shapeOf(9), {101, 102, 103});
   CHECK(device.source->created == 9 * 4096);  // one page more, and one given page went
   auto behind = device.source->behind(*a);
@@ -233,14 +234,20 @@ TEST_CASE("an arena takes the pages that it is given, behind the work that was o
     REQUIRE(enter(*before));
     CHECK(device.source->behind(*before) == std::set<PageHandle>{101, 102});
   }
-  CHECK(device.source->ordered.back() == Order::value_type{1, 2});
+  CHECK(device.source->ordered == Order{{1, 2}});
 }
 
 TEST_CASE("pages given for an arena that cannot be made are not kept") {
   Counted device;
   device.source->created = 4 * 4096;
   device.source->limit = 6 * 4096;
-  CHECK_THROWS_WITH(device.pages.make(shapeOf(9), {101}), Catch::Contains("bytes are missing"));
+  SECTION("no memory") {
+    CHECK_THROWS_WITH(device.pages.make(shapeOf(9), {101}), Catch::Contains("bytes are missing"));
+  }
+  SECTION("no addresses") {
+    const auto tooMany = (int64_t{64} << 28) / 4096 + 1;
+    CHECK_THROWS_WITH(device.pages.make(shapeOf(tooMany), {101}), Catch::Contains("no addresses"));
+  }
   CHECK(device.source->created == 0);
   CHECK(device.pages.bytes() == 0);
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import gravure
 import pytest
 import torch
-from running import bits
+from running import DEVICES, bits
 from torch import Tensor, nn
 
 WAYS = "backend", "compile_step", "load"
@@ -87,9 +87,9 @@ CASES = {
     # Dynamo has its own check before the split.
     "sizes": (Divided, torch.tensor([2, 4]), torch.tensor([2, 5]), "aten::_assert_scalar"),
 }
-WHERE = [("cpu", case) for case in CASES]
-if torch.cuda.is_available():  # not "index": there a kernel fails, and with it the process
-    WHERE += [("cuda", "not definite"), ("cuda", "sizes")]
+# A kernel that fails takes the process with it.
+FATAL = [("cuda", "index")]
+WHERE = [(device, case) for device in DEVICES for case in CASES if (device, case) not in FATAL]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <optional>
+#include <thread>
 
 namespace gravure {
 
@@ -28,6 +29,7 @@ struct EntryState {
   // Warm-up.
   std::vector<ResultWatch> watches;  // by output; as they are when the arena is laid out
   AllocationRecord record;
+  std::thread::id thread;  // of the last one
   int64_t warmUps = 0;
   bool settled = false;
 
@@ -110,6 +112,7 @@ class Runtime::Impl {
   bool allSettled() const;
   bool plan();
   ArenaShape shapeOf(const ArenaLayout& layout) const;
+  void remarkThreads();
   void forgetArena();
   void installLayout();
   at::Tensor stagedBuffer(const Value* value, int64_t offset) const;

@@ -29,6 +29,7 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
     Recorder recorder(session);
     entry.executor->runUncaptured(&recorder, &session);
     record = session.takeRecord();
+    entry.thread = std::this_thread::get_id();
   } catch (...) {
     // Out of memory perhaps: what the pool keeps would be missing to whoever handles that.
     entry.executor->clear();
@@ -106,7 +107,11 @@ bool Runtime::Impl::plan() {
                             : "; steps run uncaptured, and it is tried again from time to time"));
     return false;
   }
-  if (layout_) forgetArena();
+  if (layout_) {
+    forgetArena();
+  } else {
+    remarkThreads();
+  }
   loans_ = shape.savedBook;
   size_t book = 0;
   for (EntryState& entry : entries_) {
@@ -124,6 +129,26 @@ bool Runtime::Impl::plan() {
   stats_.arenaLoad = layout_->plan.load;
   installLayout();
   return true;
+}
+
+/// Says which entries call much on the host, on another thread than the first entry's: a processor that
+/// work moves to is slow at first (docs/benchmarks.md, "One thread or two").
+void Runtime::Impl::remarkThreads() {
+  constexpr int64_t kMany = 32;
+  for (const EntryState& entry : entries_) {
+    if (entry.thread == entries_.front().thread) continue;
+    const auto& code = entry.code->instructions;
+    const int64_t calls = std::count_if(code.begin(), code.end(), [](const Instruction& each) {
+      return each.kind == Instruction::Kind::Call;
+    });
+    if (calls < kMany) continue;
+    remarks_.add(RemarkKind::Missed, "runtime", "threads-differ",
+                 "entry '" + entry.code->entry->name + "' makes " + std::to_string(calls) +
+                     " calls on the host in each step, on another thread than entry '" +
+                     entries_.front().code->entry->name +
+                     "': torch.autograd.set_multithreading_enabled(False) has the thread that "
+                     "calls backward() run it, which is faster on most machines");
+  }
 }
 
 void Runtime::Impl::forgetArena() {

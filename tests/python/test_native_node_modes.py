@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import threading
 from typing import Any
 
@@ -135,6 +136,47 @@ def test_forward_and_backward_in_two_threads() -> None:
         thread.start()
         thread.join()
     assert len(found) == 2 and state_of(model) == state_of(twin)
+
+
+class Chain(nn.Module):
+    """A backward of as many calls on the host as it is long."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.length = length
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        for _ in range(self.length):
+            x = x.tanh()
+        return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("length", "elsewhere", "said"),
+    [(40, True, True), (40, False, False), (20, True, False)],
+    ids=["many calls", "one thread", "few calls"],
+)
+def test_many_host_calls_on_another_thread_are_said(
+    length: int, elsewhere: bool, said: bool
+) -> None:
+    model, x = Chain(length), torch.randn(4, 8)
+    call = torch.compile(model, backend="gravure", options={"host": ["aten::tanh_backward"]})
+    for _ in range(4):
+        loss = call(x)
+        if elsewhere:
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+        else:
+            loss.backward()
+    (program,) = gravure.report().graphs[-1].programs
+    found = [remark for remark in program.remarks if remark.startswith("threads-differ")]
+    assert len(found) == said
+    for remark in found:
+        assert re.search(r"'backward' makes 4\d calls on the host in each step", remark)
+        assert "torch.autograd.set_multithreading_enabled(False)" in remark
 
 
 class Root(Saves):

@@ -79,6 +79,10 @@ CudaAllocator& CudaAllocator::install() {
   static CudaAllocator* const ours = [] {
     CUDAAllocator* before = get();
     TORCH_CHECK(before != nullptr, "PyTorch has no CUDA allocator: was libtorch_cuda loaded?");
+    TORCH_CHECK(before->name() != "cudaMallocAsync",
+                "PyTorch's CUDA allocator is cudaMallocAsync, which has no memory pools for "
+                "programs to warm up in: leave backend:cudaMallocAsync out of PYTORCH_ALLOC_CONF "
+                "(or PYTORCH_CUDA_ALLOC_CONF)");
     auto* made = new CudaAllocator(before);
     installed.store(made);
     allocator.store(made);

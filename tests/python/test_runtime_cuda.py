@@ -239,6 +239,13 @@ def test_an_exception_ends_a_process_with_its_own_traceback_alone() -> None:
     assert done.stderr.count("Error") == 1
 
 
+def test_an_allocator_without_pools_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
+    done = ended("run()")
+    assert done.returncode == 1
+    assert "leave backend:cudaMallocAsync out of PYTORCH_ALLOC_CONF" in done.stderr
+
+
 def linear(tmp_path: Path, **options: Any) -> gravure.runtime.Program:
     model = nn.Linear(8, 4, device="cuda")
     folder = tmp_path / "linear"

@@ -45,6 +45,10 @@ class Communication {
 
   /// After a replay of a partition with collectives.
   void launched(const Launch& launch) { watch_->launched(places_.at(&launch)); }
+  /// After a step that failed. Throws if a replay's groups were aborted.
+  void stepFailed() {
+    if (watch_) watch_->checkNow();
+  }
   /// Nothing is watched, nor aborted, from then on, and no group held.
   void letGo();
   bool uses(const std::string& group) const;

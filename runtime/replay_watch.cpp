@@ -40,10 +40,10 @@ bool ended(Marker& marker) {
 
 struct ReplayWatch::State {
   std::mutex mutex;
-  std::condition_variable woken;
+  std::condition_variable woken, looked;
   std::vector<Watched> places;
   std::thread thread;
-  bool stopped = false, aborting = false;
+  bool stopped = false, aborting = false, asked = false;
   std::string failure;
 
   void run();
@@ -97,6 +97,16 @@ void ReplayWatch::check() const {
   TORCH_CHECK(state_->failure.empty(), state_->failure);
 }
 
+void ReplayWatch::checkNow() {
+  std::unique_lock lock(state_->mutex);
+  if (state_->thread.joinable() && state_->failure.empty()) {
+    state_->asked = true;
+    state_->woken.notify_all();
+    state_->looked.wait(lock, [this] { return !state_->asked || !state_->failure.empty(); });
+  }
+  TORCH_CHECK(state_->failure.empty(), state_->failure);
+}
+
 void ReplayWatch::State::run() {
   c10::setThreadName("gravure_watch");
   auto shortest = std::chrono::milliseconds::max();
@@ -105,12 +115,14 @@ void ReplayWatch::State::run() {
   using namespace std::chrono_literals;
   const auto pause = std::clamp<std::chrono::milliseconds>(shortest / 8, 10ms, 1000ms);
   while (!stopped) {
-    woken.wait_for(lock, pause, [this] { return stopped; });
+    woken.wait_for(lock, pause, [this] { return stopped || asked; });
     if (stopped) break;
     if (const Watched* watched = late(Clock::now())) {
       abort(lock, *watched);
       break;
     }
+    asked = false;
+    looked.notify_all();
   }
 }
 
@@ -138,6 +150,7 @@ void ReplayWatch::State::abort(std::unique_lock<std::mutex>& lock, const Watched
       ". A rank died, or did not come to this step. The groups were aborted; end this process, "
       "or make the groups anew";
   aborting = true;
+  looked.notify_all();
   const auto aborted = watched.place.groups;
   lock.unlock();
   TORCH_WARN(failure);

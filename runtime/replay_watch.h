@@ -36,6 +36,9 @@ class ReplayWatch {
   void launched(size_t place);
   /// Throws c10::Error naming partition and groups if they were aborted.
   void check() const;
+  /// After a step that failed: looks at once, since that may be how another rank's abort shows here.
+  /// Throws as check() does.
+  void checkNow();
 
  private:
   struct State;

@@ -142,7 +142,12 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
                                    : choosePath(entry, inputs, uncaptured);
   const ArenaStay stay(path == Path::Served ? slab_ : nullptr);
   if (path == Path::Plain && slab_) slab_->follow();  // it may read saved values
-  return step(entry, std::move(inputs), path);
+  try {
+    return step(entry, std::move(inputs), path);
+  } catch (const std::exception&) {
+    if (communication_) communication_->stepFailed();
+    throw;
+  }
 }
 
 std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10::IValue> inputs,

@@ -3,8 +3,8 @@
     python3 tests/cuda/second_stream.py [--config small] [--variant full_step_own_stream] [--copies]
 
 After some five kernels on a second stream every graph of the process is slower, until another
-process uses the GPU. Prints how long a step of one of bench_h200.py's variants takes, back to back, after so many
-kernels; with --copies after so many copies from pinned memory, which do no harm.
+process uses the GPU. Prints how long a step of one of bench_h200.py's variants takes, back to back,
+after so many kernels; with --copies after so many copies from pinned memory, which do no harm.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import fx
-from torch._C._dynamo.guards import RootGuardManager
 from torch._dynamo.guards import (
     GuardBuilder,
     GuardManagerType,
@@ -149,19 +149,38 @@ def _weakly(fn: Any) -> Callable[[], Any]:
         return lambda: fn
 
 
+class _Watched(torch.nn.Module):
+    """Dictionaries by way of a module: there Dynamo's guards watch all of them as one."""
+
+    def __init__(self, dictionaries: Sequence[dict[Any, Any]]) -> None:
+        super().__init__()
+        self.dictionaries = dict(enumerate(dictionaries))
+
+
 def unchanged(dictionaries: Sequence[dict[Any, Any]], lists: Sequence[list[Any]] = ()) -> Check:
     """Whether nothing is put into these, or taken out: members may change inside."""
-    values: list[Any] = [*dictionaries, *lists]
-    root = RootGuardManager()
-    for i, value in enumerate(values):
-        name = f"L[{i}]"
-        member = root.list_getitem_manager(i, name, value, GuardManagerType.GUARD_MANAGER)
-        if i < len(dictionaries):
-            member.add_dict_version_guard(value, [name], None)
-            continue
-        member.add_length_check_guard(len(value), [name], None)
-        for k, item in enumerate(value):
-            source = f"{name}[{k}]"
-            part = member.list_getitem_manager(k, source, item, GuardManagerType.GUARD_MANAGER)
+    watched = _Watched(dictionaries)
+    values: list[Any] = [watched, *lists]
+    manager = GuardManagerWrapper()
+    plain = GuardManagerType.GUARD_MANAGER
+
+    def at(i: int) -> Any:
+        return manager.root.list_getitem_manager(i, f"L[{i}]", values[i], plain)
+
+    own = at(0).get_generic_dict_manager("L[0].__dict__", vars(watched), plain)
+    name = "dictionaries"
+    table = own.dict_getitem_manager(name, f"L[0].{name}", watched.dictionaries, plain)
+    for i, dictionary in watched.dictionaries.items():
+        name = f"L[0].dictionaries[{i}]"
+        member = table.dict_getitem_manager(i, name, dictionary, plain)
+        member.add_dict_version_guard(dictionary, [name], None)
+    for i, members in enumerate(lists, start=1):
+        of_list = at(i)
+        of_list.add_length_check_guard(len(members), [f"L[{i}]"], None)
+        for k, item in enumerate(members):
+            name = f"L[{i}][{k}]"
+            part = of_list.list_getitem_manager(k, name, item, plain)
             part.add_id_match_guard(id(item), [name], None)
-    return lambda: root.check(values)
+    manager.find_tag_safe_roots()
+    check = manager.root.check
+    return lambda: check(values)

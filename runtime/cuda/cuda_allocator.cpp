@@ -262,6 +262,9 @@ void* CudaAllocator::raw_alloc(size_t bytes) {
   return orFromIdle([&] { return base_->raw_alloc(bytes); });
 }
 void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+  // Where it lies is known to be that stream's work's (WarmUpMemory).
+  const c10::cuda::CUDAStreamGuard on(
+      c10::cuda::getStreamFromExternal(stream, c10::cuda::current_device()));
   return orFromIdle([&] { return base_->raw_alloc_with_stream(bytes, stream); });
 }
 void CudaAllocator::raw_delete(void* address) { base_->raw_delete(address); }

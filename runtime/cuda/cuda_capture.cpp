@@ -2,6 +2,7 @@
 
 #include "runtime/cuda/cuda_device.h"
 #include "runtime/cuda/cuda_libraries.h"
+#include "runtime/cuda/cuda_page_driver.h"
 #include "runtime/instruction.h"
 #include "runtime/rng.h"
 
@@ -48,9 +49,7 @@ void order(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later) {
 
 CudaCapture::CudaCapture(CudaDevice& device, const std::vector<at::Generator>& generators)
     : device_(device), alone_(oneCapture()), caller_(device.currentStream()) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  C10_CUDA_CHECK(cudaStreamIsCapturing(caller_, &status));
-  TORCH_CHECK(status == cudaStreamCaptureStatusNone,
+  TORCH_CHECK(!isCapturing(caller_),
               "a partition cannot be captured while the caller's stream is being captured");
   order(caller_, device_.captures().stream());
   onCaptureStream_.emplace(device_.captures().stream());

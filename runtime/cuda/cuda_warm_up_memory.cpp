@@ -109,14 +109,17 @@ void* WarmUpMemory::raw_alloc(size_t bytes) {
   return range.base + at;
 }
 
-/// Memory behind the pages from `first` to `end`; false, and nothing is changed, if there is not enough.
+/// Memory behind the pages from `first` to `end`, that of ended warm-ups first; false, and nothing is
+/// changed, if there is not enough.
 bool WarmUpMemory::addPages(Range& range, int64_t first, int64_t end) {
+  const auto ended = take(range, end - first, c10::cuda::getCurrentCUDAStream(driver_.device()));
   std::vector<PageSource::Piece> pieces;
   const auto undo = [&] {
     for (const auto& piece : pieces) driver_.destroy(piece.handle);
   };
   for (int64_t i = first; i < end; ++i) {
-    PageHandle handle = driver_.create(range.page);
+    const auto old = static_cast<size_t>(i - first);
+    PageHandle handle = old < ended.size() ? ended[old] : driver_.create(range.page);
     if (handle == 0 && unmapEnded(true) > 0) handle = driver_.create(range.page);
     if (handle == 0) {
       undo();
@@ -153,13 +156,17 @@ void WarmUpMemory::raw_delete(void* address) {
 }
 
 std::vector<PageHandle> WarmUpMemory::takeEnded(int64_t most, CUDAStream stream) {
-  std::vector<PageHandle> taken;
   std::lock_guard lock(mutex_);
   const DeviceScope here(driver_.device());
-  if (isCapturing(stream)) return taken;  // it cannot be told to come after anything
+  return take(large_, most, stream);
+}
+
+std::vector<PageHandle> WarmUpMemory::take(Range& range, int64_t most, CUDAStream stream) {
+  std::vector<PageHandle> taken;
+  if (!hasEnded() || isCapturing(stream)) return taken;  // it cannot be told to come after anything
   markEnded();
   std::set<CUDAEvent*> before;  // what the stream has been told to come after
-  for (auto& [number, page] : large_.pages) {
+  for (auto& [number, page] : range.pages) {
     if (static_cast<int64_t>(taken.size()) == most) break;
     if (!page.ended || page.taken || page.marks.empty()) continue;
     for (const auto& mark : page.marks) {
@@ -167,7 +174,7 @@ std::vector<PageHandle> WarmUpMemory::takeEnded(int64_t most, CUDAStream stream)
     }
     page.taken = true;
     taken.push_back(page.handle);
-    uncounted_ -= large_.page;
+    uncounted_ -= range.page;
   }
   return taken;
 }
@@ -195,9 +202,12 @@ void WarmUpMemory::markEnded() {
 int64_t WarmUpMemory::unmapEnded(bool wait) {
   markEnded();
   int64_t freed = 0;
+  std::unordered_map<const CUDAEvent*, bool> done;  // a mark is that of hundreds of pages
   const auto isDone = [&](const auto& mark) {
-    if (wait) mark->synchronize();
-    return mark->query();
+    const auto [known, isNew] = done.try_emplace(mark.get());
+    if (isNew && wait) mark->synchronize();
+    if (isNew) known->second = mark->query();
+    return known->second;
   };
   for (Range* range : {&large_, &small_}) {
     for (auto it = range->pages.begin(); it != range->pages.end();) {
@@ -220,18 +230,11 @@ int64_t WarmUpMemory::unmapEnded(bool wait) {
   return freed;
 }
 
-int64_t WarmUpMemory::giveBack() {
+int64_t WarmUpMemory::giveBackEnded(bool wait) {
   CudaAllocator::install().stats(driver_.device()).notePeaks();
   std::lock_guard lock(mutex_);
   const DeviceScope here(driver_.device());
-  return unmapEnded(false);
-}
-
-int64_t WarmUpMemory::giveBackWaiting() {
-  CudaAllocator::install().stats(driver_.device()).notePeaks();
-  std::lock_guard lock(mutex_);
-  const DeviceScope here(driver_.device());
-  return unmapEnded(true);
+  return unmapEnded(wait);
 }
 
 void WarmUpMemory::openTo(c10::DeviceIndex device) {

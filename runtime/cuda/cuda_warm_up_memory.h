@@ -19,8 +19,9 @@ namespace gravure {
 
 /// Where the segments of the warm-ups' pools come from, for PyTorch's allocator. cudaFree waits for
 /// all work of the device; a page that is given back here stays mapped until the work on it is done,
-/// which is asked, not waited for. Meanwhile an arena may have it: the arena's work comes behind, on
-/// the same stream or ordered. So a program's arena takes no memory beside its warm-up's.
+/// which is asked, not waited for. Meanwhile an arena may have it, or the next warm-up: their work
+/// comes behind, on the same stream or ordered. So a program's arena takes no memory beside its
+/// warm-up's, and the warm-ups of many programs little more than the largest.
 ///
 /// PyTorch's allocator holds its lock where it calls raw_alloc and raw_delete: nothing here takes that
 /// lock, or that of the arenas, with its own held.
@@ -46,8 +47,8 @@ class WarmUpMemory final : public CudaAllocator {
   bool hasEnded() const { return ended_.load(std::memory_order_relaxed) > 0; }
   /// Unmaps pages on which nothing lies and no work is left, and frees those that nobody took.
   /// Returns the bytes freed. The second one waits for the work.
-  int64_t giveBack();
-  int64_t giveBackWaiting();
+  int64_t giveBack() { return giveBackEnded(false); }
+  int64_t giveBackWaiting() { return giveBackEnded(true); }
 
   /// Kernels on `device`, too, may use what lies here.
   void openTo(c10::DeviceIndex device);
@@ -83,6 +84,8 @@ class WarmUpMemory final : public CudaAllocator {
   explicit WarmUpMemory(c10::DeviceIndex device);
   Range rangeOf(int64_t page) const;
   bool addPages(Range& range, int64_t first, int64_t end);
+  std::vector<PageHandle> take(Range& range, int64_t most, c10::cuda::CUDAStream stream);
+  int64_t giveBackEnded(bool wait);
   int64_t unmapEnded(bool wait);
   void markEnded();
 

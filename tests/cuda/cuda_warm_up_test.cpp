@@ -43,6 +43,19 @@ at::Tensor all(const Slab& arena) {
 
 constexpr int64_t kSecond = 1'500'000'000;  // cycles, roughly
 
+/// Runs once what loads kernels, or makes memory for a stream, on each; a sum to write to.
+at::Tensor readied(std::initializer_list<c10::cuda::CUDAStream> streams) {
+  at::Tensor sum;
+  for (const auto each : streams) {
+    c10::cuda::CUDAStreamGuard guard(each);
+    at::cuda::sleep(1);
+    sum = (floats(kMiB).fill_(0).sum() + 1).clone();
+    (void)sum.item<float>();
+  }
+  emptyCache();
+  return sum;
+}
+
 }  // namespace
 
 TEST_CASE("the arena takes over the warm-up's memory while work is still going on there") {
@@ -51,14 +64,7 @@ TEST_CASE("the arena takes over the warm-up's memory while work is still going o
   CudaDevice device(0);
   device.installAllocator();
   const auto stream = device.currentStream(), other = c10::cuda::getStreamFromPool(false, 0);
-  at::Tensor sum;
-  for (const auto each : {other, stream}) {  // whatever is loaded, or made for a stream, first
-    c10::cuda::CUDAStreamGuard guard(each);
-    at::cuda::sleep(1);
-    sum = (floats(kMiB).fill_(0).sum() + 1).clone();
-    (void)sum.item<float>();
-  }
-  emptyCache();
+  at::Tensor sum = readied({other, stream});
   const int64_t before = reserved(), freeBefore = freeMemory();
   at::Tensor kept;
   device.beginWarmUp();
@@ -109,6 +115,49 @@ TEST_CASE("the arena takes over the warm-up's memory while work is still going o
   device.tidyWarmUp();
   CHECK(reserved() == before);
   CHECK(freeMemory() == freeBefore);
+}
+
+TEST_CASE("a warm-up takes over the memory of an ended one while work is still going on there") {
+  NEEDS_GPU();
+  emptyCache();
+  CudaDevice first(0), second(0);
+  first.installAllocator();
+  const auto stream = first.currentStream(), other = c10::cuda::getStreamFromPool(false, 0);
+  at::Tensor sum = readied({other, stream}), next;
+  const int64_t before = reserved();
+  first.beginWarmUp();
+  {
+    const at::Tensor a = floats(160 * kMiB);
+    at::cuda::sleep(kSecond);
+    sum.copy_(a.fill_(1).sum());
+  }
+  first.endWarmUp();
+  first.dropWarmUp();
+  const int64_t warm = reserved();
+  CHECK(warm >= before + 160 * kMiB);
+  second.beginWarmUp();
+  SECTION("on the same stream") { next = floats(150 * kMiB).fill_(2); }
+  SECTION("on another stream") {
+    c10::cuda::CUDAStreamGuard guard(other);
+    next = floats(150 * kMiB).fill_(2);
+    CHECK_FALSE(other.query());  // its work waits for that on the memory
+  }
+  SECTION("on another stream, which is not the current one") {
+    void* memory = CudaAllocator::install().raw_alloc_with_stream(150 * kMiB, other);
+    C10_CUDA_CHECK(cudaMemsetAsync(memory, 0, 150 * kMiB, other));
+    CHECK_FALSE(other.query());
+    CudaAllocator::install().raw_delete(memory);
+  }
+  second.endWarmUp();
+  CHECK_FALSE(stream.query());  // all this time it was busy: nothing has waited for it
+  CHECK(reserved() == warm);
+  first.synchronize();
+  CHECK(sum.item<float>() == 160.f * kMiB / 4);
+  if (next.defined()) CHECK(next.sum().item<float>() == 2.f * 150 * kMiB / 4);
+  next = at::Tensor();
+  second.dropWarmUp();
+  second.tidyWarmUp();
+  CHECK(reserved() == before);
 }
 
 TEST_CASE("several warm-ups at once, and a second one after the first, lie apart") {

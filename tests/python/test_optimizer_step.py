@@ -135,6 +135,33 @@ def test_a_checkpoint_is_loaded_between_steps() -> None:
     assert program().stats["captures"] == 2
 
 
+def _other_moment(optimizer: torch.optim.Optimizer, of: Tensor) -> None:
+    optimizer.state[of]["exp_avg"] = optimizer.state[of]["exp_avg"] * 2
+
+
+def _other_state(optimizer: torch.optim.Optimizer, of: Tensor) -> None:
+    optimizer.state[of] = {key: value.clone() + 1 for key, value in optimizer.state[of].items()}
+
+
+def _other_states(optimizer: torch.optim.Optimizer, of: Tensor) -> None:
+    states = {p: {k: v * 2 for k, v in s.items()} for p, s in optimizer.state.items()}
+    optimizer.state = type(optimizer.state)(dict, states)  # type: ignore[call-arg]
+
+
+def _other_rate(optimizer: torch.optim.Optimizer, of: Tensor) -> None:
+    optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 2
+
+
+@pytest.mark.parametrize("change", [_other_moment, _other_state, _other_states, _other_rate])
+def test_state_that_is_replaced_is_used_from_the_next_step_on(change: Any) -> None:
+    pair = Pair(lambda m: torch.optim.AdamW(m.parameters(), torch.tensor(0.01), fused=True))
+    for i in range(9):
+        if i in (5, 6, 8):
+            for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
+                change(optimizer, next(p for p in model.parameters() if optimizer.state.get(p)))
+        pair.run(i)
+
+
 def test_another_batch_size() -> None:
     pair = Pair(lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9))
     for i in range(10):

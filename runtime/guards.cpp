@@ -80,10 +80,13 @@ InputCheck::InputCheck(const Entry& entry, size_t index, const DeviceMap& device
   generator_ = type_->kind() == c10::TypeKind::GeneratorType;
   const auto* tensor = type_->castRaw<c10::TensorType>();
   if (!tensor) return;
-  dtype_ = tensor->scalarType();
-  // A saved value is what forward returned: attention keeps its seeds on the CPU outside captures.
+  // A saved value is what forward returned, whatever it was traced as: attention keeps its seeds on the
+  // CPU outside captures, and a layer norm of bfloat16 with weights of float its means as float there.
   const bool saved = index < entry.inputs.size() && entry.inputs[index].role == InputRole::Saved;
-  if (tensor->device() && !saved) device_ = devices(*tensor->device());
+  if (!saved) {
+    dtype_ = tensor->scalarType();
+    if (tensor->device()) device_ = devices(*tensor->device());
+  }
   dims_ = tensor->dim();
   if (!dims_ || isRandomState(entry.graph->inputs()[index])) return;
   const auto sizes = tensor->sizes().sizes();

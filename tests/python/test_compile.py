@@ -199,7 +199,17 @@ def test_double_backward_is_an_error() -> None:
         gradient.sum().backward()
 
 
-def test_autocast() -> None:
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda: nn.Identity(),
+        # On a CPU their means are float, though PyTorch traces bfloat16.
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+    ],
+    ids=["mlp", "layer-norm", "batch-norm"],
+)
+def test_autocast(last: Any) -> None:
     def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
@@ -209,7 +219,7 @@ def test_autocast() -> None:
         optimizer.step()
         return loss.detach(), result
 
-    assert replays(same_as_eager(Mlp(0.1), rows, step))
+    assert replays(same_as_eager(nn.Sequential(Mlp(0.1), last()), rows, step))
 
 
 def test_results_that_are_held_stay_as_they_are() -> None:

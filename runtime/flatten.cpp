@@ -210,10 +210,12 @@ class Flattener {
     }
   }
 
-  /// Inputs whose memory some node writes, through any alias: the version of these moves each step.
+  /// Inputs whose memory some node of this entry writes, through any alias: the version of these moves
+  /// each step. What `forward` writes and saves is not written again by `backward`.
   void findWrittenInputs() {
     llvm::DenseSet<int64_t> written;
     for (const Node* node : timeline_.steps()) {
+      if (node->owningGraph() != code_.entry->graph.get()) continue;
       for (const Value* value : writtenInputs(node)) written.insert(timeline_.storageOf(value));
     }
     const auto inputs = code_.entry->graph->inputs();

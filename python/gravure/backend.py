@@ -17,7 +17,7 @@ from torch._guards import CompileContext, TracingContext
 from .aot_entries import FrameNamer
 from .codegen import ATEN, Style, in_first_style
 from .compiled_graph import CompiledGraph
-from .eager_unpack import unpacks_as_eager
+from .eager_tracing import traces_as_eager
 from .graph_break import graph_break_of
 from .names import InputSpec, Namer
 from .native_node import Traced
@@ -33,7 +33,7 @@ from .trace import unique_names
 logger = logging.getLogger("gravure")
 
 
-@unpacks_as_eager
+@traces_as_eager
 def compile_graph(
     graph: fx.GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import torch._dynamo.utils as dynamo_utils
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.optim import Optimizer
 
-from .eager_unpack import unpacks_as_eager
+from .eager_tracing import traces_as_eager
 from .errors import ExportError
 from .optimizer_step import Settings, refuse_hooks
 from .options import CompileOptions
@@ -122,7 +122,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
     compiler.scope = Scope(fn, call.__globals__)
     compiled = torch.compile(
-        fresh, backend=unpacks_as_eager(compiler), fullgraph=True, dynamic=False
+        fresh, backend=traces_as_eager(compiler), fullgraph=True, dynamic=False
     )
 
     def step(*args: Any, **kwargs: Any) -> Any:

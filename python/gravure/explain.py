@@ -19,7 +19,7 @@ from .backend import compile_frame
 from .codegen import ATEN, Style
 from .compile_step import step_with
 from .compiled_graph import CompiledGraph
-from .eager_unpack import unpacks_as_eager
+from .eager_tracing import traces_as_eager
 from .errors import ExportError
 from .options import CompileOptions
 from .program_maker import Instance
@@ -128,7 +128,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
     def maker(label: str, namer: FrameNamer, options: CompileOptions, _: Style) -> CompiledGraph:
         return _PlannedGraph(label, namer, options, plans)
 
-    @unpacks_as_eager
+    @traces_as_eager
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return compile_frame(graph, inputs, chosen, maker)
 

@@ -34,7 +34,7 @@ from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .codegen import ATEN, Style
-from .eager_unpack import unpacks_as_eager
+from .eager_tracing import traces_as_eager
 from .errors import ExportError
 from .names import InputSpec, Namer
 from .partition import KEEP_DRAWS
@@ -141,7 +141,7 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[C
         # PyTorch would log its settings as JSON, which functions are not.
         unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
         with torch._dynamo.config.patch(settings), unlogged:
-            marked = unpacks_as_eager(backend)
+            marked = traces_as_eager(backend)
             optimized = torch._dynamo.optimize(marked, nopython=True, dynamic=False)(fresh)
             result = optimized(*args)
     except ExportError:

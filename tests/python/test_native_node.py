@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch.nn as nn
 from native_steps import Parts, Saves, is_native, like_aot, parts, trains, warm
 from running import bits, need_library
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from training import Mlp, Net, Normed, compiled, images, rows, same_as_eager, state_of
 
 need_library()
@@ -181,6 +183,39 @@ def test_retained_graphs_and_what_comes_after(steps: int) -> None:
         with pytest.raises(RuntimeError, match="second time"):
             loss.backward()
     assert found[0] == found[1]
+
+
+class Recomputed(nn.Module):
+    """Its backward reads running statistics, which its forward writes, and writes none."""
+
+    def __init__(self, *, views: bool) -> None:
+        super().__init__()
+        self.norm, self.views = nn.BatchNorm1d(8), views
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = checkpoint(lambda x: self.norm(x).sin(), x, use_reentrant=False)
+        return (y, y.view(-1)) if self.views else (y,)
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["native", "wrapped"])
+def test_what_the_forward_wrote_and_saved_is_not_taken_for_written_by_the_backward(
+    *, views: bool
+) -> None:
+    model = Recomputed(views=views)
+    twin = copy.deepcopy(model)
+    call = torch.compile(twin, backend="gravure")
+    with torch._functorch.config.patch(donated_buffer=False):
+        for i in range(6):
+            torch.manual_seed(i)
+            x = torch.randn(5, 8)
+            for run in (torch.compile(model, backend="aot_eager"), call):
+                loss = run(x)[0].square().sum()
+                version = twin.norm.running_mean._version
+                loss.backward(retain_graph=True)
+                loss.backward()
+                assert twin.norm.running_mean._version == version
+            assert state_of(twin) == state_of(model)
+            assert bits(twin.norm.weight.grad) == bits(model.norm.weight.grad)
 
 
 def test_two_forwards_and_their_backwards_in_any_order() -> None:

@@ -36,6 +36,7 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   plan.tangentTo = listNamed(lists, "tangent_to");
   plan.tangentFormats = listNamed(lists, "tangent_formats");
   plan.edges = listNamed(lists, "edges");
+  plan.frozen = listNamed(lists, "frozen");
   plan.gradients = listNamed(lists, "gradients");
   const std::vector<int64_t> modes = listNamed(lists, "modes");
   checkSize(modes, 2, "modes");
@@ -52,6 +53,7 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   checkRange(plan.outputs, 0, forward.outputs.size(), "outputs");
   checkRange(plan.saved, 0, forward.outputs.size(), "saved");
   checkRange(plan.edges, 0, forward.inputs.size(), "edges");
+  checkRange(plan.frozen, 0, forward.inputs.size(), "frozen");
   checkRange(plan.savedTo, -1, backward.inputs.size(), "saved_to");
   checkRange(plan.tangentTo, -1, backward.inputs.size(), "tangent_to");
   checkRange(plan.gradients, 0, backward.outputs.size(), "gradients");

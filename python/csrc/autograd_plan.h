@@ -27,6 +27,7 @@ struct AutogradPlan {
   std::vector<int64_t> tangentTo;  // one a differentiable output: the same for its gradient
   std::vector<int64_t> tangentFormats;  // the memory format that its gradient was traced with
   std::vector<int64_t> edges;           // inputs of the forward that have a gradient
+  std::vector<int64_t> frozen;          // inputs of the forward that required none when traced
   std::vector<int64_t> gradients;       // one an edge: which output of the backward it is
   bool wasNondeterministic = false;     // traced without deterministic algorithms
   bool savesDependent = false;          // what is saved depends on what requires a gradient

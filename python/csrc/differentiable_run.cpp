@@ -53,6 +53,8 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   const std::lock_guard lock(mutex_);
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
   std::vector<c10::IValue> inputs = allInputs("forward", values);
+  const auto isTrained = [&](int64_t i) { return inputs[i].toTensor().requires_grad(); };
+  if (std::any_of(autograd_->frozen.begin(), autograd_->frozen.end(), isTrained)) return {};
   std::vector<at::Tensor> differentiable;
   differentiable.reserve(autograd_->edges.size());
   for (int64_t position : autograd_->edges) {

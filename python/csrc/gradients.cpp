@@ -53,16 +53,30 @@ void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hoo
   if (hooks) refuseHooks(tensor, name);
 }
 
-void GradientTargets::setUpdated(const Entry& entry, const std::vector<int64_t>& inputs) {
-  updated_.clear();
+GradientTargets::Named GradientTargets::named(const Entry& entry,
+                                              const std::vector<int64_t>& inputs) {
+  Named found;
   for (int64_t input : inputs) {
     const bool known = input >= 0 && input < static_cast<int64_t>(entry.inputs.size());
     TORCH_CHECK(known, "entry ", entry.name, " has no input at position ", input);
-    updated_.emplace_back(input, entry.inputs[input].name);
+    found.emplace_back(input, entry.inputs[input].name);
   }
+  return found;
+}
+
+void GradientTargets::setUpdated(const Entry& entry, const std::vector<int64_t>& inputs) {
+  updated_ = named(entry, inputs);
+}
+
+void GradientTargets::setFrozen(const Entry& entry, const std::vector<int64_t>& inputs) {
+  frozen_ = named(entry, inputs);
 }
 
 void GradientTargets::check(const std::vector<c10::IValue>& inputs, bool hooks) const {
+  for (const auto& [input, name] : frozen_) {
+    TORCH_CHECK(!inputs[input].toTensor().requires_grad(), "\"", name,
+                "\" requires a gradient; it did not when the step was compiled");
+  }
   for (const Target& target : targets_) {
     const at::Tensor& tensor = inputs[target.input].toTensor();
     checkGradientOf(tensor, target.name, hooks);

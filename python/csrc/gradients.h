@@ -24,7 +24,11 @@ class GradientTargets {
   /// Says which inputs the entry itself updates. Their gradients are used up inside.
   void setUpdated(const Entry& entry, const std::vector<int64_t>& inputs);
 
-  /// checkGradientOf() of each input; TORCH_CHECK naming an updated one that has a gradient already, or,
+  /// Says which inputs required no gradient when the step was compiled.
+  void setFrozen(const Entry& entry, const std::vector<int64_t>& inputs);
+
+  /// checkGradientOf() of each input; TORCH_CHECK naming a frozen one that requires a gradient now, an
+  /// updated one that has a gradient already, or,
   /// with static results, one whose `.grad` is the gradient that this step would write over.
   void check(const std::vector<c10::IValue>& inputs, bool hooks) const;
 
@@ -42,7 +46,9 @@ class GradientTargets {
   };
   bool areStatic_;
   std::vector<Target> targets_;
-  std::vector<std::pair<size_t, std::string>> updated_;  // input and name
+  using Named = std::vector<std::pair<size_t, std::string>>;  // inputs
+  static Named named(const Entry& entry, const std::vector<int64_t>& inputs);
+  Named updated_, frozen_;
 };
 
 }  // namespace gravure

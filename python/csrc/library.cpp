@@ -29,6 +29,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("run_step", &LoadedProgram::runStep)
       .def("run_step_tensors", &LoadedProgram::runStepTensors)
       .def("set_updated", &LoadedProgram::setUpdated)
+      .def("set_frozen", &LoadedProgram::setFrozen)
       .def("remarks_text", &LoadedProgram::remarksText)
       .def("remarks_json", &LoadedProgram::remarksJson)
       .def("plan", &LoadedProgram::plan)

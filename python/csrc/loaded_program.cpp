@@ -312,6 +312,11 @@ void LoadedProgram::setUpdated(const std::string& name, const std::vector<int64_
   gradientsOf(name).targets.setUpdated(entry(name), positions);
 }
 
+void LoadedProgram::setFrozen(const std::string& name, const std::vector<int64_t>& positions) {
+  const std::lock_guard lock(mutex_);
+  gradientsOf(name).targets.setFrozen(entry(name), positions);
+}
+
 Remarks LoadedProgram::allRemarks() const {
   const std::lock_guard lock(mutex_);
   Remarks all = passes_.remarks;

@@ -75,7 +75,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   void setAutograd(const AutogradPlan::Lists& lists, const at::Tensor& alive);
   /// `forward` with `values` for its inputs that are not bound, as one node of autograd's graph, which
   /// runs `backward` without Python. Returns the outputs of the plan; none, and nothing has run, where
-  /// the call needs what AOTAutograd's wrapper does: hooks on saved tensors, modes, special tensors.
+  /// the call needs what AOTAutograd's wrapper does: hooks on saved tensors, modes, special tensors; or
+  /// another backward, since a frozen input requires a gradient now.
   std::vector<at::Tensor> runDifferentiable(const std::vector<at::Tensor>& values);
   /// `backward`, for that node: `values` by position. Without `last` those that are lent stay good.
   std::vector<c10::IValue> runBackward(std::vector<std::pair<int64_t, c10::IValue>> values,
@@ -91,6 +92,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// Inputs that `entry` updates itself: runStep() refuses one that has a gradient, or (as above) a hook
   /// on it.
   void setUpdated(const std::string& entry, const std::vector<int64_t>& positions);
+  /// Inputs that required no gradient when `entry` was compiled: runStep() refuses one that does.
+  void setFrozen(const std::string& entry, const std::vector<int64_t>& positions);
 
   std::string remarksText() const;
   std::string remarksJson() const;

@@ -113,7 +113,54 @@ def compile_frame(
             compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
         )
         compiled = _seen_by_hooks(compiled, again, label)
+    again = functools.partial(
+        compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label, bundles=bundles
+    )
+    names = [spec.name for spec in frame.inputs]
+    compiled = _trained_later(compiled, again, names, inputs, label)
     return _native_first(frame.compiled, compiled) if bundles else compiled
+
+
+def _trained_later(
+    compiled: Callable[..., Any],
+    again: Callable[[Any], Callable[..., Any]],
+    names: Sequence[str],
+    inputs: Sequence[Any],
+    label: str,
+) -> Callable[..., Any]:
+    """`compiled`; a second program where an input that was frozen requires a gradient.
+
+    Dynamo does not look whether parameters do: the gradient would be missing without a word.
+    """
+    frozen = [i for i, value in enumerate(inputs) if _is_frozen(value)]
+    if not frozen or not torch.is_grad_enabled():
+        return compiled
+    symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
+    later: Callable[..., Any] | None = None
+
+    def run(*args: Any) -> Any:
+        nonlocal later
+        trained = [i for i in frozen if args[i].requires_grad]
+        if not trained:
+            return compiled(*args)
+        if later is None:
+            name = names[trained[0]]
+            if symbolic:
+                raise RuntimeError(
+                    f'{label}: "{name}" requires a gradient; it did not when the graph was '
+                    "compiled; call torch._dynamo.reset() after parameters are unfrozen, or "
+                    "compile with dynamic=False"
+                )
+            logger.info('%s: "%s" requires a gradient now: a second program is made', label, name)
+            later = again(args)
+        return later(*args)
+
+    return run
+
+
+def _is_frozen(value: Any) -> bool:
+    is_real = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return is_real and not value.requires_grad
 
 
 def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,7 +219,7 @@ class _Frame:
         self.bundled = False
         self._namer = FrameNamer()
         nodes = graph.graph.find_nodes(op="placeholder")
-        self._inputs = unique_names([input_spec(node, self._namer) for node in nodes])
+        self.inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
         self._arguments = len(inputs)
         self._outputs = 0
@@ -220,7 +267,7 @@ class _Frame:
         # Inputs that are lists are flattened after Dynamo, and counted anew.
         if type(desc).__name__ != "PlainAOTInput" or not self._one_to_one:
             return InputSpec("user_input", node.name, None)
-        return self._inputs[desc.idx]
+        return self.inputs[desc.idx]
 
 
 def backward_spec(node: fx.Node) -> InputSpec | None:

@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 
 from .eager_tracing import traces_as_eager
 from .errors import ExportError
-from .optimizer_step import Settings, refuse_hooks
+from .optimizer_step import Settings, StateMissing, refuse_hooks
 from .options import CompileOptions
 from .replaced import Scope
+from .step_call import OtherTraining
 from .step_compiler import StepCompiler, mark_loss
 from .trace import refusal, silent_functions
 
@@ -41,8 +42,9 @@ def compile_step(
 
     With `optimizer` a call ends with its step, in the same program: the gradients of its parameters
     are used up inside, and their `.grad` stays None. Parameters and state stay the caller's
-    tensors. The first call runs `optimizer.step()` itself, which makes the state. A setting that is
-    a number is part of the program: a learning rate that changes belongs in a tensor.
+    tensors. The first call, and that after a parameter was unfrozen, runs `optimizer.step()` itself,
+    which makes the state. A setting that is a number is part of the program: a learning rate that
+    changes belongs in a tensor.
 
     Raises ValueError for an option that there is not; ExportError, at the first call, for a
     function that cannot become a program, and RuntimeError, before anything has run, for a
@@ -75,29 +77,38 @@ def _with_optimizer(
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")
     refuse_hooks(optimizer, name)
-    first: Callable[..., Any] | None = compile_step(fn, options=options)
+    backward = compile_step(fn, options=options)
     compiler = StepCompiler(fn, name, CompileOptions.parse(options), optimizer)
     further = step_with(fn, name, compiler)
     settings = Settings(optimizer)
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        nonlocal first
-        if first is None:
-            number = settings.number()
-            if number != compiler.settings:
-                compiler.settings = number
-            return further(*args, **kwargs)
+    def makes_state(*args: Any, **kwargs: Any) -> Any:
         for group in optimizer.param_groups:
             if any(p.grad is not None for p in group["params"]):
                 raise RuntimeError(
                     "a parameter has a gradient already, which a step with its optimizer would "
                     "not add to; call zero_grad(set_to_none=True) before"
                 )
-        result = first(*args, **kwargs)
+        result = backward(*args, **kwargs)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        first = None
         return result
+
+    first = True
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        if first:
+            result = makes_state(*args, **kwargs)
+            first = False
+            return result
+        number = settings.number()
+        if number != compiler.settings:
+            compiler.settings = number
+        try:
+            return further(*args, **kwargs)
+        except StateMissing:  # for a parameter that was frozen until now
+            return makes_state(*args, **kwargs)
 
     return functools.update_wrapper(step, fn) if isinstance(fn, types.FunctionType) else step
 
@@ -106,7 +117,8 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
     """`fn` under Dynamo, its loss marked, with `compiler` as backend."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if compiler.settings < 0:  # Dynamo compiles anew for other settings
+        # Dynamo compiles anew for other numbers.
+        if compiler.settings < 0 or compiler.training < 0:
             return None
         result = fn(*args, **kwargs)
         if isinstance(result, torch.Tensor):
@@ -126,6 +138,13 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
     )
 
     def step(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return once(args, kwargs)
+        except OtherTraining as other:
+            compiler.train(other.trained)
+            return once(args, kwargs)
+
+    def once(args: Any, kwargs: Any) -> Any:
         try:
             result = compiled(*args, **kwargs)
         except FailOnRecompileLimitHit as error:

@@ -66,7 +66,7 @@ def _unbinding(by_rows: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 def _whole(apart: Callable[..., Any]) -> Callable[..., Any]:
-    """None, for the operator itself, where the last argument is a number; else what `apart` does."""
+    """None, for the operator itself, where the last argument is a number; else as `apart`."""
 
     @functools.wraps(apart)
     def trace(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:

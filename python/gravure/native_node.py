@@ -114,6 +114,9 @@ def _plan(
         "tangent_to": [to.get(i, -1) for i in tangents],
         "tangent_formats": formats,
         "edges": [i for i, _ in edges],
+        "frozen": [
+            forward.taken.index(i) for i in forward.kept if not meta.input_info[i].requires_grad
+        ],
         "gradients": [g for _, g in edges],
     }
 

@@ -29,6 +29,10 @@ from .replaced import Check, never, unchanged
 _CONSTANT = (type(None), bool, int, float, complex, str, Tensor)
 
 
+class StateMissing(ExportError):
+    """The optimizer's own step makes it."""
+
+
 class Settings:
     """An optimizer's settings as a number, by which Dynamo tells programs apart."""
 
@@ -160,7 +164,7 @@ class Update:
         if with_state and len(with_state) < len(self.parameters):
             missing = next(n for n, p in zip(self.names, self.parameters, strict=True)
                            if not state.get(p))  # fmt: skip
-            raise ExportError(
+            raise StateMissing(
                 missing,
                 f"{self._name} has no state for it yet, though it has for others",
                 "let the first step give every parameter a gradient",

@@ -17,6 +17,15 @@ from .replaced import LookedUp, Scope
 ENTRY = "step"
 
 
+class OtherTraining(RuntimeError):
+    """Parameters were frozen, or are no longer, since the program was made. Nothing has run."""
+
+    def __init__(self, trained: tuple[bool, ...], message: str) -> None:
+        """`trained`: by input, whether it requires a gradient now."""
+        super().__init__(message)
+        self.trained = trained
+
+
 class Kept:
     """Parameters and buffers of a step, bound to its program, and bound anew when they are others.
 
@@ -93,6 +102,10 @@ def caller(
         try:
             results = run(ENTRY, rest, not hooked)
         except RuntimeError as error:
+            if "when the step was compiled" in str(error):
+                values = [value for _, value in kept.named(args)]
+                trained = tuple([getattr(value, "requires_grad", False) for value in values])
+                raise OtherTraining(trained, str(error)) from None
             if hooked or "has a hook" not in str(error):
                 raise
             _refuse_hooks(kept.named(args))

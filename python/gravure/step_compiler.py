@@ -31,7 +31,7 @@ from .program_text import HEADER
 from .replaced import Scope
 from .report import follow
 from .runtime import program_class
-from .step_call import Kept, bind_constants, caller, leave_out
+from .step_call import ENTRY, Kept, bind_constants, caller, leave_out
 from .trace import (
     Capture,
     OutputSpec,
@@ -78,11 +78,20 @@ class StepCompiler:
     ) -> None:
         self.optimizer = optimizer
         self.settings = 0  # of the optimizer, in this call: Settings.number
+        self.training = 0  # which inputs require a gradient: a number, as settings
+        self._trainings: dict[tuple[bool, ...], int] = {}
         self.scope: Scope | None = None  # of the frame that Dynamo compiles
         self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
         self.name = name
         self.options = options
         self.programs = 0
+
+    def train(self, trained: tuple[bool, ...]) -> None:
+        """Has Dynamo find, or compile, a program for these inputs that require a gradient."""
+        number = self._trainings.setdefault(trained, len(self._trainings) + 1)
+        if number == self.training:  # that of a program for others, of another shape
+            number = self._trainings[trained] = max(self._trainings.values()) + 1
+        self.training = number
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         library = program_class()
@@ -91,6 +100,7 @@ class StepCompiler:
             options = self.options.for_library()
             program = library.of_text(written.text, written.device, options)
             bind_constants(program, written.writer)
+            program.set_frozen(ENTRY, [i for i in written.kept if not inputs[i].requires_grad])
             assert self.scope is not None
             kept = Kept(program, self.scope, graph, inputs, written.kept, written.update)
         self.programs += 1

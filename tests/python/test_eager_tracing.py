@@ -1,4 +1,4 @@
-"""What Dynamo takes apart by itself has eager's bits: the sign of zeros, the rounding of products."""
+"""What Dynamo takes apart has eager's bits: the sign of zeros, the rounding of products."""
 
 from __future__ import annotations
 

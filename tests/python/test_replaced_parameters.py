@@ -265,23 +265,6 @@ def test_an_optimizer_that_does_not_know_the_new_parameter() -> None:
         assert state_of(model) == before
 
 
-@pytest.mark.parametrize("with_optimizer", [False, True])
-def test_a_parameter_that_was_frozen_is_not_trained_silently(with_optimizer: bool) -> None:
-    model = Outer()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1) if with_optimizer else None
-    step = gravure.compile_step(lambda x: model(x).sum(), optimizer=optimizer)
-    x = torch.randn(3, 4)
-    for _ in range(5):
-        model.zero_grad()
-        step(x)
-    model.zero_grad()
-    model.parts[0].linear.weight.requires_grad_(False)
-    before = state_of(model)
-    with pytest.raises(RuntimeError, match=r"linear.weight.*does not require a gradient; it did"):
-        step(x)
-    assert state_of(model) == before
-
-
 def test_an_optimizer_that_is_given_the_new_parameter() -> None:
     model = Outer()
     twin = copy.deepcopy(model)

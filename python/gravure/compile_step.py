@@ -42,9 +42,9 @@ def compile_step(
 
     With `optimizer` a call ends with its step, in the same program: the gradients of its parameters
     are used up inside, and their `.grad` stays None. Parameters and state stay the caller's
-    tensors. The first call, and that after a parameter was unfrozen, runs `optimizer.step()` itself,
-    which makes the state. A setting that is a number is part of the program: a learning rate that
-    changes belongs in a tensor.
+    tensors. The first call, and that after a parameter was unfrozen, runs `optimizer.step()`
+    itself, which makes the state. A setting that is a number is part of the program: a learning
+    rate that changes belongs in a tensor.
 
     Raises ValueError for an option that there is not; ExportError, at the first call, for a
     function that cannot become a program, and RuntimeError, before anything has run, for a

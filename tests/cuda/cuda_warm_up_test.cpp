@@ -9,6 +9,9 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <chrono>
+#include <thread>
+
 using namespace gravure;
 using namespace gravure::test;
 using namespace c10::cuda::CUDACachingAllocator;
@@ -42,6 +45,12 @@ at::Tensor all(const Slab& arena) {
 }
 
 constexpr int64_t kSecond = 1'500'000'000;  // cycles, roughly
+
+/// The stream's work, which takes a fraction of that by itself, waits for other work.
+void waitsOn(c10::cuda::CUDAStream stream) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_FALSE(stream.query());
+}
 
 /// Runs once what loads kernels, or makes memory for a stream, on each; a sum to write to.
 at::Tensor readied(std::initializer_list<c10::cuda::CUDAStream> streams) {
@@ -140,12 +149,12 @@ TEST_CASE("a warm-up takes over the memory of an ended one while work is still g
   SECTION("on another stream") {
     c10::cuda::CUDAStreamGuard guard(other);
     next = floats(150 * kMiB).fill_(2);
-    CHECK_FALSE(other.query());  // its work waits for that on the memory
+    waitsOn(other);
   }
   SECTION("on another stream, which is not the current one") {
     void* memory = CudaAllocator::install().raw_alloc_with_stream(150 * kMiB, other);
     C10_CUDA_CHECK(cudaMemsetAsync(memory, 0, 150 * kMiB, other));
-    CHECK_FALSE(other.query());
+    waitsOn(other);
     CudaAllocator::install().raw_delete(memory);
   }
   second.endWarmUp();

@@ -77,13 +77,15 @@ bool isRandomState(const Value* value) {
 
 InputCheck::InputCheck(const Entry& entry, size_t index, const DeviceMap& devices)
     : name_(inputName(entry, index)), type_(entry.graph->inputs()[index]->type()) {
+  const bool known = index < entry.inputs.size();
+  const InputRole role = known ? entry.inputs[index].role : InputRole::Unspecified;
+  kept_ = role == InputRole::Parameter || role == InputRole::Buffer;
   generator_ = type_->kind() == c10::TypeKind::GeneratorType;
   const auto* tensor = type_->castRaw<c10::TensorType>();
   if (!tensor) return;
   // A saved value is what forward returned, whatever it was traced as: attention keeps its seeds on the
   // CPU outside captures, and a layer norm of bfloat16 with weights of float its means as float there.
-  const bool saved = index < entry.inputs.size() && entry.inputs[index].role == InputRole::Saved;
-  if (!saved) {
+  if (role != InputRole::Saved) {
     dtype_ = tensor->scalarType();
     if (tensor->device()) device_ = devices(*tensor->device());
   }
@@ -124,7 +126,12 @@ void InputCheck::check(const c10::IValue& value) const {
 
 void InputCheck::checkTensor(const at::Tensor& tensor) const {
   if (dtype_ && tensor.scalar_type() != *dtype_) {
-    fail(text("dtype ", *dtype_), text("dtype ", tensor.scalar_type()));
+    // Dynamo does not look whether a model was converted after it was compiled.
+    fail(text("dtype ", *dtype_),
+         text("dtype ", tensor.scalar_type(),
+              kept_ ? "; after a model was converted compile it again (torch._dynamo.reset()), or "
+                      "export it again"
+                    : "; convert it, or export a program for it"));
   }
   const bool sameDevice = !device_ || tensor.device() == *device_ ||
                           (tensor.device().type() == device_->type() && !device_->has_index());

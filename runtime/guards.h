@@ -28,6 +28,7 @@ class InputCheck {
   std::string name_;  // "parameter \"layer.weight\" (input 3 of step)"
   c10::TypePtr type_;
   bool generator_ = false;
+  bool kept_ = false;  // a parameter or buffer
   std::optional<c10::ScalarType> dtype_;
   std::optional<c10::Device> device_;
   std::optional<size_t> dims_;

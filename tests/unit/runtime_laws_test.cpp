@@ -137,7 +137,8 @@ TEST_CASE("inputs of the wrong kind are named before anything runs", "[law3]") {
     CHECK_THROWS_WITH(
         run({pair.w.to(at::kDouble), pair.b, x}),
         Catch::Contains(
-            "parameter \"w\" (input 0 of step): expected dtype Float, got dtype Double"));
+            "parameter \"w\" (input 0 of step): expected dtype Float, got dtype Double; "
+            "after a model was converted compile it again (torch._dynamo.reset())"));
     CHECK_THROWS_WITH(run({pair.w, int64_t{3}, x}),
                       Catch::Contains("buffer \"b\" (input 1 of step): expected a tensor"));
     CHECK_THROWS_WITH(pair.runtime->run("forward", {}),

@@ -77,19 +77,19 @@ def _with_optimizer(
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")
     refuse_hooks(optimizer, name)
-    backward = compile_step(fn, options=options)
     compiler = StepCompiler(fn, name, CompileOptions.parse(options), optimizer)
     further = step_with(fn, name, compiler)
     settings = Settings(optimizer)
 
     def makes_state(*args: Any, **kwargs: Any) -> Any:
+        """By a program without the optimizer, which goes again, and its memory with it."""
         for group in optimizer.param_groups:
             if any(p.grad is not None for p in group["params"]):
                 raise RuntimeError(
                     "a parameter has a gradient already, which a step with its optimizer would "
                     "not add to; call zero_grad(set_to_none=True) before"
                 )
-        result = backward(*args, **kwargs)
+        result = compile_step(fn, options=options)(*args, **kwargs)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return result

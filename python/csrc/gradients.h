@@ -28,8 +28,8 @@ class GradientTargets {
   void setFrozen(const Entry& entry, const std::vector<int64_t>& inputs);
 
   /// checkGradientOf() of each input; TORCH_CHECK naming a frozen one that requires a gradient now, an
-  /// updated one that has a gradient already, or,
-  /// with static results, one whose `.grad` is the gradient that this step would write over.
+  /// updated one that has a gradient already, or, with static results, one whose `.grad` is the gradient
+  /// that this step would write over.
   void check(const std::vector<c10::IValue>& inputs, bool hooks) const;
 
   /// Adds each gradient to `.grad` of its input: the first one becomes it, later ones are added in

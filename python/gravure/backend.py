@@ -108,43 +108,42 @@ def compile_frame(
     )
     with style.tracing(), functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS):
         compiled = compiler(graph, inputs)
-    if frame.bundled:
-        again = functools.partial(
-            compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
-        )
-        compiled = _seen_by_hooks(compiled, again, label)
     again = functools.partial(
-        compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label, bundles=bundles
+        compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
     )
-    names = [spec.name for spec in frame.inputs]
-    compiled = _trained_later(compiled, again, names, inputs, label)
+    if frame.bundled:
+        compiled = _seen_by_hooks(compiled, again, label)
+    if torch.is_grad_enabled():
+        again = functools.partial(again, bundles=bundles)
+        compiled = _trained_later(compiled, again, frame.inputs, inputs, label)
     return _native_first(frame.compiled, compiled) if bundles else compiled
 
 
 def _trained_later(
     compiled: Callable[..., Any],
     again: Callable[[Any], Callable[..., Any]],
-    names: Sequence[str],
+    specs: Sequence[InputSpec],
     inputs: Sequence[Any],
     label: str,
 ) -> Callable[..., Any]:
     """`compiled`; a second program where an input that was frozen requires a gradient.
 
-    Dynamo does not look whether parameters do: the gradient would be missing without a word.
+    Dynamo does not look whether what it calls static does: the gradient would be missing without a
+    word.
     """
-    frozen = [i for i, value in enumerate(inputs) if _is_frozen(value)]
-    if not frozen or not torch.is_grad_enabled():
+    given = enumerate(zip(specs, inputs, strict=True))  # the specs are of Dynamo's first call
+    frozen = {i: s.name for i, (s, v) in given if s.role == "buffer" and not v.requires_grad}
+    if not frozen:
         return compiled
-    symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
+    symbolic = any(spec.role == "symint" for spec in specs)
     later: Callable[..., Any] | None = None
 
     def run(*args: Any) -> Any:
         nonlocal later
-        trained = [i for i in frozen if args[i].requires_grad]
-        if not trained:
+        name = next((name for i, name in frozen.items() if args[i].requires_grad), None)
+        if name is None:
             return compiled(*args)
         if later is None:
-            name = names[trained[0]]
             if symbolic:
                 raise RuntimeError(
                     f'{label}: "{name}" requires a gradient; it did not when the graph was '
@@ -156,11 +155,6 @@ def _trained_later(
         return later(*args)
 
     return run
-
-
-def _is_frozen(value: Any) -> bool:
-    is_real = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    return is_real and not value.requires_grad
 
 
 def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:

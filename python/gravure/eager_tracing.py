@@ -66,12 +66,14 @@ def _unbinding(by_rows: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 def _whole(apart: Callable[..., Any]) -> Callable[..., Any]:
-    """None, for the operator itself, where the last argument is a number; else as `apart`."""
+    """None, for the operator itself, where what it multiplies by is a number; else as `apart`."""
 
     @functools.wraps(apart)
     def trace(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        last = [*args, *kwargs.values()][-1]
-        if last.is_python_constant() and _is_marked(tx.output.compiler_fn):
+        named = [kwargs[name] for name in ("alpha", "value") if name in kwargs]
+        factors = named or args[-1:]  # of _foreach_lerp_ the last one
+        numbers = bool(factors) and all(factor.is_python_constant() for factor in factors)
+        if numbers and _is_marked(tx.output.compiler_fn):
             return None
         return apart(self, tx, *args, **kwargs)
 

@@ -168,12 +168,11 @@ def unchanged(dictionaries: Sequence[dict[Any, Any]], lists: Sequence[list[Any]]
         return manager.root.list_getitem_manager(i, f"L[{i}]", values[i], plain)
 
     own = at(0).get_generic_dict_manager("L[0].__dict__", vars(watched), plain)
-    name = "dictionaries"
-    table = own.dict_getitem_manager(name, f"L[0].{name}", watched.dictionaries, plain)
+    source = "L[0].dictionaries"
+    table = own.dict_getitem_manager("dictionaries", source, watched.dictionaries, plain)
     for i, dictionary in watched.dictionaries.items():
-        name = f"L[0].dictionaries[{i}]"
-        member = table.dict_getitem_manager(i, name, dictionary, plain)
-        member.add_dict_version_guard(dictionary, [name], None)
+        member = table.dict_getitem_manager(i, f"{source}[{i}]", dictionary, plain)
+        member.add_dict_version_guard(dictionary, [f"{source}[{i}]"], None)
     for i, members in enumerate(lists, start=1):
         of_list = at(i)
         of_list.add_length_check_guard(len(members), [f"L[{i}]"], None)

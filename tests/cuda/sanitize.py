@@ -45,6 +45,9 @@ graph.replay()
 assert copy.sum().item() == 64
 """
 
+# A read that initcheck reports of a copy in a graph.
+GRAPH_COPY = re.compile(r"by cudaMemcpy source\n(?:.*\n){1,3}.*Host Frame: *cudaGraphLaunch")
+
 
 def export(folder: Path) -> list[Path]:
     """Programs of steps whose every call has its result on the GPU."""
@@ -61,9 +64,6 @@ def export(folder: Path) -> list[Path]:
             programs.append(folder / ("moe" if moe else "dense"))
             gravure.export_step(step, moe_step.batch(moe_step.SMALL, "cuda", 0), programs[-1])
     return programs
-
-
-GRAPH_COPY = re.compile(r"by cudaMemcpy source\n(?:.*\n){1,3}.*Host Frame: *cudaGraphLaunch")
 
 
 def errors(tool: str, command: list[str]) -> tuple[int, int, bool]:

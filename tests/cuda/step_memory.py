@@ -52,7 +52,7 @@ def one(variant: str, config: str) -> None:
     step, data = bench_h200.make(config)
     run = bench_h200.build(variant, step, data, {})
     print(f"\n{config}, {variant}\n")
-    print("| step | allocated | reserved | at most | at most | pools |")
+    print("| step | allocated | reserved | allocated, most | reserved, most | pools |")
     print("|---|---:|---:|---:|---:|---|")
     for number in range(STEPS):
         torch.cuda.reset_peak_memory_stats()

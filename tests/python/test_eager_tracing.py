@@ -38,7 +38,7 @@ class Walked(Unpacked):
 class Averaged(nn.Module):
     """Averages as optimizers have them, each written in one of the ways that Dynamo takes apart."""
 
-    WAYS = ("add", "addcmul", "addcdiv", "addcdiv_function", "lerp")
+    WAYS = ("add", "add_by_name", "addcmul", "addcdiv", "addcdiv_function", "lerp")
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -51,6 +51,8 @@ class Averaged(nn.Module):
             self.average.mul_(0.9)
             if self.way == "add":
                 self.average.add_(x, alpha=0.1)
+            elif self.way == "add_by_name":
+                self.average.add_(alpha=0.1, other=x)
             elif self.way == "addcmul":
                 self.average.addcmul_(x, x, value=0.1)
             elif self.way == "addcdiv":

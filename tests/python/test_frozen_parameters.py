@@ -145,6 +145,16 @@ def test_a_program_is_made_once_for_what_is_trained() -> None:
     assert made() == 2 + 3
 
 
+def test_a_program_for_another_shape_was_made_for_what_was_trained_then() -> None:
+    model = Layers()
+    step = gravure.compile_step(model)
+    for rows, frozen in ((5, {0}), (5, set()), (7, {0}), (7, set()), (5, set()), (7, {0})):
+        model.freeze(frozen)
+        model.zero_grad()
+        step(torch.randn(rows, 4))
+        assert (model.layers[0].weight.grad is None) == (0 in frozen)
+
+
 def test_sizes_that_are_open() -> None:
     model = Layers()
     model.freeze({0})

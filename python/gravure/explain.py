@@ -182,7 +182,7 @@ class _StepPlanner(StepCompiler):
         plan = _plan(written.label, written.text, written.device, (), self.options)
         self.plans.append(plan)
         self.programs += 1
-        return lambda *_: [torch.zeros(()) for _ in written.places]
+        return lambda *_: [torch.zeros((), device="cpu") for _ in written.places]
 
 
 class _PlannedGraph(CompiledGraph):

@@ -76,7 +76,7 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     # By a saved tensor that requires one, AOTAutograd sees that a gradient's gradient is asked for.
     shown, watched = seen[:1], seen[1:]
     with inside[0].meta["val"].fake_mode:
-        one = torch.empty(1, dtype=torch.uint8)
+        one = torch.empty(1, dtype=torch.uint8, device="cpu")
 
     with forward.graph.inserting_before(end):
         bundle = forward.graph.call_function(BUNDLE, ([*inside, *watched],))
@@ -220,7 +220,7 @@ def _first_statement(module: fx.GraphModule) -> fx.Node:
 
 @torch.library.register_fake("gravure::bundle", lib=LIBRARY)
 def _(values: list[Tensor]) -> Tensor:
-    return torch.empty(1, dtype=torch.uint8)
+    return torch.empty(1, dtype=torch.uint8, device="cpu")
 
 
 @torch.library.register_fake("gravure::unbundle", lib=LIBRARY)

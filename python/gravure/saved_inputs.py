@@ -49,5 +49,5 @@ class _Storages:
         copy = self._copies.get(storage._cdata)
         if copy is None:
             copy = self._copies[storage._cdata] = storage.cpu()
-        plain = torch.empty(0, dtype=tensor.dtype)
+        plain = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return plain.set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -122,7 +122,7 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[C
             capture.sources.append(source.name if isinstance(source.name, str) else source.name())
         values = output_node(graph).args[0]
         capture.examples = [_example(v) for v in values]
-        capture.placeholders = [torch.zeros(()) for _ in values]
+        capture.placeholders = [torch.zeros((), device="cpu") for _ in values]
         return lambda *_: capture.placeholders
 
     def call(*args: Any) -> Any:

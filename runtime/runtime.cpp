@@ -162,7 +162,7 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
   if (path == Path::Recorded) {
     runRecorded(entry);
   } else if (path == Path::Plain) {
-    entry.executor->runUncaptured();
+    runPlain(entry);
   } else {
     const int64_t captures = stats_.captures;
     ArenaSession session(layout_->serve, slab_, device_->tensorDevice().type());

@@ -9,6 +9,8 @@
 #include "runtime/results.h"
 #include "runtime/runtime.h"
 
+#include <llvm/ADT/STLFunctionalExtras.h>
+
 #include <unistd.h>
 
 #include <optional>
@@ -30,7 +32,7 @@ struct EntryState {
   std::vector<ResultWatch> watches;  // by output; as they are when the arena is laid out
   AllocationRecord record;
   std::thread::id thread;  // of the last one
-  int64_t warmUps = 0;
+  int64_t warmUps = 0;     // in the device's pool
   bool settled = false;
 
   bool ranWithGroups = false;  // all its collectives have run with the groups that there are
@@ -107,7 +109,10 @@ class Runtime::Impl {
                                        ArenaSession* serving);
 
   // Warm-up and planning (warm_up.cpp).
+  int64_t mostWarmUps() const;
+  void warmUp(EntryState& entry, llvm::function_ref<void()> run);
   void runRecorded(EntryState& entry);
+  void runPlain(EntryState& entry);
   void settle(EntryState& entry, AllocationRecord record);
   bool allSettled() const;
   bool plan();

@@ -10,10 +10,10 @@ namespace gravure {
 
 namespace {
 
-class WarmUpPool {
+class WarmUpScope {
  public:
-  explicit WarmUpPool(Device& device) : device_(device) { device_.beginWarmUp(); }
-  ~WarmUpPool() { device_.endWarmUp(); }
+  explicit WarmUpScope(Device& device) : device_(device) { device_.beginWarmUp(); }
+  ~WarmUpScope() { device_.endWarmUp(); }
 
  private:
   Device& device_;
@@ -21,33 +21,54 @@ class WarmUpPool {
 
 }  // namespace
 
-void Runtime::Impl::runRecorded(EntryState& entry) {
-  AllocationRecord record;
+int64_t Runtime::Impl::mostWarmUps() const { return std::max<int64_t>(options_.maxWarmups, 2); }
+
+void Runtime::Impl::warmUp(EntryState& entry, llvm::function_ref<void()> run) {
   try {
-    const WarmUpPool pool(*device_);
-    ArenaSession session(timeline_.steps().size(), device_->tensorDevice().type());
-    Recorder recorder(session);
-    entry.executor->runUncaptured(&recorder, &session);
-    record = session.takeRecord();
-    entry.thread = std::this_thread::get_id();
+    const WarmUpScope pool(*device_);
+    run();
   } catch (...) {
     // Out of memory perhaps: what the pool keeps would be missing to whoever handles that.
     entry.executor->clear();
     device_->dropWarmUp();
     throw;
   }
+  ++entry.warmUps;
+}
+
+void Runtime::Impl::runRecorded(EntryState& entry) {
+  AllocationRecord record;
+  warmUp(entry, [&] {
+    ArenaSession session(timeline_.steps().size(), device_->tensorDevice().type());
+    Recorder recorder(session);
+    entry.executor->runUncaptured(&recorder, &session);
+    record = session.takeRecord();
+    entry.thread = std::this_thread::get_id();
+  });
   settle(entry, std::move(record));
+}
+
+/// While other entries warm up, a settled one goes on in their pool: what it left there would lie idle, and
+/// be taken anew beside it. Not for ever, since those entries may never come.
+void Runtime::Impl::runPlain(EntryState& entry) {
+  const auto run = [&] { entry.executor->runUncaptured(); };
+  const bool waits = entry.settled && !layout_ && !allSettled();
+  if (waits && entry.warmUps < mostWarmUps()) {
+    warmUp(entry, run);
+    return;
+  }
+  if (waits) device_->dropWarmUp();
+  run();
 }
 
 /// Two runs that agree settle an entry. What still differs after the last warm-up is left alone.
 void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
-  ++entry.warmUps;
   const bool compare = entry.warmUps > 1;
   const auto differing =
       compare ? differingSteps(entry.record, record, planning_) : std::vector<int64_t>();
   entry.record = std::move(record);
   if (!compare) return;
-  if (!differing.empty() && entry.warmUps < std::max<int64_t>(options_.maxWarmups, 2)) return;
+  if (!differing.empty() && entry.warmUps < mostWarmUps()) return;
   for (int64_t step : differing) {
     planning_[step] = StepPlanning::Results;
     once_.missed("unstable-allocations", timeline_.steps()[step],

@@ -96,6 +96,15 @@ bool CudaAllocator::isRouted(c10::DeviceIndex device, c10::MempoolId_t pool) {
   return routed_.count({device, pool}) > 0;
 }
 
+bool CudaAllocator::tryEmptyCache(c10::MempoolId_t pool) {
+  try {
+    base_->emptyCache(pool);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 c10::DataPtr CudaAllocator::allocate(size_t bytes) {
   ArenaSession* session = bytes == 0 ? nullptr : cudaSession();
   if (session == nullptr) return orFromIdle([&] { return base_->allocate(bytes); });

@@ -33,6 +33,10 @@ class CudaAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   CudaArenaStats& stats(c10::DeviceIndex device);
   /// Whether allocations are being routed to this pool: begun here and not ended.
   bool isRouted(c10::DeviceIndex device, c10::MempoolId_t pool);
+  /// Gives back what is free of a pool that has no use any more. False, and nothing is done, while somebody's
+  /// allocations are routed to a pool (a warm-up on another thread, torch.cuda.use_mem_pool): PyTorch
+  /// refuses then.
+  bool tryEmptyCache(c10::MempoolId_t pool);
 
   c10::DataPtr allocate(size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override;

@@ -90,7 +90,8 @@ CapturePool::~CapturePool() {
     dropWorkspaces(stream_);
     allocator_.releasePool(device, pool_);
     at::getHostAllocator(at::kCUDA)->release_pool(pool_);
-    if (allocator_.getPoolUseCount(device, pool_) == 0) allocator_.emptyCache(pool_);
+    // If not now: with torch.cuda.empty_cache(), or when somebody is out of memory.
+    if (allocator_.getPoolUseCount(device, pool_) == 0) (void)allocator_.tryEmptyCache(pool_);
   } catch (const std::exception& error) {
     TORCH_WARN("giving back a graph pool of cuda:", static_cast<int>(device),
                " failed: ", error.what());
@@ -106,7 +107,5 @@ void CapturePool::follow(c10::cuda::CUDAStream current) {
   }
   last_ = current;
 }
-
-void CapturePool::trim() { allocator_.emptyCache(pool_); }
 
 }  // namespace gravure

@@ -15,7 +15,8 @@ namespace gravure {
 /// draw from beyond the plan. Programs that are captured from one stream of the caller's share one: a
 /// workspace each, 32 MiB and more, is much for the many programs of a graph-broken model. Their graphs
 /// write to the same workspaces, so they may not run at once; replays from several streams are ordered.
-/// Programs captured from different streams share nothing and may run at once.
+/// Programs captured from different streams share nothing and may run at once. Memory of a graph that is
+/// gone serves the next captures, and is given back with the pool.
 class CapturePool {
  public:
   /// The one for programs captured from `caller`, which lives as long as somebody holds it.
@@ -35,9 +36,6 @@ class CapturePool {
     if (last_ != current) follow(current);
     launch();
   }
-
-  /// Gives back memory of the pool that no graph uses.
-  void trim();
 
  private:
   CapturePool(CudaAllocator& allocator, c10::DeviceIndex device);

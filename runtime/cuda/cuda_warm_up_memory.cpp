@@ -110,7 +110,7 @@ void* WarmUpMemory::raw_alloc(size_t bytes) {
 }
 
 /// Memory behind the pages from `first` to `end`, that of ended warm-ups first; false, and nothing is
-/// changed, if there is not enough.
+/// mapped, if there is not enough.
 bool WarmUpMemory::addPages(Range& range, int64_t first, int64_t end) {
   const auto ended = take(range, end - first, c10::cuda::getCurrentCUDAStream(driver_.device()));
   std::vector<PageSource::Piece> pieces;
@@ -163,7 +163,8 @@ std::vector<PageHandle> WarmUpMemory::takeEnded(int64_t most, CUDAStream stream)
 
 std::vector<PageHandle> WarmUpMemory::take(Range& range, int64_t most, CUDAStream stream) {
   std::vector<PageHandle> taken;
-  if (!hasEnded() || isCapturing(stream)) return taken;  // it cannot be told to come after anything
+  if (!hasEnded()) return taken;
+  if (isCapturing(stream)) return taken;  // it cannot be told to come after anything
   markEnded();
   std::set<CUDAEvent*> before;  // what the stream has been told to come after
   for (auto& [number, page] : range.pages) {

@@ -44,6 +44,13 @@ at::Tensor all(const Slab& arena) {
   return at::empty({0}, at::TensorOptions(kGpu)).set_(storage, 0, {arena.bytes() / 4}, {1});
 }
 
+/// Gives back what earlier tests left, so that `reserved` changes by this one's doing alone.
+void giveBackOthers() {
+  c10::cuda::device_synchronize();
+  emptyCache();
+  WarmUpMemory::of(0).giveBackWaiting();
+}
+
 constexpr int64_t kSecond = 1'500'000'000;  // cycles, roughly
 
 /// The stream's work, which takes a fraction of that by itself, waits for other work.
@@ -188,6 +195,55 @@ TEST_CASE("several warm-ups at once, and a second one after the first, lie apart
   }
   for (size_t i = 3; i < tensors.size(); ++i)
     CHECK(sameBits(tensors[i], at::full_like(tensors[i], static_cast<double>(i))));
+}
+
+TEST_CASE(
+    "what is held of a warm-up is given back once it is free, without torch.cuda.empty_cache") {
+  NEEDS_GPU();
+  CudaDevice device(0);
+  device.installAllocator();
+  (void)readied({device.currentStream()});
+  giveBackOthers();
+  const int64_t before = reserved(), freeBefore = freeMemory();
+  std::vector<at::Tensor> held;
+  for (int round = 0; round < 2; ++round) {
+    device.beginWarmUp();
+    for (int64_t bytes : {1000l, 30 * kMiB, 70 * kMiB}) held.push_back(floats(bytes).fill_(1));
+    device.endWarmUp();
+    device.dropWarmUp();
+  }
+  device.synchronize();
+  for (int call = 0; call < 10; ++call) device.tidyWarmUp();
+  CHECK(reserved() >= before + 200 * kMiB);
+  for (const at::Tensor& each : held)
+    CHECK(each.sum().item<float>() == static_cast<float>(each.numel()));
+  emptyCache();
+  CHECK(reserved() >= before + 200 * kMiB);
+  held.clear();
+  CHECK(reserved() >= before + 200 * kMiB);  // in PyTorch's cache, for nobody
+  for (int call = 10; call < 16; ++call) device.tidyWarmUp();
+  CHECK(reserved() == before);
+  CHECK(freeMemory() == freeBefore);
+}
+
+TEST_CASE("a warm-up ends while somebody else's allocations are routed to a pool") {
+  NEEDS_GPU();
+  CudaDevice device(0), other(0);
+  device.installAllocator();
+  giveBackOthers();
+  const int64_t before = reserved();
+  device.beginWarmUp();
+  (void)floats(100 * kMiB);
+  device.endWarmUp();
+  other.beginWarmUp();
+  device.dropWarmUp();
+  device.tidyWarmUp();
+  CHECK(reserved() >= before + 100 * kMiB);
+  other.endWarmUp();
+  other.dropWarmUp();
+  device.synchronize();
+  device.tidyWarmUp();
+  CHECK(reserved() == before);
 }
 
 TEST_CASE("whoever is out of memory gets that of an ended warm-up, and waits for it") {

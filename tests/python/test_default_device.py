@@ -1,4 +1,4 @@
-"""torch.set_default_device: what the caller makes without a device lies there, nothing of Gravure's."""
+"""torch.set_default_device: where the caller's tensors are made, and none of Gravure's."""
 
 from __future__ import annotations
 

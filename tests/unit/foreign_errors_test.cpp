@@ -1,4 +1,5 @@
 // Errors that are not PyTorch's own, as operators that Python implements throw them.
+#include "tests/unit/device_fixture.h"
 #include "tests/unit/law_fixture.h"
 
 #include <stdexcept>
@@ -16,24 +17,11 @@ class RaisingCapture final : public Capture {
   std::unique_ptr<Executable> finish() override { return nullptr; }
 };
 
-class RaisingDevice final : public Device {
+class RaisingDevice final : public DeviceOnHost {
  public:
-  std::string name() const override { return host_->name(); }
-  c10::Device tensorDevice() const override { return host_->tensorDevice(); }
-  int64_t alignment() const override { return host_->alignment(); }
-  void installAllocator() override { host_->installAllocator(); }
-  std::shared_ptr<Slab> makeSlab(const ArenaShape& shape) override {
-    return host_->makeSlab(shape);
-  }
-  int64_t releaseMemory() override { return host_->releaseMemory(); }
   std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>&) override {
     return std::make_unique<RaisingCapture>();
   }
-  std::unique_ptr<Marker> makeMarker() override { return host_->makeMarker(); }
-  void synchronize() override { host_->synchronize(); }
-
- private:
-  const std::unique_ptr<Device> host_ = makeHostDevice();
 };
 
 }  // namespace

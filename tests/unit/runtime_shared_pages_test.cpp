@@ -1,4 +1,5 @@
 // The programs of a device lie on the same pages, in the bits of the uncaptured path.
+#include "tests/unit/device_fixture.h"
 #include "tests/unit/shared_pages_fixture.h"
 
 #include <ATen/Parallel.h>
@@ -165,27 +166,14 @@ class RefusingSlab final : public Slab {
   const bool* refuses_;
 };
 
-class RefusingDevice final : public Device {
+class RefusingDevice final : public DeviceOnHost {
  public:
   explicit RefusingDevice(const bool* refuses) : refuses_(refuses) {}
-  std::string name() const override { return host_->name(); }
-  c10::Device tensorDevice() const override { return host_->tensorDevice(); }
-  int64_t alignment() const override { return host_->alignment(); }
-  void installAllocator() override { host_->installAllocator(); }
   std::shared_ptr<Slab> makeSlab(const ArenaShape& shape) override {
-    return std::make_shared<RefusingSlab>(host_->makeSlab(shape), refuses_);
+    return std::make_shared<RefusingSlab>(DeviceOnHost::makeSlab(shape), refuses_);
   }
-  int64_t releaseMemory() override { return host_->releaseMemory(); }
-  std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) override {
-    return host_->beginCapture(generators);
-  }
-  bool poisons() const override { return host_->poisons(); }
-  void poison(void* address, int64_t bytes) override { host_->poison(address, bytes); }
-  std::unique_ptr<Marker> makeMarker() override { return host_->makeMarker(); }
-  void synchronize() override { host_->synchronize(); }
 
  private:
-  const std::unique_ptr<Device> host_ = makeHostDevice();
   const bool* refuses_;
 };
 

@@ -1,0 +1,75 @@
+// Warm-up as the device sees it: which steps run in its pool, and when that is given back.
+#include "tests/unit/device_fixture.h"
+#include "tests/unit/law_fixture.h"
+
+using namespace gravure;
+
+namespace {
+
+/// What became of the pool that steps warm up in.
+struct PoolEvents {
+  int64_t steps = 0;  // in it
+  bool inStep = false, exists = false;
+};
+
+class PoolWatchingDevice final : public DeviceOnHost {
+ public:
+  explicit PoolWatchingDevice(PoolEvents* events) : events_(events) {}
+  void beginWarmUp() override {
+    CHECK_FALSE(events_->inStep);
+    ++events_->steps;
+    events_->inStep = events_->exists = true;
+  }
+  void endWarmUp() override { events_->inStep = false; }
+  void dropWarmUp() override {
+    CHECK_FALSE(events_->inStep);
+    events_->exists = false;
+  }
+
+ private:
+  PoolEvents* events_;
+};
+
+struct WatchedPair : ForwardBackward {
+  WatchedPair() {
+    runtime = std::make_unique<Runtime>(readProgram(kForwardBackward),
+                                        std::make_unique<PoolWatchingDevice>(&pool));
+  }
+  PoolEvents pool;
+};
+
+}  // namespace
+
+TEST_CASE("steps run in the warm-up's pool until all entries are captured", "[memory]") {
+  WatchedPair pair;
+  const auto inPool = [&](auto&& run) {
+    const int64_t before = pair.pool.steps;
+    run();
+    CHECK_FALSE(pair.pool.inStep);
+    return pair.pool.steps > before;
+  };
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    ForwardBackward::Values values;
+    // In the third step the forward waits for the backward, which has run once.
+    CHECK(inPool([&] { values = pair.forward(); }) == (step < 3));
+    if (step == 0) continue;
+    CHECK(inPool([&] { pair.backward(values); }) == (step < 3));
+    CHECK(pair.pool.exists == (step < 3));
+  }
+  CHECK(pair.runtime->stats().captures == 2);
+}
+
+TEST_CASE("where an entry never comes, the pool is given back", "[memory]") {
+  WatchedPair pair;
+  for (int step = 0; step < 8; ++step) {
+    CAPTURE(step);
+    (void)pair.forward();
+    CHECK(pair.pool.exists == (step < 4));
+  }
+  CHECK(pair.pool.steps == 4);
+  for (int step = 0; step < 4; ++step) pair.backward(pair.forward());
+  CHECK_FALSE(pair.pool.exists);
+  CHECK(pair.pool.steps == 4 + 2);
+  CHECK(pair.runtime->stats().captures == 2);
+}

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_foreach_add.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/csrc/autograd/variable.h>
@@ -30,6 +31,16 @@ void refuseHooks(const at::Tensor& tensor, const std::string& name) {
       "use torch.compile(backend=\"gravure\"), which runs it");
 }
 
+/// DistributedDataParallel, FSDP1 and Megatron keep the node that accumulates, for their hooks on it.
+void refuseNodeHooks(const at::Tensor& tensor, const std::string& name) {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(tensor);
+  TORCH_CHECK(node == nullptr || (node->pre_hooks().empty() && node->post_hooks().empty()), "\"",
+              name,
+              "\" has hooks on the node that accumulates its gradient, as DistributedDataParallel "
+              "sets them, and a step runs without autograd: they would not average it; use "
+              "torch.compile(backend=\"gravure\"), which runs them");
+}
+
 }  // namespace
 
 GradientTargets::GradientTargets(const Entry& entry, bool areStatic) : areStatic_(areStatic) {
@@ -50,6 +61,7 @@ void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hoo
   TORCH_CHECK(tensor.is_leaf(), "\"", name,
               "\" requires a gradient and was computed outside of the step; compute it inside, or "
               "detach it");
+  refuseNodeHooks(tensor, name);
   if (hooks) refuseHooks(tensor, name);
 }
 

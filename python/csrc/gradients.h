@@ -12,7 +12,7 @@
 namespace gravure {
 
 /// TORCH_CHECK naming a tensor whose gradient could not be given as autograd would: one that is no leaf,
-/// does not require a gradient, or (`hooks`) had a hook ever.
+/// does not require a gradient, or has hooks on the node that accumulates, or (`hooks`) had one itself ever.
 void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hooks);
 
 /// Which outputs of an entry are gradients, and of which inputs.

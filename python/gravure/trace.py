@@ -178,6 +178,9 @@ def refusal(error: Exception, name: str) -> ExportError:
         remedy = "leave out backward() and the optimizer, which run with and after the step"
     if "Generator" in str(error):
         what, remedy = "it draws from a Generator of its own", "draw from the default generator"
+    if place.rpartition(":")[0].endswith("/torch/nn/parallel/distributed.py"):
+        what = "it calls a DistributedDataParallel, whose gradients hooks of autograd average"
+        remedy = 'use torch.compile(backend="gravure"), which runs them'
     return ExportError(name, what, remedy or "move this out of the step", place)
 
 

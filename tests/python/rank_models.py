@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 Step = Callable[[Tensor], Tensor]
 noted: set[int] = set()  # graphs, by number
@@ -161,6 +162,36 @@ def tensor_parallelism() -> None:
         WAYS["step"](model)(batch(0))
     except gravure.ExportError as error:
         found["refused"] = str(error)
+
+
+# ---- gradients averaged by hooks
+
+
+def data_parallel() -> None:
+    """DistributedDataParallel around the model that is compiled, and compiled with it.
+
+    With small buckets, where Dynamo's graph is cut between them.
+    """
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 1000
+
+    def averaged(module: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(module, bucket_cap_mb=0.001)
+
+    def make() -> nn.Module:
+        return Mlps().to(DEVICE)
+
+    compare("compile", averaged(make()), averaged(make()))
+    inside = make()
+    inside.compile(backend="gravure")
+    compare("layers", averaged(inside), averaged(make()))
+    model = averaged(make())
+    found["refused"] = []
+    for called in (model, model.module):
+        try:
+            WAYS["step"](called)(batch(0))
+        except RuntimeError as error:
+            found["refused"].append(str(error))
+    assert all(p.grad is None for p in model.parameters())
 
 
 # ---- FSDP2 itself

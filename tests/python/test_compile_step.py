@@ -257,6 +257,25 @@ def test_hooks_are_refused_before_anything_runs() -> None:
     step(*batch())
 
 
+@pytest.mark.parametrize("results", ["owned", "accumulate"])
+@pytest.mark.parametrize("kind", ["register_hook", "register_prehook"])
+def test_hooks_on_the_node_that_accumulates_are_refused(results: str, kind: str) -> None:
+    """As Megatron and others average gradients."""
+    model = Net()
+    ours, step = pair(model, results=results)
+    step(*batch())
+    before = state_of(ours)
+    weight = ours.first.weight
+    node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+    getattr(node, kind)(lambda *gradients: None)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"first.weight.*hooks on the node.*torch.compile"):
+            step(*batch())
+        assert state_of(ours) == before
+    del node
+    step(*batch())
+
+
 def test_an_argument_with_a_history_is_refused() -> None:
     _, step = pair(Net())
     x = torch.randn(5, 8, requires_grad=True) * 2

@@ -19,6 +19,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Found:
         tmp_path_factory.mktemp("models"),
         "gathered_parameters",
         "tensor_parallelism",
+        "data_parallel",
         "fsdp2",
         "pipeline",
         "pipeline_step",
@@ -44,6 +45,20 @@ def test_tensor_parallelism_by_dtensor(pair: Found) -> None:
         assert (rank["compile"]["missed"], rank["compile"]["nodes"]) == ([], [])
         assert rank["compile"]["replays"] > 0
         assert 'it reads a DTensor; use torch.compile(backend="gravure")' in rank["refused"]
+
+
+def test_gradients_that_hooks_average(pair: Found) -> None:
+    """A step runs without autograd, so without these hooks: refused, called through them or not."""
+    for rank in pair["data_parallel"]:
+        for way in ("compile", "layers"):
+            assert rank[way]["equal"]
+            assert rank[way]["states"] == [PAIR] * 4
+            assert rank[way]["replays"] > 0
+        through, past = rank["refused"]
+        assert "it calls a DistributedDataParallel" in through
+        assert '"model.layers.0.up.weight" has hooks on the node that accumulates' in past
+        assert through.endswith('use torch.compile(backend="gravure"), which runs them')
+        assert past.endswith('use torch.compile(backend="gravure"), which runs them')
 
 
 def test_fsdp2_between_compiled_layers(pair: Found) -> None:

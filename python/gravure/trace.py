@@ -178,6 +178,9 @@ def refusal(error: Exception, name: str) -> ExportError:
         remedy = "leave out backward() and the optimizer, which run with and after the step"
     if "Generator" in str(error):
         what, remedy = "it draws from a Generator of its own", "draw from the default generator"
+    if "Module-level backwards hooks" in reason:
+        what = "a module has backward hooks, which autograd calls"
+        remedy = 'remove them, or use torch.compile(backend="gravure"), which runs them'
     if place.rpartition(":")[0].endswith("/torch/nn/parallel/distributed.py"):
         what = "it calls a DistributedDataParallel, whose gradients hooks of autograd average"
         remedy = 'use torch.compile(backend="gravure"), which runs them'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gravure
@@ -14,7 +16,7 @@ import torch.nn.functional as F
 from running import bits, need_library
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from training import replays, same_as_eager, same_steps
+from training import replays, same_as_eager, same_steps, train_step
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
@@ -72,6 +74,49 @@ def test_retain_graph_and_accumulation() -> None:
         return loss.detach()
 
     assert replays(same_as_eager(Mlp(), rows, step))
+
+
+def test_steps_inside_a_memory_pool_of_the_callers() -> None:
+    """PyTorch gives no pool back while allocations are routed to another: the warm-up's waits."""
+    pool = torch.cuda.MemPool()
+
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        with torch.cuda.use_mem_pool(pool):
+            return train_step(model, optimizer, batch)
+
+    report = same_as_eager(Mlp(0.15), rows, step)
+    assert report.graphs[0].programs[0].stats["replays"] > 0
+    assert report.graphs[0].programs[0].remarks == {}
+
+
+def test_programs_on_several_threads_warm_up_at_once() -> None:
+    mlps = [Mlp() for _ in range(6)]
+    x = rows(0)[0]
+    expected = [eager_loss(model, x) for model in mlps]
+    steps = [gravure.compile_step(lambda x, m=m: m(x).square().mean()) for m in mlps]
+    for step in steps:  # Dynamo compiles on one thread
+        step(x)
+    together = threading.Barrier(len(mlps))
+
+    def train(i: int) -> list[Any]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            together.wait()
+            found = []
+            for _ in range(40):
+                mlps[i].zero_grad()
+                loss = steps[i](x)
+                found.append([bits(loss), *(bits(p.grad) for p in mlps[i].parameters())])
+            return found
+
+    with ThreadPoolExecutor(len(mlps)) as threads:
+        for i, found in enumerate(threads.map(train, range(len(mlps)))):
+            assert all(each == expected[i] for each in found)
+
+
+def eager_loss(model: nn.Module, x: Tensor) -> list[Any]:
+    loss = model(x).square().mean()
+    loss.backward()
+    return [bits(loss), *(bits(p.grad) for p in model.parameters())]
 
 
 def test_checkpointing_without_dropout() -> None:

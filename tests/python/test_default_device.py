@@ -11,7 +11,7 @@ import pytest
 import torch
 from running import DEVICES, bits, need_library
 from torch import Tensor
-from training import Checkpointed, state_of
+from training import Mlp, state_of
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -25,9 +25,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     torch.set_default_device(None)
 
 
-def model_on(device: str) -> Checkpointed:
+def model_on(device: str) -> Mlp:
     with torch.device(device):
-        return Checkpointed(2)
+        return Mlp(0.3)
 
 
 def batch_on(device: str, number: int) -> Tensor:

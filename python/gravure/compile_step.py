@@ -107,7 +107,7 @@ def _with_optimizer(
             compiler.settings = number
         try:
             return further(*args, **kwargs)
-        except StateMissing:  # for a parameter that was frozen until now
+        except StateMissing:  # for a parameter that was frozen until now; or it was cleared
             return makes_state(*args, **kwargs)
 
     return functools.update_wrapper(step, fn) if isinstance(fn, types.FunctionType) else step

@@ -120,7 +120,10 @@ class Update:
 
     def _tensors(self) -> list[Tensor]:
         state, groups = self._optimizer.state, self._optimizer.param_groups
-        found = [state[parameter][key] for parameter, key in self._state]
+        try:
+            found = [state.get(parameter, {})[key] for parameter, key in self._state]
+        except KeyError as error:
+            raise self._missing("its state was cleared") from error
         return found + [groups[i][key] for i, key in self._settings]
 
     def write(
@@ -182,6 +185,9 @@ class Update:
             if isinstance(value, Tensor)
         ]
 
+    def _missing(self, reason: str) -> StateMissing:
+        return StateMissing(self._name, reason, "let its own step make the state")
+
     def _state_names(self) -> list[str]:
         names = {id(p): name for p, name in zip(self.parameters, self.names, strict=True)}
         own = [f"{self._name}.{key}.{names[id(p)]}" for p, key in self._state]
@@ -233,6 +239,9 @@ class Update:
         before = _python_side(twin)
         type(self._optimizer).step(twin)
         after = _python_side(twin)
+        had_state = any(map(self._optimizer.state.get, self.parameters))
+        if before.keys() < after.keys() and not had_state:
+            raise self._missing("it has no state yet")
         if before.keys() != after.keys() or any(before[k] is not after[k] for k in before):
             raise ExportError(
                 self._name,

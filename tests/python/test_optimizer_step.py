@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn as nn
 from running import bits, need_library
 from torch import Tensor
-from training import Net, leaves, state_of
+from training import Net, leaves, replays, state_of
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -160,6 +161,44 @@ def test_state_that_is_replaced_is_used_from_the_next_step_on(change: Any) -> No
             for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
                 change(optimizer, next(p for p in model.parameters() if optimizer.state.get(p)))
         pair.run(i)
+
+
+def _cleared(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def _begun_anew(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state = defaultdict(dict)
+
+
+def _with_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """What had no state gets some."""
+    for group in optimizer.param_groups:
+        group["momentum"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda m: torch.optim.AdamW(m.parameters(), 0.01, fused=True), _cleared),
+        (lambda m: torch.optim.AdamW(m.parameters(), 0.01, fused=True), _begun_anew),
+        (lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9), _cleared),
+        (lambda m: torch.optim.SGD(m.parameters(), 0.1), _with_momentum),
+    ],
+    ids=["cleared", "another", "momentum", "momentum-later"],
+)
+@pytest.mark.parametrize("steps", [1, 5])
+def test_missing_state_is_made_by_the_optimizer(make: Make, change: Any, steps: int) -> None:
+    """Before the program with the optimizer is made, and when it has been replayed."""
+    pair = Pair(make)
+    for i in range(steps):
+        pair.run(i)
+    before = replays(gravure.report())
+    for optimizer in pair.optimizers:
+        change(optimizer)
+    for i in range(5):
+        pair.run(i)
+    assert replays(gravure.report()) > before
 
 
 def test_another_batch_size() -> None:

@@ -13,7 +13,8 @@ from torch._dynamo.utils import detect_fake_mode
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
 from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 # The runtime captures, not Inductor; random operators draw what ATen's draw, from the generator
 # that the runtime gives them.
@@ -40,7 +41,8 @@ def compile_stretch(
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     mode = detect_fake_mode(examples) or FakeTensorMode()
     with (
-        unset_fake_temporarily(),
+        # AOTAutograd's wrapper has a mode on in its first call, which would see these operators.
+        _disable_current_modes(),
         tracing(TracingContext(mode)),
         V.set_fake_mode(mode),
         inductor_config.patch(_SETTINGS),

@@ -117,6 +117,38 @@ def test_other_sizes_are_other_stretches(stretches: Stretches) -> None:
     assert len(stretches.operators) == 6
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_comes_before_inductors_kernels_traces_every_size(
+    monkeypatch: pytest.MonkeyPatch, *, dynamic: bool
+) -> None:
+    """The first one is compiled within AOTAutograd's first call, which has a mode of its own."""
+    compiled = []
+
+    def compile_fx_inner(module: fx.GraphModule, *_: Any, **how: Any) -> Callable[..., Any]:
+        compiled.append(how["is_backward"])
+
+        def run(inputs: list[Tensor]) -> Any:
+            given = inputs.copy()
+            inputs.clear()
+            return module(*given)
+
+        return run
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", compile_fx_inner)
+    model = Mlp()
+    call = torch.compile(model, backend="gravure", dynamic=dynamic, options=INDUCTOR)
+    for size in (4, 5):
+        x = torch.randn(size, 8)
+        for _ in range(5):
+            found = [call(x), model(x)]
+            torch.testing.assert_close(*found)
+            gradients = [torch.autograd.grad(y.square().mean(), model.parameters()) for y in found]
+            torch.testing.assert_close(*gradients)
+    assert compiled == [False, True] * 2
+    remarks = [p.remarks for graph in gravure.report().graphs for p in graph.programs]
+    assert len(remarks) == 2 and "compile-failed" not in str(remarks)
+
+
 @pytest.mark.parametrize("way", ["divided", "undivided"])
 def test_a_step_of_stretches_around_host_reads(stretches: Stretches, way: str) -> None:
     model = models.moe()

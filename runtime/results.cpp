@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
@@ -111,6 +112,8 @@ at::Tensor bytesOf(const c10::Storage& storage, const at::Tensor& like) {
 /// deterministic: a kernel more for each result.
 at::Tensor unfilled(at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
                     c10::Device device) {
+  c10::OptionalDeviceGuard there;  // the allocator gives memory of the current device
+  if (!device.is_cpu()) there.reset_device(device);
   const auto key = c10::computeDispatchKey(dtype, c10::kStrided, device);
   return at::detail::empty_strided_generic(sizes, strides, c10::GetAllocator(device.type()),
                                            c10::DispatchKeySet(key), dtype);

@@ -119,6 +119,21 @@ def eager_loss(model: nn.Module, x: Tensor) -> list[Any]:
     return [bits(loss), *(bits(p.grad) for p in model.parameters())]
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("results", ["owned", "copied"])
+def test_a_model_on_a_gpu_that_is_not_current(results: str) -> None:
+    def there(i: int) -> tuple[Tensor]:
+        return (rows(i)[0].to("cuda:1"),)
+
+    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
+        assert torch.cuda.current_device() == 0
+        loss, result = train_step(model, optimizer, batch)
+        assert loss.device == result.device == batch[0].device
+        return loss, result
+
+    assert replays(same_as_eager(Mlp(0.15).to("cuda:1"), there, step, options={"results": results}))
+
+
 def test_checkpointing_without_dropout() -> None:
     class Checkpointed(Mlp):
         def forward(self, x: Tensor) -> Tensor:

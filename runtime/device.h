@@ -145,11 +145,11 @@ class Device {
   virtual bool poisons() const { return false; }
   virtual void poison(void* /*address*/, int64_t /*bytes*/) {}
 
-  /// Around a recorded step, on its thread: what the thread allocates comes from a pool of its own,
+  /// Around a step that warms up, on its thread: what the thread allocates comes from a pool of its own,
   /// so that warm-up leaves no holes where captures and eager code allocate.
   virtual void beginWarmUp() {}
   virtual void endWarmUp() {}
-  /// Gives the pool of the recorded steps back, but for what is still in use. Idempotent.
+  /// Gives the pool of these steps back, but for what is still in use. Idempotent.
   virtual void dropWarmUp() {}
 
   virtual std::unique_ptr<Marker> makeMarker() = 0;

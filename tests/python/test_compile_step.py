@@ -276,6 +276,14 @@ def test_hooks_on_the_node_that_accumulates_are_refused(results: str, kind: str)
     step(*batch())
 
 
+def test_backward_hooks_of_modules_are_refused() -> None:
+    ours, step = pair(Net())
+    ours.first.register_full_backward_hook(lambda module, given, taken: None)
+    with pytest.raises(gravure.ExportError, match=r"a module has backward hooks.*torch\.compile"):
+        step(*batch())
+    assert ours.first.weight.grad is None
+
+
 def test_an_argument_with_a_history_is_refused() -> None:
     _, step = pair(Net())
     x = torch.randn(5, 8, requires_grad=True) * 2

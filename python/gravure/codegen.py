@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import fx
 
 from .compiled_ops import CompiledCode
+from .constant_numbers import with_numbers
 from .eager_kernels import eager_kernels
 from .errors import ExportError
 from .inductor import compile_stretch, cut_for_inductor, decompositions
@@ -43,7 +44,9 @@ class Style:
 
     @property
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        return decompositions() if self.whole else {}
+        if not self.inductor:
+            return {}
+        return with_numbers(decompositions() if self.whole else {})
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch import Tensor, fx
-from torch._dynamo.utils import detect_fake_mode
+from torch._dynamo.utils import detect_fake_mode, preserve_rng_state
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
 from torch._inductor.virtualized import V
@@ -43,6 +43,7 @@ def compile_stretch(
     with (
         # AOTAutograd's wrapper has a mode on in its first call, which would see these operators.
         _disable_current_modes(),
+        preserve_rng_state(),  # Inductor draws what it times kernels with
         tracing(TracingContext(mode)),
         V.set_fake_mode(mode),
         inductor_config.patch(_SETTINGS),
@@ -72,7 +73,7 @@ def cut_for_inductor(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
     """Forward and backward as Inductor cuts them: what is cheap is computed again."""
     from torch._inductor.compile_fx import partition_fn
 
-    with V.set_fake_mode(detect_fake_mode(inputs) or FakeTensorMode()):
+    with preserve_rng_state(), V.set_fake_mode(detect_fake_mode(inputs) or FakeTensorMode()):
         return partition_fn(joint, inputs, **rest)
 
 

@@ -16,13 +16,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .compiled_ops import CompiledCode, Layout
 from .errors import ExportError
 from .known_numbers import KnownNumbers
+from .node_facts import (
+    KINDLESS,
+    fixed,
+    is_collective,
+    is_free,
+    is_graph,
+    is_inductors_own,
+    is_known,
+    is_on_cpu,
+    schema,
+    takes_numbers,
+    tensors,
+    writes,
+)
 
 logger = logging.getLogger("gravure")
-
-_KINDLESS = (operator.getitem,)
-_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d")
-_INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
-_HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 # Compiles one stretch: see inductor.compile_stretch.
 Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
@@ -30,10 +39,6 @@ Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
 Runs = Sequence[Sequence[int]]
 _HOST_RUN = -1
 _DRAWS = -3
-
-
-def is_collective(node: fx.Node) -> bool:
-    return getattr(node.target, "namespace", "") in _COLLECTIVES
 
 
 def has_host_parts(runs: Runs) -> bool:
@@ -69,7 +74,9 @@ def compile_stretches(
         if partition < 0:
             cutter.copy(nodes)
             continue
-        for stretch, rest in _alternating(nodes, known):
+        numbers, nodes = _ready(nodes, cutter.is_elsewhere)
+        cutter.copy(numbers)  # first, so that they divide no stretch
+        for stretch, rest in _alternating(nodes, cutter.can_be_compiled):
             cutter.compile(stretch)
             cutter.copy(rest)
     return cutter.finish()
@@ -116,7 +123,7 @@ def _planned(
 
 
 def _alternating(
-    nodes: list[fx.Node], known: KnownNumbers
+    nodes: list[fx.Node], wanted: Callable[[fx.Node], bool]
 ) -> Iterator[tuple[list[fx.Node], list[fx.Node]]]:
     """Cuts a partition: what can be compiled as early as may be, then what cannot, and so on.
 
@@ -124,8 +131,8 @@ def _alternating(
     """
     left = nodes
     while left:
-        stretch, left = _ready(left, lambda node: _can_be_compiled(node, known))
-        rest, left = _ready(left, lambda node: not _can_be_compiled(node, known))
+        stretch, left = _ready(left, wanted)
+        rest, left = _ready(left, lambda node: not wanted(node))
         yield stretch, rest
 
 
@@ -137,83 +144,15 @@ def _ready(
     waiting: set[fx.Node] = set()
     closed = False
     for node in nodes:
-        writes = _writes(node)
-        free = not closed and not (writes and left)
+        alone = writes(node)
+        free = not closed and not (alone and left)
         if free and wanted(node) and waiting.isdisjoint(node.all_input_nodes):
             taken.append(node)
         else:
             left.append(node)
             waiting.add(node)
-            closed |= writes
+            closed |= alone
     return taken, left
-
-
-# ---- what a node is
-
-
-def _schema(node: fx.Node) -> Any:
-    return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
-
-
-def _is_inductors_own(node: fx.Node) -> bool:
-    return getattr(node.target, "_name", "") in _INDUCTORS_OWN
-
-
-def _is_graph(node: fx.Node) -> bool:
-    """A graph that a node takes."""
-    return node.op == "get_attr" and "val" not in node.meta
-
-
-def _writes(node: fx.Node) -> bool:
-    schema = _schema(node)
-    if schema is None:
-        return node.target not in _KINDLESS and not _is_inductors_own(node)
-    return schema.is_mutable or not schema.returns
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Shares its first operand's memory, or may."""
-    if node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
-    if node.target in _HIDDEN_VIEWS:
-        return True
-    schema = _schema(node)
-    return schema is not None and any(
-        r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
-    )
-
-
-def _is_free(node: fx.Node) -> bool:
-    """May be made anywhere, again and again: a view, or a number."""
-    return _is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list, dict))
-
-
-def _can_be_compiled(node: fx.Node, known: KnownNumbers) -> bool:
-    if node.target is operator.getitem:
-        source = node.args[0]
-        return isinstance(source, fx.Node) and _can_be_compiled(source, known)
-    if not _is_inductors_own(node) and _schema(node) is None:
-        return False
-    if _writes(node) or is_collective(node):
-        return False
-    values = [node, *(n for n in node.all_input_nodes if not _is_graph(n))]
-    return all(_is_known(n.meta.get("val"), known) for n in values)
-
-
-def _is_known(value: Any, known: KnownNumbers) -> bool:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        return all(member is None or _is_known(member, known) for member in value)
-    if isinstance(value, Tensor):
-        if value.layout is not torch.strided:
-            return False
-        return all(_fixed(n, known) is not None for n in (*value.shape, *value.stride()))
-    return _fixed(value, known) is not None
-
-
-def _fixed(value: Any, known: KnownNumbers) -> Any:
-    return value if isinstance(value, (int, float, bool)) else known.number(value)
 
 
 # ---- the new graph
@@ -250,6 +189,8 @@ class _Cutter:
         self._codes: list[CompiledCode] = []
         self._missed: list[str] = []
         say_what_constants_are(module)
+        everything = (tensor for node in module.graph.nodes for tensor in tensors(node))
+        self._on_cpu = all(tensor.device.type == "cpu" for tensor in everything)
         self.copy([n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")])
 
     def copy(self, nodes: list[fx.Node]) -> None:
@@ -262,8 +203,26 @@ class _Cutter:
         module.meta = dict(self._module.meta)
         return Compiled(module, self._codes, self._missed)
 
+    def can_be_compiled(self, node: fx.Node) -> bool:
+        if node.target is operator.getitem:
+            source = node.args[0]
+            return isinstance(source, fx.Node) and self.can_be_compiled(source)
+        if not is_inductors_own(node) and schema(node) is None:
+            return False
+        if writes(node) or is_collective(node):
+            return False
+        operands = [n for n in node.all_input_nodes if not is_graph(n)]
+        numbers = any(map(self.is_elsewhere, operands))
+        if self.is_elsewhere(node) or (numbers and not takes_numbers(node)):
+            return False  # Inductor's code may copy it to the GPU, which cannot be captured
+        return all(is_known(n.meta.get("val"), self._known) for n in [node, *operands])
+
+    def is_elsewhere(self, node: fx.Node) -> bool:
+        """On the CPU, where the program is not: a constant, or the planner had kept it out."""
+        return not self._on_cpu and is_on_cpu(node)
+
     def compile(self, nodes: list[fx.Node]) -> None:
-        calls = sum(not _is_free(n) and n.target not in _KINDLESS for n in nodes)
+        calls = sum(not is_free(n) and n.target not in KINDLESS for n in nodes)
         if calls < 2:  # nothing to fuse
             return self.copy(nodes)
         stretch = _Stretch(self._module, nodes, self._known)
@@ -320,14 +279,14 @@ class _Stretch:
         inside = set(nodes)
         self.first = nodes[0]
         needed = [n for n in nodes if always or any(user not in inside for user in n.users)]
-        views = {n for n in needed if _is_free(n)}
+        views = {n for n in needed if is_free(n)}
         pending = list(views)
         outputs = {n for n in needed if n not in views}
         while pending:
             for source in pending.pop().all_input_nodes:
                 if source not in inside or source in views:
                     continue
-                if _is_free(source):
+                if is_free(source):
                     views.add(source)
                     pending.append(source)
                 elif isinstance(source.meta.get("val"), Tensor):
@@ -358,11 +317,11 @@ class _Stretch:
             if operand in inside or operand in self._env:
                 continue
             value = operand.meta.get("val")
-            if _is_graph(operand):
+            if is_graph(operand):
                 self._env[operand] = self._graph.node_copy(operand)
                 continue
             if not isinstance(value, Tensor):
-                self._env[operand] = number = _fixed(value, self._known)
+                self._env[operand] = number = fixed(value, self._known)
                 if number is None and isinstance(value, torch.SymInt):
                     self.numbers.append(operand)
                 elif number is None and value is not None:
@@ -388,7 +347,7 @@ class _Stretch:
 
     def _layout(self, value: Tensor) -> Layout:
         size, stride = (
-            tuple(_fixed(n, self._known) for n in numbers)
+            tuple(fixed(n, self._known) for n in numbers)
             for numbers in (value.shape, value.stride())
         )
         return Layout(size, stride)

@@ -18,7 +18,7 @@ from .halves import (
     saved_nodes,
     tangent_nodes,
 )
-from .stretches import is_collective
+from .node_facts import is_collective
 from .trace import Traced, output_node
 
 # Bytes that the forward's operators compute: between steps where one graph was faster, and larger

@@ -19,7 +19,7 @@ from gravure import codegen
 from gravure.compiled_ops import CompiledCode, Layout
 from gravure.known_numbers import KnownNumbers
 from gravure.stretches import compile_stretches
-from running import bits, need_library
+from running import DEVICES, bits, need_library
 from stretch_compiler import Stretches
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -100,6 +100,82 @@ def test_a_write_stays_behind_what_reads_the_old_value() -> None:
     assert kept == [code, wait, code, aten.copy_.default] and not compiled.missed
 
 
+def test_what_copies_from_the_cpu_stays_out_of_a_stretch() -> None:
+    """Inductor's code for it is a copy to the GPU, which no graph can hold. Numbers divide nothing."""
+    aten, graph = torch.ops.aten, fx.Graph()
+    x, number = (graph.placeholder(name) for name in ("x", "number"))
+    more = graph.call_function(aten.mul.Tensor, (x, x))
+    lifted = graph.call_function(aten.lift_fresh_copy.default, (number,))
+    scaled = graph.call_function(aten.mul.Tensor, (more, lifted))
+    filled = graph.call_function(aten.fill.Tensor, (scaled, lifted))
+    wide = graph.call_function(aten.add.Tensor, (filled, scaled))
+    graph.output(graph.call_function(aten.mul.Tensor, (wide, wide)))
+    with FakeTensorMode():
+        for node in graph.nodes:
+            host = node in (number, lifted)
+            node.meta["val"] = torch.empty(() if host else 4, device="cpu" if host else "cuda")
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    compiler, module = Stretches(), fx.GraphModule(torch.nn.Module(), graph)
+    runs = [[0, *range(len(calls))], [-3]]
+    compiled = compile_stretches(module, calls, runs, KnownNumbers(), "test", compiler)
+    targets = [n.target for n in compiled.module.graph.nodes if n.op == "call_function"]
+    kept = [t for t in targets if t is not operator.getitem]
+    code = torch.ops.gravure.compiled.default
+    assert kept == [aten.lift_fresh_copy.default, code, aten.fill.Tensor, code]
+    assert compiler.operators == [2, 2]
+
+
+class Written(nn.Module):
+    """Numbers that are written by index, by mask, and out of tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y[0] = 0
+        y[:, 1] = torch.tensor(0.1, dtype=torch.float64)
+        y[y > 1] = -1
+        y[torch.tensor([True] + [False] * 4)] = True
+        y[y.clone().abs() < 0.3, None] = 7.0
+        y[2:, 2].copy_(torch.tensor(3))
+        y[4] = x.detach().amax()  # known only at run time
+        return y.masked_fill(x < -1, torch.tensor(0.1)).sin()
+
+
+def test_written_constants_are_numbers_for_inductor(stretches: Stretches) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Written())
+    report = same_as_eager(model, rows, options=INDUCTOR)
+    text = report.graphs[0].programs[0].plan
+    assert replays(report) and "aten::fill.Scalar" not in text  # inside of the code
+    (first, *_) = stretches.targets
+    assert first.count("aten.fill.Scalar") == 3 and first.count("aten.masked_fill.Scalar") == 4, first
+    assert first.count("aten.fill.Tensor") == 1 and "index_put" not in first
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiling_draws_none_of_the_callers_numbers(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Inductor times kernels with numbers that it draws; with open sizes in a call of the caller's."""
+    drawn = []
+
+    def compile_fx_inner(module: fx.GraphModule, *_: Any, **__: Any) -> Callable[..., Any]:
+        drawn.append(torch.randn(7, device=device))
+        return lambda inputs: module(*inputs)
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", compile_fx_inner)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).to(device)
+    call = torch.compile(model, backend="gravure", dynamic=True, options=INDUCTOR)
+    for size in (5, 6):
+        x = torch.randn(size, 8, device=device)
+        before = states()
+        call(x).square().mean().backward()
+        assert states() == before
+    assert drawn
+
+
+def states() -> list[Any]:
+    return [bits(torch.get_rng_state()), *map(bits, torch.cuda.get_rng_state_all())]
+
+
 def test_code_that_draws_says_so(stretches: Stretches) -> None:
     for model, name in ((Mlp(), "compiled"), (Mlp(0.15), "compiled_random")):
         report = same_as_eager(model, rows, steps=1, options=INDUCTOR)
@@ -135,7 +211,7 @@ def test_what_comes_before_inductors_kernels_traces_every_size(
         return run
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", compile_fx_inner)
-    model = Mlp()
+    model, older = Mlp(), [graph.number for graph in gravure.report().graphs]
     call = torch.compile(model, backend="gravure", dynamic=dynamic, options=INDUCTOR)
     for size in (4, 5):
         x = torch.randn(size, 8)
@@ -145,7 +221,8 @@ def test_what_comes_before_inductors_kernels_traces_every_size(
             gradients = [torch.autograd.grad(y.square().mean(), model.parameters()) for y in found]
             torch.testing.assert_close(*gradients)
     assert compiled == [False, True] * 2
-    remarks = [p.remarks for graph in gravure.report().graphs for p in graph.programs]
+    graphs = [graph for graph in gravure.report().graphs if graph.number not in older]
+    remarks = [p.remarks for graph in graphs for p in graph.programs]
     assert len(remarks) == 2 and "compile-failed" not in str(remarks)
 
 

@@ -105,6 +105,71 @@ def test_captured_kernels_give_the_bits_of_uncaptured_ones(model: Any, way: str)
     assert not graphs[0].programs[0].remarks
 
 
+class Written(nn.Module):
+    """Constants of the CPU: written by index and by mask, out of tensors, and as operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64, device="cuda")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        y[0] = 0
+        y[:, 1] = torch.tensor(0.1, dtype=torch.float64)
+        y[y.detach() > 1] = -1
+        y[2:, 2].copy_(torch.tensor(3))
+        y = y.masked_fill(x < -1, torch.tensor(0.1))
+        return torch.where(y > 0, y, torch.tensor(0.25)) * torch.tensor(2.0)
+
+
+def test_written_constants_are_captured_in_inductors_code() -> None:
+    model = Written()
+    ours = copy.deepcopy(model)
+    call = torch.compile(ours, backend="gravure", options=INDUCTOR | {"require_capture": True})
+    for i in range(7):
+        torch.manual_seed(i)
+        x = torch.randn(32, 64, device="cuda")
+        for m, f in ((model, model), (ours, call)):
+            m.zero_grad()
+            f(x).square().mean().backward()
+        assert distance(ours, model) < 1e-4
+    (program,) = gravure.report().graphs[-1].programs
+    assert program.partitions == {"forward": ["captured"], "backward": ["captured"]}
+    assert not program.host_nodes and not program.remarks
+
+
+def test_a_number_that_changes_on_the_cpu_is_no_constant() -> None:
+    linear = nn.Linear(64, 64, device="cuda")
+
+    def loss(x: Tensor, scale: Tensor) -> Tensor:
+        y = linear(x).relu() * scale
+        y[0] = scale
+        return y.square().mean()
+
+    call = torch.compile(loss, backend="gravure", options=INDUCTOR)
+    for i in range(8):
+        torch.manual_seed(i)
+        x, scale = torch.randn(32, 64, device="cuda"), torch.tensor(float(i))
+        found, expected = (torch.autograd.grad(f(x, scale), linear.weight) for f in (call, loss))
+        torch.testing.assert_close(found, expected)
+
+
+def test_compiling_draws_none_of_the_callers_numbers() -> None:
+    """Inductor times padded products with numbers that it draws."""
+    from torch._inductor.utils import fresh_cache
+
+    linear = nn.Linear(1023, 1021, device="cuda", dtype=torch.bfloat16)
+    call = torch.compile(
+        lambda x: linear(x).square().mean(), backend="gravure", dynamic=True, options=INDUCTOR
+    )
+    with fresh_cache():
+        for rows in (1001, 1003):
+            x = torch.randn(rows, 1023, device="cuda", dtype=torch.bfloat16)
+            before = bits(torch.cuda.get_rng_state())
+            call(x).backward()
+            assert bits(torch.cuda.get_rng_state()) == before
+
+
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "fused": lambda p: torch.optim.AdamW(p, 1e-3, fused=True),
     "tensor-lr": lambda p: torch.optim.AdamW(p, torch.tensor(1e-3, device="cuda"), fused=True),

@@ -101,7 +101,7 @@ def test_it_is_chosen_for_small_steps(
     def stretches_of(limit: int, **options: str) -> int:
         monkeypatch.setattr(undivided, "_FEW", limit)
         torch._dynamo.reset()
-        stretches.operators.clear()
+        stretches.targets.clear()
         model = Loss(Mlp())
         gravure.compile_step(model, options={"codegen": "inductor", **options})(*rows(0))
         return len(stretches.operators)

@@ -17,6 +17,7 @@ from torch._guards import CompileContext, TracingContext
 from .aot_entries import FrameNamer
 from .codegen import ATEN, Style, in_first_style
 from .compiled_graph import CompiledGraph
+from .constants import fold_constants
 from .eager_tracing import traces_as_eager
 from .graph_break import graph_break_of
 from .names import InputSpec, Namer
@@ -242,6 +243,7 @@ class _Frame:
 
     def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         outputs = next(iter(module.graph.find_nodes(op="output"))).args[0]
+        fold_constants(module)
         call = self.compiled.take_forward(Half(module, self._specs(module)), len(outputs))
         self.compiled.finish()
         return call

@@ -13,6 +13,7 @@ from torch import fx
 
 from .compiled_ops import CompiledCode
 from .constant_numbers import with_numbers
+from .constants import fold_constants, share_constants
 from .eager_kernels import eager_kernels
 from .errors import ExportError
 from .inductor import compile_stretch, cut_for_inductor, decompositions
@@ -53,10 +54,14 @@ class Style:
         with contextlib.nullcontext() if self.whole else eager_kernels():
             yield
 
-    def partition(self, joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
-        if not self.whole:
-            return partition(joint, inputs, **rest)
-        return cut_for_inductor(joint, inputs, **rest)
+    def partition(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        fold_constants(joint)
+        cut = cut_for_inductor if self.whole else partition
+        forward, backward = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        share_constants(forward, backward, num_fwd_outputs)
+        return forward, backward
 
 
 ATEN = Style()

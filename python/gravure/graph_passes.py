@@ -18,6 +18,7 @@ from torch._guards import TracingContext
 from .aot_entries import FrameNamer, Run
 from .backend import backward_spec
 from .compiled_graph import CompiledGraph
+from .constants import fold_constants
 from .names import InputSpec
 from .options import CompileOptions
 from .program_maker import Half, boxed
@@ -46,6 +47,7 @@ class GraphPasses:
 
     def forward(self, module: fx.GraphModule) -> fx.GraphModule:
         """AOTAutograd's forward, or a graph that needs no gradient."""
+        fold_constants(module)
         context = TracingContext.try_get()
         pair = _Pair(self._new_graph("forward and backward"), module, context)
         if context is not None and pair.awaits_backward:
@@ -58,6 +60,7 @@ class GraphPasses:
         if pair is None or pair.has_backward:
             logger.warning("a backward came without its forward; it runs as it is")
             return module
+        fold_constants(module)
         pair.take_backward(module)
         return _replaced(module, pair.backward)
 
@@ -77,6 +80,7 @@ class GraphPasses:
 
         The result is called with the graph's arguments, one by one.
         """
+        fold_constants(module)
         kept = set(static_inputs)
         graph = self._new_graph("step")
         placeholders = module.graph.find_nodes(op="placeholder")

@@ -42,10 +42,10 @@ def writes(node: fx.Node) -> bool:
     return found.is_mutable or not found.returns
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """Shares its first operand's memory, or may."""
     if node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+        return isinstance(node.args[0], fx.Node) and is_view(node.args[0])
     if node.target in _HIDDEN_VIEWS:
         return True
     found = schema(node)
@@ -56,7 +56,7 @@ def _is_view(node: fx.Node) -> bool:
 
 def is_free(node: fx.Node) -> bool:
     """May be made anywhere, again and again: a view, or a number."""
-    return _is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list, dict))
+    return is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list, dict))
 
 
 def takes_numbers(node: fx.Node) -> bool:

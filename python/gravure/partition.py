@@ -11,6 +11,8 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._functorch.partitioners import default_partition
 
+from .constants import drop_outputs
+
 # While tracing: dead code elimination keeps random operators. Without the second setting the first
 # one would turn paired generators off.
 KEEP_DRAWS = {
@@ -49,7 +51,7 @@ def partition(
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
     if unused:
-        _drop_outputs(forward, num_fwd_outputs, len(unused))
+        drop_outputs(forward, range(num_fwd_outputs, num_fwd_outputs + len(unused)))
     return forward, backward
 
 
@@ -75,16 +77,3 @@ def _unused_draws(joint: fx.GraphModule) -> list[fx.Node]:
             node = member
         found.append(node)
     return found
-
-
-def _drop_outputs(forward: fx.GraphModule, first: int, count: int) -> None:
-    end = next(iter(forward.graph.find_nodes(op="output")))
-    for values in (end.args[0], end.meta.get("desc")):
-        if values is None:
-            continue
-        kept = type(values)([*values[:first], *values[first + count :]])
-        if values is end.args[0]:
-            end.args = (kept,)
-        else:
-            end.meta["desc"] = kept
-    forward.recompile()

@@ -101,7 +101,7 @@ def test_a_write_stays_behind_what_reads_the_old_value() -> None:
 
 
 def test_what_copies_from_the_cpu_stays_out_of_a_stretch() -> None:
-    """Inductor's code for it is a copy to the GPU, which no graph can hold. Numbers divide nothing."""
+    """Inductor's code for it is a copy to the GPU, which no graph holds. Numbers divide nothing."""
     aten, graph = torch.ops.aten, fx.Graph()
     x, number = (graph.placeholder(name) for name in ("x", "number"))
     more = graph.call_function(aten.mul.Tensor, (x, x))
@@ -146,15 +146,16 @@ def test_written_constants_are_numbers_for_inductor(stretches: Stretches) -> Non
     text = report.graphs[0].programs[0].plan
     assert replays(report) and "aten::fill.Scalar" not in text  # inside of the code
     (first, *_) = stretches.targets
-    assert first.count("aten.fill.Scalar") == 3 and first.count("aten.masked_fill.Scalar") == 4, first
-    assert first.count("aten.fill.Tensor") == 1 and "index_put" not in first
+    counts = {"aten.fill.Scalar": 3, "aten.masked_fill.Scalar": 4, "aten.fill.Tensor": 1}
+    assert {name: first.count(name) for name in counts} == counts
+    assert not any("index_put" in target for target in first)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiling_draws_none_of_the_callers_numbers(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    """Inductor times kernels with numbers that it draws; with open sizes in a call of the caller's."""
+    """Inductor times kernels with numbers that it draws: with open sizes in the caller's call."""
     drawn = []
 
     def compile_fx_inner(module: fx.GraphModule, *_: Any, **__: Any) -> Callable[..., Any]:

@@ -1,0 +1,185 @@
+"""What a graph computes of constants alone is computed once, and leaves no host part."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+from gravure import codegen
+from gravure.constants import fold_constants
+from running import DEVICES, bits, need_library
+from torch import Tensor, fx
+from torch._functorch.aot_autograd import aot_module_simplified
+from training import host_nodes, leaves, replays, same_as_eager, state_of
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class WithConstants(nn.Module):
+    """Tensors made of numbers: where the model is, computed with, needed by gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slopes = torch.tensor([2.0**-i for i in range(8)], device=x.device).cumsum(0)
+        y = self.linear(x) * slopes + torch.tensor(0.5, device=x.device, dtype=torch.float64)
+        y = torch.where(y > 0, y, torch.tensor(-0.25)) * torch.tensor(2.0)
+        return y[:, torch.tensor([1, 0, 3, 2], device=x.device)]
+
+
+def rows_on(device: str) -> Any:
+    return lambda _: (torch.randn(5, 8, device=device),)
+
+
+@pytest.mark.parametrize("kernels", ["aten", "inductor"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_they_are_computed_once(device: str, kernels: str, request: pytest.FixtureRequest) -> None:
+    if kernels == "inductor":
+        request.getfixturevalue("stretches")
+    model = WithConstants().to(device)
+    options = {"codegen": kernels, "require_capture": True}
+    report = same_as_eager(model, rows_on(device), options=options)
+    (program,) = report.graphs[0].programs
+    assert program.partitions == {"forward": ["captured"], "backward": ["captured"]}
+    assert replays(report) and not host_nodes(report)
+    for name in ("lift_fresh", "cumsum", "_to_copy"):
+        assert name not in program.plan
+
+
+def test_nothing_of_a_constant_is_saved() -> None:
+    """The backward has its own."""
+    halves: list[fx.GraphModule] = []
+
+    def keep(half: fx.GraphModule, _: Any) -> fx.GraphModule:
+        halves.append(half)
+        return half
+
+    def cut(graph: fx.GraphModule, inputs: Any) -> Any:
+        return aot_module_simplified(graph, inputs, keep, partition_fn=codegen.ATEN.partition)
+
+    model, x = WithConstants(), torch.randn(5, 8)
+    call = torch.compile(lambda x: model(x).square().sum(), backend=cut)
+    call(x).backward()
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    assert leaves(expected) == leaves([p.grad for p in model.parameters()])
+    forward, backward = halves
+    assert len(forward.graph.find_nodes(op="get_attr")) == 5
+    assert len(backward.graph.find_nodes(op="get_attr")) == 3
+    assert not any(n.op == "get_attr" for n in forward.graph.output_node().args[0])
+
+
+def test_what_is_folded_of_a_graph() -> None:
+    aten, graph = torch.ops.aten, fx.Graph()
+    constant = graph.get_attr("held")
+    copied = graph.call_function(aten.lift_fresh_copy.default, (constant,))
+    viewed = graph.call_function(aten.slice.Tensor, (copied, 0, 1, 3))
+    reduced = graph.call_function(
+        torch.ops._c10d_functional.all_reduce.default, (constant, "sum", "0")
+    )
+    doubled = graph.call_function(aten.add.Tensor, (constant, constant))
+    drawn = graph.call_function(aten.bernoulli.default, (doubled,))
+    large = graph.call_function(aten.repeat.default, (doubled, [1 << 18]))
+    used = [
+        graph.call_function(aten.sin.default, (value,))
+        for value in (reduced, doubled, drawn, large)
+    ]
+    graph.output((viewed, *used))
+    module = fx.GraphModule({"held": torch.full((4,), 0.5)}, graph)
+    fold_constants(module)
+    kept = [n.target for n in module.graph.nodes if n.op == "call_function"]
+    assert kept == [
+        aten.lift_fresh_copy.default, aten.slice.Tensor,
+        torch.ops._c10d_functional.all_reduce.default,
+        aten.bernoulli.default, aten.repeat.default, *[aten.sin.default] * 4,
+    ]  # fmt: skip
+    assert bits(module._constant0) == bits(torch.ones(4))
+
+
+def test_what_is_returned_is_the_callers() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        made = torch.tensor([1.0, 2.0, 3.0])
+        return x * made, made, made.double()[1:], torch.tensor(4.0).expand(2)
+
+    call = torch.compile(fn, backend="gravure", fullgraph=True)
+    x = torch.randn(3, requires_grad=True)
+    for _ in range(5):
+        found = call(x)
+        assert leaves(found) == leaves(fn(x))
+        with torch.no_grad():
+            for tensor in found[1:3]:
+                tensor.fill_(7)
+
+
+def test_what_is_written_is_made_anew() -> None:
+    def fn(x: Tensor) -> Tensor:
+        total = torch.tensor([1.0, 2.0, 3.0])
+        total += x
+        total[0] = 5
+        return total * x
+
+    call = torch.compile(fn, backend="gravure", fullgraph=True)
+    for i in range(5):
+        torch.manual_seed(i)
+        x = torch.randn(3, requires_grad=True)
+        assert leaves(call(x)) == leaves(fn(x))
+
+
+@torch.library.custom_op("test_constants::count", mutates_args={"where"})
+def count(where: Tensor) -> Tensor:
+    return where.add_(1).clone()
+
+
+@count.register_fake
+def _(where: Tensor) -> Tensor:
+    return torch.empty_like(where)
+
+
+def test_an_operator_of_the_users_is_no_constant() -> None:
+    def fn(x: Tensor) -> Tensor:
+        counted = count(torch.tensor([1.0, 2.0, 3.0]))
+        return x * counted + torch.bernoulli(torch.tensor([0.5, 0.5, 0.5]))
+
+    call = torch.compile(fn, backend="gravure", fullgraph=True)
+    for i in range(5):
+        x = torch.randn(3)
+        found = []
+        for f in (call, fn):
+            torch.manual_seed(i)
+            found.append([leaves(f(x)), bits(torch.get_rng_state())])
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kernels", ["aten", "inductor"])
+def test_in_a_whole_step(kernels: str, request: pytest.FixtureRequest) -> None:
+    if kernels == "inductor":
+        request.getfixturevalue("stretches")
+    model = WithConstants()
+    ours = copy.deepcopy(model)
+    options = {"codegen": kernels, "require_capture": True, "poison": True}
+    step = gravure.compile_step(lambda x: ours(x).square().mean(), options=options)
+    for i in range(6):
+        torch.manual_seed(i)
+        x = torch.randn(5, 8)
+        loss = model(x).square().mean()
+        loss.backward()
+        assert bits(step(x)) == bits(loss) and state_of(ours) == state_of(model)
+
+
+def test_in_inference_and_in_an_export(tmp_path: Any) -> None:
+    model = WithConstants()
+    call = torch.compile(model, backend="gravure", options={"require_capture": True})
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        for _ in range(5):
+            assert bits(call(x)) == bits(model(x))
+    assert "lift_fresh" not in gravure.report().graphs[-1].programs[0].plan
+    gravure.export_step(lambda x: model(x).square().mean(), (x,), tmp_path / "step")
+    text = (tmp_path / "step" / "program.gv").read_text()
+    assert "constant0" in text and "lift_fresh" not in text

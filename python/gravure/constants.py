@@ -32,13 +32,16 @@ class _Folder(ConstantFolder):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, skip_constructors=True)
         self._kept = _kept(module)
+        self.computed: set[fx.Node] = set()  # and constants
 
     def _deduce_value(self, node: fx.Node) -> Any:
         if node.op == "call_function" and not self._may_be_folded(node):
             return self.unknown_value
         value = super()._deduce_value(node)
-        large = isinstance(value, Tensor) and value.untyped_storage().nbytes() > _MOST_BYTES
-        return self.unknown_value if large else value
+        if isinstance(value, Tensor) and value.untyped_storage().nbytes() > _MOST_BYTES:
+            return self.unknown_value
+        self.computed.add(node)
+        return value
 
     def _may_be_folded(self, node: fx.Node) -> bool:
         if node in self._kept:
@@ -79,7 +82,9 @@ def fold_constants(module: fx.GraphModule) -> None:
             return
         for i, (node, constant) in enumerate(folder.node_replacements.items()):
             replace_node_with_constant(module, node, constant, f"_constant{i}")
-    module.graph.eliminate_dead_code()
+    for node in reversed(module.graph.nodes):
+        if node in folder.computed and not node.users:
+            module.graph.erase_node(node)
     module.recompile()
 
 
@@ -91,6 +96,10 @@ def share_constants(forward: fx.GraphModule, backward: fx.GraphModule, outputs: 
         if place.name in saved:
             constant = getattr(forward, saved[place.name].target)
             replace_node_with_constant(backward, place, constant, saved[place.name].target)
+    last = backward.graph.find_nodes(op="placeholder")[-1]
+    for node in backward.graph.find_nodes(op="get_attr"):
+        if node < last:
+            last.append(node)
     dropped = {i for i, node in enumerate(end.args[0]) if i >= outputs and _is_constant(node)}
     drop_outputs(forward, dropped)
     backward.recompile()

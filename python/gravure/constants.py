@@ -16,6 +16,7 @@ import operator
 from collections.abc import Container
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._inductor.constant_folding import ConstantFolder, replace_node_with_constant
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,6 +27,7 @@ logger = logging.getLogger("gravure")
 
 _MOST_BYTES = 1 << 20  # of one constant: a larger one may be meant to be computed in each step
 _FOLDED = ("aten", "prims")
+_LIFTS = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
 
 class _Folder(ConstantFolder):
@@ -35,7 +37,7 @@ class _Folder(ConstantFolder):
         self.computed: set[fx.Node] = set()  # and constants
 
     def _deduce_value(self, node: fx.Node) -> Any:
-        if node.op == "call_function" and not self._may_be_folded(node):
+        if not (_is_made(node) if node.op == "get_attr" else self._may_be_folded(node)):
             return self.unknown_value
         value = super()._deduce_value(node)
         if isinstance(value, Tensor) and value.untyped_storage().nbytes() > _MOST_BYTES:
@@ -49,6 +51,11 @@ class _Folder(ConstantFolder):
         if node.target is operator.getitem:
             return True
         return getattr(node.target, "namespace", "") in _FOLDED and not writes(node)
+
+
+def _is_made(constant: fx.Node) -> bool:
+    """By the code that was traced. Another one may be somebody's, who writes it between steps."""
+    return all(user.target in _LIFTS for user in constant.users)
 
 
 def _kept(module: fx.GraphModule) -> set[fx.Node]:

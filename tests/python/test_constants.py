@@ -84,27 +84,27 @@ def test_what_is_folded_of_a_graph() -> None:
     constant = graph.get_attr("held")
     copied = graph.call_function(aten.lift_fresh_copy.default, (constant,))
     viewed = graph.call_function(aten.slice.Tensor, (copied, 0, 1, 3))
-    reduced = graph.call_function(
-        torch.ops._c10d_functional.all_reduce.default, (constant, "sum", "0")
-    )
-    doubled = graph.call_function(aten.add.Tensor, (constant, constant))
-    unused = graph.call_function(aten.bernoulli.default, (constant,))
+    made = graph.call_function(aten.lift_fresh_copy.default, (constant,))
+    reduced = graph.call_function(torch.ops._c10d_functional.all_reduce.default, (made, "sum", "0"))
+    doubled = graph.call_function(aten.mul.Tensor, (made, 2))
+    unused = graph.call_function(aten.bernoulli.default, (doubled,))
     drawn = graph.call_function(aten.bernoulli.default, (doubled,))
     large = graph.call_function(aten.repeat.default, (doubled, [1 << 18]))
+    somebodys = graph.call_function(aten.neg.default, (graph.get_attr("somebodys"),))
     used = [
         graph.call_function(aten.sin.default, (value,))
-        for value in (reduced, doubled, drawn, large)
+        for value in (reduced, doubled, drawn, large, somebodys)
     ]
     graph.output((viewed, *used))
-    module = fx.GraphModule({"held": torch.full((4,), 0.5)}, graph)
+    module = fx.GraphModule({"held": torch.full((4,), 0.5), "somebodys": torch.ones(4)}, graph)
     fold_constants(module)
     kept = [n.target for n in module.graph.nodes if n.op == "call_function"]
     assert kept == [
         aten.lift_fresh_copy.default, aten.slice.Tensor,
         torch.ops._c10d_functional.all_reduce.default,
-        unused.target, aten.bernoulli.default, aten.repeat.default, *[aten.sin.default] * 4,
+        unused.target, drawn.target, large.target, somebodys.target, *[aten.sin.default] * 5,
     ]  # fmt: skip
-    assert bits(module._constant0) == bits(torch.ones(4))
+    assert bits(module._constant1) == bits(torch.ones(4))
 
 
 def test_what_is_returned_is_the_callers() -> None:

@@ -112,6 +112,14 @@ def share_constants(forward: fx.GraphModule, backward: fx.GraphModule, outputs: 
     backward.recompile()
 
 
+def reunite_constants(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """AOTAutograd hands over a copy of the backward, and of its constants."""
+    for node in backward.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if isinstance(getattr(forward, name, None), Tensor):
+            setattr(backward, name, getattr(forward, name))
+
+
 def _is_constant(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "get_attr"
 

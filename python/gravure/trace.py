@@ -34,6 +34,7 @@ from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .codegen import ATEN, Style
+from .constants import reunite_constants
 from .eager_tracing import traces_as_eager
 from .errors import ExportError
 from .names import InputSpec, Namer
@@ -354,6 +355,7 @@ def _aot(
         raise refusal(error, name) from error
     if "backward" not in graphs:
         raise ExportError(name, "it has no backward graph", "let the loss depend on a parameter")
+    reunite_constants(graphs["forward"], graphs["backward"])
     return graphs["forward"], graphs["backward"], graphs["metadata"]
 
 

@@ -99,13 +99,13 @@ class _Joined:
                 self._copy(node, half)
 
     def _copy(self, node: fx.Node, half: fx.GraphModule) -> None:
-        copied = self._env[node] = self._graph.node_copy(node, self._env.__getitem__)
-        if node.op != "get_attr":
-            return
-        held = operator.attrgetter(str(node.target))(half)
-        if self._held.get(str(node.target), held) is not held:
-            copied.target = f"backward_{node.target}"  # AOTAutograd copies its backward
-        self._held[str(copied.target)] = held
+        if node.op == "get_attr":
+            name = str(node.target)
+            held = operator.attrgetter(name)(half)
+            # Both halves were cut from one graph, whose names they kept.
+            if self._held.setdefault(name, held) is not held:
+                raise AssertionError(f"forward and backward hold different things as {name}")
+        self._env[node] = self._graph.node_copy(node, self._env.__getitem__)
 
     def _results(self, traced: Traced) -> tuple[list[Any], list[Any]]:
         """The forward's own, and what it saves."""

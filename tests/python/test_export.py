@@ -130,7 +130,7 @@ def test_constants_in_code(tmp_path: Path) -> None:
     w = weight(3)
 
     def loss(x: Tensor) -> Tensor:
-        return (x * w * torch.tensor([1.0, math.inf, 2.0]).clamp(max=3.0)).sum()
+        return (x * w).minimum(torch.tensor([1.0, math.inf, 2.0])).sum()
 
     entries, state = exported(loss, (torch.randn(3),), tmp_path)
     constants = [n for _, _, role, n in entries["step"].inputs if role == "constant"]

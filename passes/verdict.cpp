@@ -56,10 +56,58 @@ bool isBakedConstant(const Node* node, const Value* operand, const ValueFacts& v
          !llvm::is_contained(writtenInputs(node), operand);
 }
 
+bool isMask(const Value* value) {
+  const auto* tensor = value->type()->castRaw<c10::TensorType>();
+  if (!tensor) return false;
+  const auto dtype = tensor->scalarType();
+  // A tensor of unknown dtype may be a mask.
+  return !dtype || *dtype == c10::ScalarType::Bool || *dtype == c10::ScalarType::Byte;
+}
+
+/// Members of a list argument, or the argument alone.
+template <typename Visit>
+void forEachTensorOf(const Node* node, size_t parameter, Visit&& visit) {
+  const ArgList& list = argsOf(node);
+  if (parameter >= list.args.size()) return;
+  forEachInput(list.args[parameter], [&](InputArg in) { visit(node->input(in.index)); });
+}
+
+bool isOneCpuNumber(const Value* value) {
+  const auto* tensor = value->type()->castRaw<c10::TensorType>();
+  if (!tensor || !tensor->device() || !tensor->device()->is_cpu()) return false;
+  return tensor->numel() == size_t{1};
+}
+
+/// PyTorch's canDispatchToMaskedFill: one mask on self's device, one CPU number, no accumulation.
+bool isMaskedFill(const Node* node) {
+  const ArgList& list = argsOf(node);
+  if (list.args.size() > 3 && !(list.args[3].is<AbsentArg>() || list.args[3] == Arg(false)))
+    return false;
+  size_t masks = 0, others = 0;
+  forEachTensorOf(node, 1, [&](const Value* index) { ++(isMask(index) ? masks : others); });
+  bool oneNumber = false;
+  forEachTensorOf(node, 2, [&](const Value* value) { oneNumber = isOneCpuNumber(value); });
+  return masks == 1 && others == 0 && oneNumber;
+}
+
+bool isIndexPut(std::string_view name) {
+  return name == "aten::index_put" || name == "aten::index_put_" ||
+         name == "aten::_unsafe_index_put" || name == "aten::_index_put_impl" ||
+         name == "aten::_index_put_impl_";
+}
+
+/// Operators that copy a CPU operand to their device, numbers too, where others read a number on the
+/// host (aten/src/ATen/native/TensorCompare.cpp, TensorAdvancedIndexing.cpp).
+bool copiesOperandsFromCpu(const Node* node) {
+  const std::string_view name = node->kind().toQualString();
+  if (isIndexPut(name)) return !isMaskedFill(node);
+  return name == "aten::where" || name == "aten::index" || name == "aten::_unsafe_index";
+}
+
 Verdict foreignDevice(const Node* node, const Value* value, c10::Device foreign,
                       c10::Device device) {
   const std::string place = valueName(value) + " is on " + foreign.str();
-  if (isDeviceCopy(node)) {
+  if (isDeviceCopy(node) || copiesOperandsFromCpu(node)) {
     if (foreign.is_cpu()) {
       return {HostReason::PageableCopy, place + ", the program on " + device.str() +
                                             ": a copy between them goes through pageable memory"};
@@ -81,7 +129,8 @@ std::optional<Verdict> devicesVerdict(const Node* node, c10::Device device,
   const auto check = [&](const Value* value, bool isOperand) -> std::optional<Verdict> {
     const auto at = deviceOf(value);
     if (!at || sameDevice(*at, device)) return std::nullopt;
-    if (isOperand && at->is_cpu() && !isDeviceCopy(node) && isBakedConstant(node, value, values)) {
+    const bool copies = isDeviceCopy(node) || copiesOperandsFromCpu(node);
+    if (isOperand && at->is_cpu() && !copies && isBakedConstant(node, value, values)) {
       return std::nullopt;
     }
     return foreignDevice(node, value, *at, device);
@@ -126,46 +175,6 @@ const Value* runtimeNumberOf(const Node* node, const ValueFacts& values) {
     if (isNumber(input) && ValueFacts::has(values.runtimeNumber, input)) return input;
   }
   return nullptr;
-}
-
-bool isMask(const Value* value) {
-  const auto* tensor = value->type()->castRaw<c10::TensorType>();
-  if (!tensor) return false;
-  const auto dtype = tensor->scalarType();
-  // A tensor of unknown dtype may be a mask.
-  return !dtype || *dtype == c10::ScalarType::Bool || *dtype == c10::ScalarType::Byte;
-}
-
-/// Members of a list argument, or the argument alone.
-template <typename Visit>
-void forEachTensorOf(const Node* node, size_t parameter, Visit&& visit) {
-  const ArgList& list = argsOf(node);
-  if (parameter >= list.args.size()) return;
-  forEachInput(list.args[parameter], [&](InputArg in) { visit(node->input(in.index)); });
-}
-
-bool isOneCpuNumber(const Value* value) {
-  const auto* tensor = value->type()->castRaw<c10::TensorType>();
-  if (!tensor || !tensor->device() || !tensor->device()->is_cpu()) return false;
-  return tensor->numel() == size_t{1};
-}
-
-/// PyTorch's canDispatchToMaskedFill: one mask on self's device, one CPU number, no accumulation.
-bool isMaskedFill(const Node* node) {
-  const ArgList& list = argsOf(node);
-  if (list.args.size() > 3 && !(list.args[3].is<AbsentArg>() || list.args[3] == Arg(false)))
-    return false;
-  size_t masks = 0, others = 0;
-  forEachTensorOf(node, 1, [&](const Value* index) { ++(isMask(index) ? masks : others); });
-  bool oneNumber = false;
-  forEachTensorOf(node, 2, [&](const Value* value) { oneNumber = isOneCpuNumber(value); });
-  return masks == 1 && others == 0 && oneNumber;
-}
-
-bool isIndexPut(std::string_view name) {
-  return name == "aten::index_put" || name == "aten::index_put_" ||
-         name == "aten::_unsafe_index_put" || name == "aten::_index_put_impl" ||
-         name == "aten::_index_put_impl_";
 }
 
 bool isRepeatInterleaveWithoutSize(const Node* node, const c10::FunctionSchema& schema) {

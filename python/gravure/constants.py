@@ -21,19 +21,24 @@ from torch import Tensor, fx
 from torch._inductor.constant_folding import ConstantFolder, replace_node_with_constant
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .node_facts import is_view, writes
+from .node_facts import is_on_cpu, is_view, runs_on_cpu, tensors, writes
 
 logger = logging.getLogger("gravure")
+aten = torch.ops.aten
 
 _MOST_BYTES = 1 << 20  # of one constant: a larger one may be meant to be computed in each step
 _FOLDED = ("aten", "prims")
-_LIFTS = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
+_NAME = "_constant"
+_LIFTS = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
+# What copies operands to the device itself, where others read a number of the CPU's on the host.
+_COPIES = (aten.where.self, aten.index.Tensor, aten.index_put.default)
 
 
 class _Folder(ConstantFolder):
     def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, skip_constructors=True)
+        super().__init__(module)
         self._kept = _kept(module)
+        self._on_cpu = runs_on_cpu(module)
         self.computed: set[fx.Node] = set()  # and constants
 
     def _deduce_value(self, node: fx.Node) -> Any:
@@ -50,12 +55,19 @@ class _Folder(ConstantFolder):
             return False
         if node.target is operator.getitem:
             return True
+        if not node.all_input_nodes and (self._on_cpu or not _is_number(node)):
+            return False  # a kernel that fills is faster than one that reads
         return getattr(node.target, "namespace", "") in _FOLDED and not writes(node)
 
 
 def _is_made(constant: fx.Node) -> bool:
     """By the code that was traced. Another one may be somebody's, who writes it between steps."""
     return all(user.target in _LIFTS for user in constant.users)
+
+
+def _is_number(node: fx.Node) -> bool:
+    """A tensor of the CPU's without dimensions."""
+    return is_on_cpu(node) and all(tensor.dim() == 0 for tensor in tensors(node))
 
 
 def _kept(module: fx.GraphModule) -> set[fx.Node]:
@@ -88,11 +100,43 @@ def fold_constants(module: fx.GraphModule) -> None:
             logger.debug("constants are not folded: %r", error)
             return
         for i, (node, constant) in enumerate(folder.node_replacements.items()):
-            replace_node_with_constant(module, node, constant, f"_constant{i}")
+            replace_node_with_constant(module, node, constant, f"{_NAME}{i}")
+        _move_constants(module)
     for node in reversed(module.graph.nodes):
-        if node in folder.computed and not node.users:
+        if not node.users and (node in folder.computed or _is_folded(node)):
             module.graph.erase_node(node)
     module.recompile()
+
+
+def _move_constants(module: fx.GraphModule) -> None:
+    """Puts constants of the CPU where their operator would copy them to, in each step."""
+    for node in module.graph.nodes:
+        if node.target not in _COPIES or is_on_cpu(node) or _is_masked_fill(node):
+            continue
+        (device,) = {tensor.device for tensor in tensors(node)}
+        for operand in node.all_input_nodes:
+            if not _is_folded(operand) or not is_on_cpu(operand):
+                continue
+            name = f"{operand.target}_moved"
+            with module.graph.inserting_before(node):
+                moved = module.graph.get_attr(name)
+            module.register_buffer(name, getattr(module, operand.target).to(device))
+            value = operand.meta["val"]
+            with value.fake_mode:
+                moved.meta["val"] = value.to(device)
+            node.replace_input_with(operand, moved)
+
+
+def _is_folded(node: fx.Node) -> bool:
+    return node.op == "get_attr" and str(node.target).startswith(_NAME)
+
+
+def _is_masked_fill(node: fx.Node) -> bool:
+    """`x[mask] = number`, whose number the host reads."""
+    if node.target is not aten.index_put.default:
+        return False
+    indices = [tensor for index in node.args[1] if index for tensor in tensors(index)]
+    return [index.dtype for index in indices] == [torch.bool]
 
 
 def share_constants(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:

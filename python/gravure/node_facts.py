@@ -86,6 +86,12 @@ def is_on_cpu(node: fx.Node) -> bool:
     return any(tensor.device.type == "cpu" for tensor in tensors(node))
 
 
+def runs_on_cpu(module: fx.GraphModule) -> bool:
+    """No tensor is elsewhere."""
+    everything = (tensor for node in module.graph.nodes for tensor in tensors(node))
+    return all(tensor.device.type == "cpu" for tensor in everything)
+
+
 def fixed(value: Any, known: KnownNumbers) -> Any:
     """The number; None for what is known only at run time, or is none."""
     return value if isinstance(value, (int, float, bool)) else known.number(value)

@@ -25,9 +25,9 @@ from .node_facts import (
     is_inductors_own,
     is_known,
     is_on_cpu,
+    runs_on_cpu,
     schema,
     takes_numbers,
-    tensors,
     writes,
 )
 
@@ -189,8 +189,7 @@ class _Cutter:
         self._codes: list[CompiledCode] = []
         self._missed: list[str] = []
         say_what_constants_are(module)
-        everything = (tensor for node in module.graph.nodes for tensor in tensors(node))
-        self._on_cpu = all(tensor.device.type == "cpu" for tensor in everything)
+        self._on_cpu = runs_on_cpu(module)
         self.copy([n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")])
 
     def copy(self, nodes: list[fx.Node]) -> None:

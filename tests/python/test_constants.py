@@ -15,6 +15,7 @@ from gravure.graph_passes import GraphPasses
 from running import DEVICES, bits, need_library
 from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from training import host_nodes, leaves, replays, same_as_eager, state_of
 
@@ -188,6 +189,42 @@ def test_in_inference_and_in_an_export(tmp_path: Any) -> None:
     gravure.export_step(lambda x: model(x).square().mean(), (x,), tmp_path / "step")
     text = (tmp_path / "step" / "program.gv").read_text()
     assert "constant0" in text and "lift_fresh" not in text
+
+
+def test_where_an_operator_would_copy_them_to_they_lie_already() -> None:
+    """Device "meta" stands for a GPU."""
+    aten, graph = torch.ops.aten, fx.Graph()
+    x, mask, held = graph.placeholder("x"), graph.placeholder("mask"), graph.get_attr("held")
+    number = graph.call_function(aten.lift_fresh_copy.default, (held,))
+    choice = graph.call_function(aten.lift_fresh_copy.default, (held,))
+    chosen = graph.call_function(aten.where.self, (mask, x, choice))
+    member = graph.call_function(aten.index.Tensor, (chosen, [None, number]))
+    put = graph.call_function(aten.index_put.default, (chosen, [number], number))
+    zero = graph.call_function(aten.zeros.default, ([],), {"device": torch.device("cpu")})
+    zeros = graph.call_function(aten.zeros.default, ([4],), {"device": torch.device("cpu")})
+    filled = graph.call_function(aten.index_put.default, (put, [mask], zero))
+    scaled = graph.call_function(aten.mul.Tensor, (filled, number))
+    graph.output((member, scaled, graph.call_function(aten.neg.default, (zeros,))))
+    with FakeTensorMode():
+        for node in graph.nodes:
+            on_cpu = node in (held, number, choice, zero, zeros)
+            size = () if on_cpu and node is not zeros else (4, 4)
+            device = "cpu" if on_cpu else "meta"
+            kind = torch.bool if node is mask else torch.float32
+            node.meta["val"] = torch.empty(size, device=device, dtype=kind)
+    module = fx.GraphModule({"held": torch.tensor(3)}, graph)
+    fold_constants(module)
+    found = [constants_of(node) for node in (chosen, member, put, filled, scaled)]
+    # The third takes the same one twice; the fourth reads its number on the host, as the last does.
+    assert [str(tensor.device) for (tensor,) in found] == ["meta", "meta", "meta", "cpu", "cpu"]
+    left = {node.target for node in module.graph.nodes if node.op == "call_function"}
+    assert aten.lift_fresh_copy.default not in left and aten.zeros.default in left
+    assert all(node.users for node in module.graph.find_nodes(op="get_attr"))
+
+
+def constants_of(node: fx.Node) -> list[Tensor]:
+    module = node.graph.owning_module
+    return [getattr(module, i.target) for i in node.all_input_nodes if i.op == "get_attr"]
 
 
 def test_in_a_graph_that_another_compiler_hands_over() -> None:

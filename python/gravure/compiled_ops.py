@@ -6,10 +6,11 @@ host device), never in a replay on a GPU. `ir/compiled_op.h` says what passes kn
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,20 @@ _SCHEMA = "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]"
 LIBRARY.define(f"compiled{_SCHEMA}")
 LIBRARY.define(f"compiled_random{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
 
-# What dispatch includes and excludes where nothing is special. A program runs below autograd, where
-# vmap, for one, takes other ways.
 _PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 _NUMBERS = itertools.count(1)
 _LIVE: weakref.WeakValueDictionary[str, CompiledCode] = weakref.WeakValueDictionary()
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Dispatch as where nothing is special, without gradients.
+
+    A program runs below autograd, where vmap, for one, takes other ways.
+    """
+    with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.no_grad():
+        yield
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class CompiledCode:
         ]
         taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         results = []
-        with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.no_grad():
+        with plainly():
             made = self._run([*given, *numbers])  # the list is the code's to empty
         for tensor, layout in zip(made, self._outputs, strict=True):
             place = tensor.untyped_storage().data_ptr()

@@ -4,13 +4,15 @@
 captured. Folded, it is a constant of the program on the GPU.
 
     %c : Double(device=cpu)    get_attr _tensor_constant0      %k : Float(device=cuda)
-    %l = lift_fresh_copy(%c)                              =>      get_attr _constant0
+    %l = lift_fresh_copy(%c)                              =>      get_attr _folded0
     %k = _to_copy(%l, device=cuda)                             %y = mul(%x, %k)
     %y = mul(%x, %k)
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import operator
 from collections.abc import Container
@@ -18,46 +20,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.constant_folding import ConstantFolder, replace_node_with_constant
+from torch._inductor.constant_folding import replace_node_with_constant
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .compiled_ops import plainly
 from .node_facts import is_on_cpu, is_view, runs_on_cpu, tensors, writes
 
 logger = logging.getLogger("gravure")
 aten = torch.ops.aten
 
 _MOST_BYTES = 1 << 20  # of one constant: a larger one may be meant to be computed in each step
-_FOLDED = ("aten", "prims")
-_NAME = "_constant"
+_NAME = "_folded"
 _LIFTS = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
 # What copies operands to the device itself, where others read a number of the CPU's on the host.
 _COPIES = (aten.where.self, aten.index.Tensor, aten.index_put.default)
-
-
-class _Folder(ConstantFolder):
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self._kept = _kept(module)
-        self._on_cpu = runs_on_cpu(module)
-        self.computed: set[fx.Node] = set()  # and constants
-
-    def _deduce_value(self, node: fx.Node) -> Any:
-        if not (_is_made(node) if node.op == "get_attr" else self._may_be_folded(node)):
-            return self.unknown_value
-        value = super()._deduce_value(node)
-        if isinstance(value, Tensor) and value.untyped_storage().nbytes() > _MOST_BYTES:
-            return self.unknown_value
-        self.computed.add(node)
-        return value
-
-    def _may_be_folded(self, node: fx.Node) -> bool:
-        if node in self._kept:
-            return False
-        if node.target is operator.getitem:
-            return True
-        if not node.all_input_nodes and (self._on_cpu or not _is_number(node)):
-            return False  # a kernel that fills is faster than one that reads
-        return getattr(node.target, "namespace", "") in _FOLDED and not writes(node)
 
 
 def _is_made(constant: fx.Node) -> bool:
@@ -90,22 +66,51 @@ def _kept(module: fx.GraphModule) -> set[fx.Node]:
 
 def fold_constants(module: fx.GraphModule) -> None:
     """Before AOTAutograd's graph is cut. Where the device is missing the graph stays as it is."""
-    if not module.graph.find_nodes(op="get_attr"):
-        return
-    with _disable_current_modes():
-        folder = _Folder(module)
+    with _disable_current_modes(), plainly():
         try:
-            folder.run()
+            values = _values(module)
         except Exception as error:  # a graph traced for a device that is not here
             logger.debug("constants are not folded: %r", error)
             return
-        for i, (node, constant) in enumerate(folder.node_replacements.items()):
-            replace_node_with_constant(module, node, constant, f"{_NAME}{i}")
+        numbers = itertools.count()
+        for node, value in values.items():
+            wanted = any(user not in values for user in node.users)
+            if wanted and node.op == "call_function" and isinstance(value, Tensor):
+                name = f"{_NAME}{next(numbers)}"
+                replace_node_with_constant(module, node, value, name)
         _move_constants(module)
     for node in reversed(module.graph.nodes):
-        if not node.users and (node in folder.computed or _is_folded(node)):
+        if not node.users and (node in values or _is_folded(node)):
             module.graph.erase_node(node)
     module.recompile()
+
+
+def _values(module: fx.GraphModule) -> dict[fx.Node, Any]:
+    """What is known of the nodes: constants that the traced code made, and what follows of them."""
+    values: dict[fx.Node, Any] = {}
+    kept, on_cpu = _kept(module), runs_on_cpu(module)
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and _is_made(node):
+            values[node] = operator.attrgetter(str(node.target))(module)
+        if node.op != "call_function" or node in kept or not _is_computation(node):
+            continue
+        operands = node.all_input_nodes
+        # A kernel that fills is faster than one that reads, but for a number that it takes itself.
+        factory = not operands and not on_cpu and _is_number(node)
+        if factory or (operands and all(operand in values for operand in operands)):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            value = node.target(*args, **kwargs)
+            if not isinstance(value, Tensor) or value.untyped_storage().nbytes() <= _MOST_BYTES:
+                values[node] = value
+    return values
+
+
+def _is_computation(node: fx.Node) -> bool:
+    """PyTorch's own, which does nothing else and draws nothing."""
+    if node.target is operator.getitem:
+        return True
+    own = getattr(node.target, "namespace", "") in ("aten", "prims")
+    return own and not writes(node) and torch.Tag.nondeterministic_seeded not in node.target.tags
 
 
 def _move_constants(module: fx.GraphModule) -> None:
@@ -122,7 +127,7 @@ def _move_constants(module: fx.GraphModule) -> None:
                 moved = module.graph.get_attr(name)
             module.register_buffer(name, getattr(module, operand.target).to(device))
             value = operand.meta["val"]
-            with value.fake_mode:
+            with getattr(value, "fake_mode", contextlib.nullcontext()):
                 moved.meta["val"] = value.to(device)
             node.replace_input_with(operand, moved)
 

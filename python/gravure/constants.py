@@ -123,9 +123,9 @@ def _move_constants(module: fx.GraphModule) -> None:
             if not _is_folded(operand) or not is_on_cpu(operand):
                 continue
             name = f"{operand.target}_moved"
+            module.register_buffer(name, getattr(module, operand.target).to(device))
             with module.graph.inserting_before(node):
                 moved = module.graph.get_attr(name)
-            module.register_buffer(name, getattr(module, operand.target).to(device))
             value = operand.meta["val"]
             with getattr(value, "fake_mode", contextlib.nullcontext()):
                 moved.meta["val"] = value.to(device)

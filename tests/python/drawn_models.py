@@ -97,8 +97,22 @@ def _counted(_: Part, x: Tensor) -> Tensor:
     return x + (x.detach() > 0).nonzero().shape[0] * 0.01
 
 
+def _constant(part: Part, x: Tensor) -> Tensor:
+    slopes = torch.tensor([1.0 + i for i in range(WIDTH)], device=x.device).reciprocal()
+    if part.dropout:
+        slopes += part.scale.detach()
+    return torch.where(x > 0, x * slopes, torch.tensor(0.25)) * torch.tensor(0.5)
+
+
+def _masked(part: Part, x: Tensor) -> Tensor:
+    y = x * part.scale
+    y[x.detach() > 1] = -1
+    return y.masked_fill(x.detach() < -1, 0.5)[:, torch.tensor([1, 0, 3, 2, 5, 4, 7, 6])]
+
+
 KINDS = (_residual, _averaged, _normed, _mixed, _written, _embedded, _attended, _noisy, _scaled,
-         _summed, _transposed, _sorted, _copied, _convolved, _rounded, _counted)  # fmt: skip
+         _summed, _transposed, _sorted, _copied, _convolved, _rounded, _counted, _constant,
+         _masked)  # fmt: skip
 # AOTAutograd writes statistics once where eager writes them in the recomputation, too.
 _NOT_CHECKPOINTED = (_averaged, _normed)
 

@@ -44,13 +44,12 @@ void WarmUpPool::begin() {
       memory_ = &WarmUpMemory::of(device_);
       segments = std::shared_ptr<CudaAllocator>(memory_, [](CudaAllocator*) {});
     }
-    const auto pool = at::cuda::graph_pool_handle();
-    allocator_.createOrIncrefPool(device_, pool, segments);
-    pool_ = pool;
-    segments_ = segments;
+    const auto id = at::cuda::graph_pool_handle();
+    allocator_.createOrIncrefPool(device_, id, segments);
+    pool_ = Pool{id, segments};
   }
   warmingUp = true;
-  routing_ = std::make_unique<PoolRouting>(allocator_, device_, *pool_,
+  routing_ = std::make_unique<PoolRouting>(allocator_, device_, pool_->id,
                                            [](cudaStream_t) { return warmingUp; });
   // A capture has others, for its own stream: those of a model that is captured whole would lie idle.
   c10::cuda::CUDAGuard guard(device_);
@@ -65,16 +64,15 @@ void WarmUpPool::end() {
 
 void WarmUpPool::drop() {
   if (!pool_) return;
-  const c10::MempoolId_t pool = *std::exchange(pool_, std::nullopt);
-  allocator_.releasePool(device_, pool);
-  dropped_.push_back({pool, segments_});
+  dropped_.push_back(*std::exchange(pool_, std::nullopt));
+  allocator_.releasePool(device_, dropped_.back().id);
   tidied_ = 0;
   tidyDropped();
 }
 
 void WarmUpPool::tidyDropped() {
-  const auto isGone = [&](const Dropped& each) {
-    return allocator_.tryEmptyCache(each.pool) && each.segments.expired();
+  const auto isGone = [&](const Pool& each) {
+    return allocator_.tryEmptyCache(each.id) && each.segments.expired();
   };
   dropped_.erase(std::remove_if(dropped_.begin(), dropped_.end(), isGone), dropped_.end());
 }

@@ -56,8 +56,8 @@ class WarmUpPool {
   WarmUpMemory* memory() const { return memory_; }
 
  private:
-  struct Dropped {
-    c10::MempoolId_t pool;
+  struct Pool {
+    c10::MempoolId_t id;
     std::weak_ptr<CudaAllocator> segments;  // PyTorch's pool holds it as long as it has segments
   };
 
@@ -67,10 +67,9 @@ class WarmUpPool {
   CudaAllocator& allocator_;
   const c10::DeviceIndex device_;
   WarmUpMemory* memory_ = nullptr;
-  std::optional<c10::MempoolId_t> pool_;  // that we hold a use of
-  std::weak_ptr<CudaAllocator> segments_;
-  std::vector<Dropped> dropped_;  // that were not empty
-  int64_t tidied_ = 0;            // since the last drop()
+  std::optional<Pool> pool_;   // that we hold a use of
+  std::vector<Pool> dropped_;  // that were not empty
+  int64_t tidied_ = 0;         // since the last drop()
   std::unique_ptr<PoolRouting> routing_;
   std::unique_ptr<PassingWorkspaces> workspaces_;
 };

@@ -11,7 +11,8 @@ is measured; writes bench.json into $OUT.
 gravure hands out results as gravure.load does by default; gravure_static its own buffers each step,
 as full_step does; backend is torch.compile(backend="gravure") with autograd's backward;
 compile_step is gravure.compile_step. Only where asked for: backend_inductor is backend with
-Inductor's kernels, reduce_overhead torch.compile's own, graphed torch.cuda.make_graphed_callables;
+Inductor's kernels, reduce_overhead torch.compile's own, graphed torch.cuda.make_graphed_callables of model and loss,
+graphed_model of the model alone;
 backend_broken lets Dynamo break the graph at each host read, as it does by default;
 full_step_own_stream warms up on the stream that it replays on (second_stream.py says why).
 
@@ -164,10 +165,17 @@ def by_gravure(step: moe_step.Step, **options: Any) -> Callable[[Tensor, Tensor]
     return torch.compile(step, backend="gravure", options=options)
 
 
+def graphed_model(step: moe_step.Step, batch: Any) -> moe_step.Step:
+    """Graphs of the model alone, as PyTorch's documentation has it; its loss is eager's."""
+    torch.cuda.make_graphed_callables(step.model, batch[:1])
+    return step
+
+
 # Ways to call a step's forward, whose backward autograd runs; given the step and a batch.
 FORWARDS: dict[str, Callable[[moe_step.Step, Any], Callable[[Tensor, Tensor], Tensor]]] = {
     "eager": lambda step, _: step,
     "graphed": lambda step, batch: torch.cuda.make_graphed_callables(step, batch),
+    "graphed_model": graphed_model,
     "reduce_overhead": lambda step, _: torch.compile(step, mode="reduce-overhead"),
     "backend": lambda step, _: by_gravure(step),
     "backend_broken": lambda step, _: by_gravure(step),

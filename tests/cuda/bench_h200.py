@@ -11,8 +11,8 @@ is measured; writes bench.json into $OUT.
 gravure hands out results as gravure.load does by default; gravure_static its own buffers each step,
 as full_step does; backend is torch.compile(backend="gravure") with autograd's backward;
 compile_step is gravure.compile_step. Only where asked for: backend_inductor is backend with
-Inductor's kernels, reduce_overhead torch.compile's own, graphed torch.cuda.make_graphed_callables of model and loss,
-graphed_model of the model alone;
+Inductor's kernels, reduce_overhead torch.compile's own, graphed
+torch.cuda.make_graphed_callables of model and loss, graphed_model of the model alone;
 backend_broken lets Dynamo break the graph at each host read, as it does by default;
 full_step_own_stream warms up on the stream that it replays on (second_stream.py says why).
 

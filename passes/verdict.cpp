@@ -96,9 +96,10 @@ bool isIndexPut(std::string_view name) {
          name == "aten::_index_put_impl_";
 }
 
-/// Operators that copy a CPU operand to their device, numbers too, where others read a number on the
-/// host (aten/src/ATen/native/TensorCompare.cpp, TensorAdvancedIndexing.cpp).
-bool copiesOperandsFromCpu(const Node* node) {
+/// Copies between devices, and operators that copy a CPU operand to their own, numbers too, where others
+/// read a number on the host (aten/src/ATen/native/TensorCompare.cpp, TensorAdvancedIndexing.cpp).
+bool copiesBetweenDevices(const Node* node) {
+  if (isDeviceCopy(node)) return true;
   const std::string_view name = node->kind().toQualString();
   if (isIndexPut(name)) return !isMaskedFill(node);
   return name == "aten::where" || name == "aten::index" || name == "aten::_unsafe_index";
@@ -107,7 +108,7 @@ bool copiesOperandsFromCpu(const Node* node) {
 Verdict foreignDevice(const Node* node, const Value* value, c10::Device foreign,
                       c10::Device device) {
   const std::string place = valueName(value) + " is on " + foreign.str();
-  if (isDeviceCopy(node) || copiesOperandsFromCpu(node)) {
+  if (copiesBetweenDevices(node)) {
     if (foreign.is_cpu()) {
       return {HostReason::PageableCopy, place + ", the program on " + device.str() +
                                             ": a copy between them goes through pageable memory"};
@@ -129,8 +130,8 @@ std::optional<Verdict> devicesVerdict(const Node* node, c10::Device device,
   const auto check = [&](const Value* value, bool isOperand) -> std::optional<Verdict> {
     const auto at = deviceOf(value);
     if (!at || sameDevice(*at, device)) return std::nullopt;
-    const bool copies = isDeviceCopy(node) || copiesOperandsFromCpu(node);
-    if (isOperand && at->is_cpu() && !copies && isBakedConstant(node, value, values)) {
+    if (isOperand && at->is_cpu() && !copiesBetweenDevices(node) &&
+        isBakedConstant(node, value, values)) {
       return std::nullopt;
     }
     return foreignDevice(node, value, *at, device);

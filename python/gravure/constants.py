@@ -12,10 +12,8 @@ captured. Folded, it is a constant of the program on the GPU.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import operator
-from collections.abc import Container
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .compiled_ops import plainly
 from .node_facts import is_on_cpu, is_view, runs_on_cpu, tensors, writes
+from .partition import drop_outputs
 
 logger = logging.getLogger("gravure")
 aten = torch.ops.aten
@@ -72,12 +71,12 @@ def fold_constants(module: fx.GraphModule) -> None:
         except Exception as error:  # a graph traced for a device that is not here
             logger.debug("constants are not folded: %r", error)
             return
-        numbers = itertools.count()
-        for node, value in values.items():
-            wanted = any(user not in values for user in node.users)
-            if wanted and node.op == "call_function" and isinstance(value, Tensor):
-                name = f"{_NAME}{next(numbers)}"
-                replace_node_with_constant(module, node, value, name)
+        if not values:
+            return
+        wanted = [node for node in values if any(user not in values for user in node.users)]
+        computed = [n for n in wanted if n.op == "call_function" and isinstance(values[n], Tensor)]
+        for i, node in enumerate(computed):
+            replace_node_with_constant(module, node, values[node], f"{_NAME}{i}")
         _move_constants(module)
     for node in reversed(module.graph.nodes):
         if not node.users and (node in values or _is_folded(node)):
@@ -132,8 +131,10 @@ def _move_constants(module: fx.GraphModule) -> None:
             node.replace_input_with(operand, moved)
 
 
-def _is_folded(node: fx.Node) -> bool:
-    return node.op == "get_attr" and str(node.target).startswith(_NAME)
+def _is_folded(node: Any) -> bool:
+    return (
+        isinstance(node, fx.Node) and node.op == "get_attr" and str(node.target).startswith(_NAME)
+    )
 
 
 def _is_masked_fill(node: fx.Node) -> bool:
@@ -146,18 +147,18 @@ def _is_masked_fill(node: fx.Node) -> bool:
 
 def share_constants(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
     """Constants that the forward saves, behind its own `outputs`, are the backward's own, too."""
-    end = forward.graph.output_node()
-    saved = {node.name: node for node in end.args[0][outputs:] if _is_constant(node)}
-    for place in backward.graph.find_nodes(op="placeholder"):
-        if place.name in saved:
-            constant = getattr(forward, saved[place.name].target)
-            replace_node_with_constant(backward, place, constant, saved[place.name].target)
-    last = backward.graph.find_nodes(op="placeholder")[-1]
-    for node in backward.graph.find_nodes(op="get_attr"):
-        if node < last:
-            last.append(node)
-    dropped = {i for i, node in enumerate(end.args[0]) if i >= outputs and _is_constant(node)}
-    drop_outputs(forward, dropped)
+    results = list(enumerate(forward.graph.output_node().args[0]))
+    saved = {i: node for i, node in results[outputs:] if _is_folded(node)}
+    if not saved:
+        return
+    names = {node.name: str(node.target) for node in saved.values()}
+    places = backward.graph.find_nodes(op="placeholder")
+    for place in places:
+        if place.name in names:
+            name = names[place.name]
+            places[-1].append(place)  # a tangent, or a random state: behind what the backward takes
+            replace_node_with_constant(backward, place, getattr(forward, name), name)
+    drop_outputs(forward, saved)
     backward.recompile()
 
 
@@ -167,19 +168,3 @@ def reunite_constants(forward: fx.GraphModule, backward: fx.GraphModule) -> None
         name = str(node.target)
         if isinstance(getattr(forward, name, None), Tensor):
             setattr(backward, name, getattr(forward, name))
-
-
-def _is_constant(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.op == "get_attr"
-
-
-def drop_outputs(module: fx.GraphModule, dropped: Container[int]) -> None:
-    end = module.graph.output_node()
-
-    def kept(values: Any) -> Any:
-        return type(values)(value for i, value in enumerate(values) if i not in dropped)
-
-    end.args = (kept(end.args[0]),)
-    if end.meta.get("desc") is not None:
-        end.meta["desc"] = kept(end.meta["desc"])
-    module.recompile()

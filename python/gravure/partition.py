@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -10,8 +11,6 @@ import torch._inductor.config as inductor_config
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._functorch.partitioners import default_partition
-
-from .constants import drop_outputs
 
 # While tracing: dead code elimination keeps random operators. Without the second setting the first
 # one would turn paired generators off.
@@ -77,3 +76,15 @@ def _unused_draws(joint: fx.GraphModule) -> list[fx.Node]:
             node = member
         found.append(node)
     return found
+
+
+def drop_outputs(module: fx.GraphModule, dropped: Container[int]) -> None:
+    end = module.graph.output_node()
+
+    def kept(values: Any) -> Any:
+        return type(values)(value for i, value in enumerate(values) if i not in dropped)
+
+    end.args = (kept(end.args[0]),)
+    if end.meta.get("desc") is not None:
+        end.meta["desc"] = kept(end.meta["desc"])
+    module.recompile()

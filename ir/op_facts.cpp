@@ -19,18 +19,19 @@ using c10::AliasInfo;
 using c10::FunctionSchema;
 
 bool holdsTensors(const c10::Type& type) {
-  switch (type.kind()) {
-    case c10::TypeKind::TensorType: return true;
-    case c10::TypeKind::ListType:
-    case c10::TypeKind::OptionalType:
-    case c10::TypeKind::TupleType:
-      for (const auto& contained : type.containedTypes()) {
-        if (holdsTensors(*contained)) return true;
-      }
-      return false;
-    default: return false;
-  }
+  if (type.kind() == c10::TypeKind::TensorType) return true;
+  return llvm::any_of(type.containedTypes(),
+                      [](const c10::TypePtr& contained) { return holdsTensors(*contained); });
 }
+
+/// True for types that stand for any other: a TorchScript type variable, Any, and lists of them.
+bool isOpenType(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::VarType || type.kind() == c10::TypeKind::AnyType) return true;
+  return llvm::any_of(type.containedTypes(),
+                      [](const c10::TypePtr& contained) { return isOpenType(*contained); });
+}
+
+bool mayHoldTensors(const c10::Type& type) { return holdsTensors(type) || isOpenType(type); }
 
 /// The alias sets of an annotation and of its members: `Tensor(a)[]` carries (a) on the member.
 void collectSets(const AliasInfo* info, llvm::SmallVectorImpl<c10::Symbol>& sets) {
@@ -55,68 +56,147 @@ bool shareSet(const AliasInfo* a, const AliasInfo* b) {
   return llvm::any_of(as, [&](c10::Symbol s) { return llvm::is_contained(bs, s); });
 }
 
+bool isWildcard(const AliasInfo* info) {
+  if (!info) return false;
+  return info->isWildcardBefore() ||
+         llvm::any_of(info->containedTypes(),
+                      [](const AliasInfo& member) { return isWildcard(&member); });
+}
+
+/// The parameters that may hold tensors.
+ParameterSet tensorParameters(const FunctionSchema& schema) {
+  ParameterSet tensors(schema.arguments().size());
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    if (mayHoldTensors(*schema.arguments()[i].type())) tensors.set(i);
+  }
+  return tensors;
+}
+
+/// The parameters whose storage `result` may share, by its schema. TorchScript's operators on lists
+/// and dictionaries mark a member that they hand out with a wildcard or, aten::list.t, not at all.
+ParameterSet aliasedBy(const c10::Argument& result, const FunctionSchema& schema) {
+  if (isWildcard(result.alias_info()) || isOpenType(*result.type()))
+    return tensorParameters(schema);
+  ParameterSet sources(schema.arguments().size());
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    if (shareSet(result.alias_info(), schema.arguments()[i].alias_info())) sources.set(i);
+  }
+  return sources;
+}
+
 void readSchema(const FunctionSchema& schema, OpFacts& facts) {
   const auto& parameters = schema.arguments();
-  TORCH_INTERNAL_ASSERT(parameters.size() <= 64, schema.name(), " has more than 64 parameters");
-  bool anyTensor = false;
+  const auto holds = [](const c10::Argument& argument) { return holdsTensors(*argument.type()); };
+  facts.scalarOnly = llvm::none_of(parameters, holds) && llvm::none_of(schema.returns(), holds);
+  facts.writtenArgs.resize(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
-    anyTensor |= holdsTensors(*parameters[i].type());
-    if (writesThrough(parameters[i].alias_info())) facts.writtenArgs |= uint64_t{1} << i;
+    if (writesThrough(parameters[i].alias_info())) facts.writtenArgs.set(i);
   }
-  for (const auto& result : schema.returns()) {
-    anyTensor |= holdsTensors(*result.type());
-    uint64_t sources = 0;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (shareSet(result.alias_info(), parameters[i].alias_info())) sources |= uint64_t{1} << i;
-    }
-    facts.aliasedArgs.push_back(sources);
+  for (const auto& result : schema.returns())
+    facts.aliasedArgs.push_back(aliasedBy(result, schema));
+}
+
+bool holdsObjects(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::ClassType:
+    case c10::TypeKind::InterfaceType:
+    case c10::TypeKind::PyObjectType:
+    case c10::TypeKind::CapsuleType: return true;
+    default:
+      return llvm::any_of(type.containedTypes(),
+                          [](const c10::TypePtr& inner) { return holdsObjects(*inner); });
   }
-  facts.scalarOnly = !anyTensor;
 }
 
 /// True if an object of a TorchScript or custom class stands among parameters or returns, or if they
 /// are open: nothing is known of what such a call does.
 bool isOpaque(const FunctionSchema& schema) {
   const auto isObject = [](const c10::Argument& argument) {
-    const c10::TypeKind kind = argument.type()->kind();
-    return kind == c10::TypeKind::ClassType || kind == c10::TypeKind::InterfaceType ||
-           kind == c10::TypeKind::PyObjectType || kind == c10::TypeKind::CapsuleType;
+    return holdsObjects(*argument.type());
   };
   return schema.is_vararg() || schema.is_varret() || llvm::any_of(schema.arguments(), isObject) ||
          llvm::any_of(schema.returns(), isObject);
 }
 
+/// True if some parameter names a process group: the operator communicates, whatever its namespace.
+bool takesProcessGroup(const FunctionSchema& schema) {
+  return llvm::any_of(schema.arguments(), [](const c10::Argument& argument) {
+    return argument.name() == "group_name" || argument.name() == "process_group";
+  });
+}
+
+/// What operators do that no row speaks of, as far as their schemas let it be guessed; on the safe
+/// side where they do not.
+void readUnsaid(const FunctionSchema& schema, const OpRow& row, OpFacts& facts) {
+  const auto host = [&](HostReason reason) {
+    if (!facts.reason) facts.reason = reason;
+    facts.scalarOnly = false;
+  };
+  if (isOpaque(schema)) {
+    facts.effects = true;
+    host(HostReason::OpaqueCallable);
+  }
+  // An operator that waits for its own communication returns a result that needs no wait_tensor.
+  if (!facts.collective && !facts.wait && takesProcessGroup(schema)) {
+    facts.collective = facts.blocking = true;
+    host(HostReason::BlockingCollective);
+  }
+  const auto& returns = schema.returns();
+  const bool known = facts.reason || row.effects || row.readsMetadata;
+  // Called for its effect alone, and its schema shows none: a replay would leave it out.
+  if (!known && returns.empty() && facts.writtenArgs.none()) {
+    facts.effects = true;
+    host(HostReason::OpaqueCallable);
+  }
+  // A number can come of a tensor only by way of the host.
+  const auto holds = [](const c10::Argument& argument) { return holdsTensors(*argument.type()); };
+  const auto mayHold = [](const c10::Argument& argument) {
+    return mayHoldTensors(*argument.type());
+  };
+  if (!known && !returns.empty() && llvm::any_of(schema.arguments(), holds) &&
+      llvm::none_of(returns, mayHold) && facts.writtenArgs.none()) {
+    host(HostReason::HostSync);
+  }
+  // TorchScript's own operators on tensors have no kernels that the dispatcher knows, and no tags.
+  if (!facts.handle && !facts.scalarOnly) host(HostReason::OpaqueCallable);
+}
+
 /// What the schema leaves unsaid: tables by name, and PyTorch's tags.
 void readTagsAndTables(const FunctionSchema& schema, OpFacts& facts) {
-  const OpRow row = opRow(schema.name());
+  const OpRow row = opRow(schema.name(), schema.overload_name());
   const auto hasTag = [&](at::Tag tag) { return facts.handle && facts.handle->hasTag(tag); };
+  const auto takesGenerator = [](const c10::Argument& argument) {
+    const c10::Type& type = *argument.type();
+    return type.kind() == c10::TypeKind::GeneratorType ||
+           (type.kind() == c10::TypeKind::OptionalType &&
+            type.containedType(0)->kind() == c10::TypeKind::GeneratorType);
+  };
 
-  facts.random = hasTag(at::Tag::nondeterministic_seeded);
+  facts.random = row.random || hasTag(at::Tag::nondeterministic_seeded) ||
+                 llvm::any_of(schema.arguments(), takesGenerator);
   facts.collective = row.collective;
   facts.wait = row.wait;
   facts.blocking = row.blocking;
   facts.effects = row.effects;
   facts.scalarOnly = facts.scalarOnly || row.readsMetadata;
   facts.reason = row.reason;
-  if (!facts.reason && isOpaque(schema)) {
-    facts.reason = HostReason::OpaqueCallable;
-    facts.scalarOnly = false;
-    facts.effects = true;
+  if (facts.reason) facts.scalarOnly = false;
+  const ParameterSet tensors = tensorParameters(schema);
+  if (row.writesAll) facts.writtenArgs |= tensors;
+  for (const char* name : row.writes) {
+    if (const auto at = schema.argumentIndexWithName(name)) facts.writtenArgs.set(*at);
   }
+  for (ParameterSet& sources : facts.aliasedArgs) {
+    if (row.aliasesAll || hasTag(at::Tag::maybe_aliasing_or_mutating)) sources |= tensors;
+    if (row.aliasesFirst && tensors.any()) sources.set(tensors.find_first());
+  }
+
+  readUnsaid(schema, row, facts);
   if (!facts.reason && hasTag(at::Tag::data_dependent_output)) facts.reason = HostReason::HostSync;
   if (!facts.reason && hasTag(at::Tag::dynamic_output_shape) && !row.shapeDependsOnOperands) {
     facts.reason = HostReason::DataDependentShape;
   }
   if (!facts.reason && hasTag(at::Tag::cudagraph_unsafe)) facts.reason = HostReason::UnsafeTag;
-
-  facts.writtenArgs |= row.writtenArgs;
-  const bool anyAlias = row.aliasesAll || hasTag(at::Tag::maybe_aliasing_or_mutating);
-  if (!anyAlias && !row.aliasesFirst) return;
-  uint64_t tensors = 0;
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    if (holdsTensors(*schema.arguments()[i].type())) tensors |= uint64_t{1} << i;
-  }
-  for (uint64_t& sources : facts.aliasedArgs) sources |= anyAlias ? tensors : uint64_t{1};
 }
 
 std::unique_ptr<OpFacts> structuralFacts(c10::Symbol kind) {
@@ -152,9 +232,9 @@ std::unique_ptr<OpFacts> makeFacts(c10::Symbol kind, const std::string& overload
   }
   readSchema(*facts->schema, *facts);
   readTagsAndTables(*facts->schema, *facts);
-  facts->writes = facts->writtenArgs != 0;
+  facts->writes = facts->writtenArgs.any();
   facts->maybeAliases =
-      llvm::any_of(facts->aliasedArgs, [](uint64_t sources) { return sources != 0; });
+      llvm::any_of(facts->aliasedArgs, [](const ParameterSet& sources) { return sources.any(); });
   return facts;
 }
 
@@ -181,12 +261,11 @@ struct KeyHash {
 
 /// Calls `visit` for each input of `node` that fills one of the schema parameters in `parameters`.
 template <typename Visit>
-void forEachInputOf(const Node* node, uint64_t parameters, Visit&& visit) {
-  const ArgList& list = argsOf(node);
-  for (size_t i = 0; i < list.args.size() && i < 64; ++i) {
-    if (!(parameters >> i & 1)) continue;
-    forEachInput(list.args[i],
-                 [&](InputArg in) { visit(const_cast<Value*>(node->input(in.index))); });
+void forEachInputOf(const Node* node, const ParameterSet& parameters, Visit&& visit) {
+  const auto& args = argsOf(node).args;
+  for (const unsigned i : parameters.set_bits()) {
+    if (i >= args.size()) return;  // the rest are absent
+    forEachInput(args[i], [&](InputArg in) { visit(const_cast<Value*>(node->input(in.index))); });
   }
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 
+#include <llvm/ADT/SmallBitVector.h>
 #include <llvm/ADT/SmallVector.h>
 
 #include <memory>
@@ -19,6 +20,9 @@ struct Operator;
 }
 
 namespace gravure {
+
+/// Some of a schema's parameters: bit i for parameter i, as many bits as there are parameters.
+using ParameterSet = llvm::SmallBitVector;
 
 struct OpFacts {
   /// nullptr for structural nodes (prim::If, cudagraph::*), whose arguments are positional.
@@ -35,11 +39,11 @@ struct OpFacts {
   bool blocking = false;    // a collective that blocks the host
   bool effects = false;     // must keep its place among others with effects (prints, asserts, I/O)
   bool scalarOnly = false;  // works on ints, floats and bools alone; runs on the host at no cost
-  bool writes = false;      // some parameter is written: see writesArg
-  bool maybeAliases = false;  // an output may share an input's storage: see aliasOf
-  uint64_t writtenArgs = 0;   // bit i: schema parameter i is written
-  /// For return r: bit set of schema parameters whose storage the output may share.
-  llvm::SmallVector<uint64_t, 1> aliasedArgs;
+  bool writes = false;      // some parameter is written: see writtenArgs
+  bool maybeAliases = false;  // an output may share an input's storage: see aliasedArgs
+  ParameterSet writtenArgs;
+  /// For return r: the parameters whose storage the output may share.
+  llvm::SmallVector<ParameterSet, 1> aliasedArgs;
 
   /// Hidden reads of device data that depend on constants, e.g. index with a boolean mask, are
   /// decided by classify-capturability.

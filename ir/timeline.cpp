@@ -2,6 +2,7 @@
 
 #include "ir/cudagraph_ops.h"
 #include "ir/op_facts.h"
+#include "ir/storage_accesses.h"
 
 #include <llvm/ADT/StringMap.h>
 
@@ -100,8 +101,7 @@ class TimelineBuilder {
         if (at < lives_.size() && lives_[at].value) written_.push_back(static_cast<int32_t>(at));
       }
     }
-    if ((facts.collective && !facts.blocking) || facts.wait)
-      communication_.push_back({node, step(), &facts});
+    communicates_ |= facts.collective;
     const bool fresh = node->blocks().empty() && node->kind() != cg::own;
     for (size_t o = 0; o < node->outputs().size(); ++o) {
       Value* output = node->output(o);
@@ -240,53 +240,31 @@ class TimelineBuilder {
     }
   }
 
-  /// A collective's own stream reads and writes its buffers until the wait has run; without a wait,
-  /// until the end.
+  /// What a collective has open lives to its last wait; without a wait, to the end of the program.
   void waitForCollectives() {
-    struct Open {
-      const Node* node;
-      int64_t end;
+    if (!communicates_) return;
+    const auto storageOf = [&](const Value* value) { return out_.storageOf(value); };
+    SpanFinder finder(storageOf);
+    const auto visit = [&](const auto& self, const Node* node, int64_t at) -> void {
+      finder.next(node, at);
+      for (const Block* block : node->blocks()) {
+        for (const Node* inner : block->nodes()) self(self, inner, at);
+      }
     };
-    std::vector<Open> collectives;
-    std::vector<llvm::SmallVector<int32_t, 1>> openOn;  // by storage; made when it is needed
-    for (const auto& [node, at, facts] : communication_) {
-      if (facts->collective && !facts->blocking) {
-        openOn.resize(out_.storages_.size());
-        for (const Value* output : node->outputs()) {
-          if (const int64_t id = out_.storageOf(output); id >= 0) {
-            openOn[id].push_back(static_cast<int32_t>(collectives.size()));
-          }
-        }
-        collectives.push_back({node, -1});
-      }
-      if (!facts->wait || openOn.empty()) continue;
-      for (const Value* input : node->inputs()) {
-        const int64_t id = out_.storageOf(input);
-        if (id < 0) continue;
-        for (int32_t c : openOn[id]) collectives[c].end = at + 1;
-        openOn[id].clear();
-      }
-    }
-    for (const Open& open : collectives) {
-      const int64_t end = open.end < 0 ? step() : open.end;
-      const auto extend = [&](const Value* value) {
-        if (const int64_t id = out_.storageOf(value); id >= 0) {
-          out_.storages_[id].end = std::max(out_.storages_[id].end, end);
-        }
+    for (int64_t at = 0; at < step(); ++at) visit(visit, out_.steps_[at], at);
+    finder.finish(step());
+    for (const CollectiveSpan& span : finder.spans) {
+      const auto extend = [&](int64_t id) {
+        out_.storages_[id].end = std::max(out_.storages_[id].end, std::min(span.end + 1, step()));
       };
-      for (const Value* input : open.node->inputs()) extend(input);
-      for (const Value* output : open.node->outputs()) extend(output);
+      for (int64_t id : span.reads) extend(id);
+      for (int64_t id : span.writes) extend(id);
     }
   }
 
   struct SavedOutput {
     int32_t life;
     size_t entry, output;
-  };
-  struct Communication {
-    const Node* node;
-    int64_t step;
-    const OpFacts* facts;
   };
 
   const Program& program_;
@@ -295,9 +273,9 @@ class TimelineBuilder {
   std::vector<size_t> bases_;  // by entry
   int64_t entryBegin_ = 0;
   std::vector<ValueLife> lives_;
-  std::vector<int32_t> defined_;              // in the order of the program
-  std::vector<int32_t> written_;              // values that a node writes to
-  std::vector<Communication> communication_;  // collectives and waits, in order
+  std::vector<int32_t> defined_;  // in the order of the program
+  std::vector<int32_t> written_;  // values that a node writes to
+  bool communicates_ = false;     // starts a collective
   llvm::DenseMap<const Value*, const Value*>
       copies_;  // staged operand: the first parameter that sees it
   llvm::StringMap<SavedOutput> saved_;

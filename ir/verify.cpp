@@ -7,6 +7,7 @@
 #include "ir/op_facts.h"
 #include "ir/place.h"
 #include "ir/program_text.h"
+#include "ir/storage_accesses.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
@@ -42,7 +43,7 @@ class EntryVerifier {
   void checkInputs(const Node* node);
   void checkUse(const Node* node, const Value* value, const char* what);
   void checkRng(const Node* node);
-  void checkWait(const Node* node);
+  void checkWaits();
   void define(const Value* value);
   [[noreturn]] void fail(const Node* node, const std::string& message) const;
   [[noreturn]] void fail(const std::string& message) const;
@@ -53,6 +54,7 @@ class EntryVerifier {
   std::vector<bool> open_;
   uint32_t scope_ = 0;
   uint32_t barrier_ = 0;
+  bool communicates_ = false;  // starts a collective
 };
 
 void EntryVerifier::fail(const std::string& message) const {
@@ -70,6 +72,7 @@ void EntryVerifier::verify() {
   checkInputRoles();
   checkOutputRoles();
   checkBlock(entry_.graph->block(), nullptr);
+  if (communicates_) checkWaits();
 }
 
 void EntryVerifier::checkInputRoles() {
@@ -185,7 +188,7 @@ void EntryVerifier::checkNode(const Node* node) {
   if (wrong.empty() && facts->schema) wrong = checkOutputs(node, *facts->schema);
   if (wrong.empty() && facts->schema && !node->blocks().empty()) wrong = "it cannot have blocks";
   if (!wrong.empty()) fail(node, wrong);
-  if (facts->collective && !facts->blocking) checkWait(node);
+  communicates_ |= facts->collective;
   for (const Block* block : node->blocks()) checkBlock(block, node);
   for (const Value* output : node->outputs()) define(output);
 }
@@ -244,25 +247,14 @@ void EntryVerifier::checkRng(const Node* node) {
   }
 }
 
-/// True if `value`, or a member taken out of it, is waited for.
-bool isWaitedFor(const Value* value) {
-  static const auto getItem = c10::Symbol::fromQualString("aten::__getitem__");
-  return llvm::any_of(value->uses(), [](const torch::jit::Use& use) {
-    const OpFacts* facts = findOpFacts(use.user->kind(), overloadOf(use.user));
-    if (facts && facts->wait) return true;
-    if (use.user->kind() != getItem || use.user->outputs().size() != 1) return false;
-    return llvm::any_of(use.user->output(0)->uses(), [](const torch::jit::Use& member) {
-      const OpFacts* waiting = findOpFacts(member.user->kind(), overloadOf(member.user));
-      return waiting && waiting->wait;
-    });
-  });
-}
-
-void EntryVerifier::checkWait(const Node* node) {
-  for (const Value* output : node->outputs()) {
-    if (isWaitedFor(output)) continue;
-    fail(node, "the collective's result %" + output->debugName() +
-                   " is never waited for; add _c10d_functional::wait_tensor");
+/// Last, since it counts on all other rules.
+void EntryVerifier::checkWaits() {
+  const Numbering numbering(entry_);
+  const StorageAccesses accesses(numbering);
+  for (const CollectiveSpan& span : accesses.spans()) {
+    if (span.left.empty()) continue;
+    fail(span.start, "the collective's result %" + span.left.front()->debugName() +
+                         " is never waited for; add _c10d_functional::wait_tensor");
   }
 }
 

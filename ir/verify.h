@@ -10,7 +10,8 @@ namespace gravure {
 /// - each operator is known, its arguments fit its schema's types, its outputs the schema's returns;
 /// - `rng(…)` is a Generator or a saved state; a node that needs one and has an unusable one fails;
 /// - `forward`'s saved outputs and `backward`'s saved inputs match by name and type;
-/// - each collective is waited for; only known attributes of cudagraph:: nodes occur.
+/// - each result of a collective is waited for, by whatever name (ir/storage_accesses.h);
+/// - only known attributes of cudagraph:: nodes occur.
 /// Linear in nodes plus edges.
 void verifyProgram(const Program& program);
 

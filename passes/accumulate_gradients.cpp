@@ -2,7 +2,7 @@
 
 #include "ir/op_facts.h"
 #include "ir/place.h"
-#include "ir/timeline.h"
+#include "ir/storage_accesses.h"
 #include "passes/fresh_name.h"
 
 #include <ATen/core/jit_type.h>
@@ -71,9 +71,9 @@ c10::TypePtr bufferType(const Value* owner) {
 
 class Accumulator {
  public:
-  Accumulator(Entry& entry, const Owners& owners, const Timeline& timeline, Remarks& remarks)
-      : entry_(entry), graph_(*entry.graph), owners_(owners), timeline_(timeline),
-        remarks_(remarks) {}
+  Accumulator(Entry& entry, const Owners& owners, Remarks& remarks)
+      : entry_(entry), graph_(*entry.graph), owners_(owners), numbering_(entry),
+        accesses_(numbering_), remarks_(remarks) {}
 
   void run() {
     std::vector<size_t> added;
@@ -124,17 +124,17 @@ class Accumulator {
 
   /// The node that makes the gradient; nullptr if what is there then may change until the entry ends.
   const Node* placeBehind(const Value* gradient) const {
-    const int64_t storage = timeline_.storageOf(gradient);
-    if (storage < 0) return nullptr;
-    const StorageLife& life = timeline_.storages()[storage];
-    const bool settled = life.origin == StorageOrigin::Fresh && !life.written;
+    const int32_t storage = numbering_.storageOf(gradient);
+    const bool settled =
+        storage >= 0 && !numbering_.isExternal(storage) && accesses_.isNeverWritten(gradient);
     return settled && gradient->node()->kind() != c10::prim::Param ? gradient->node() : nullptr;
   }
 
   Entry& entry_;
   Graph& graph_;
   const Owners& owners_;
-  const Timeline& timeline_;
+  const Numbering numbering_;
+  const StorageAccesses accesses_;
   Remarks& remarks_;
 };
 
@@ -148,8 +148,7 @@ bool isGradientBuffer(const InputInfo& info, const Owners& owners) {
 void accumulateGradients(Program& program, PassContext& context) {
   if (!context.options.accumulateGradients) return;
   const Owners owners = ownersOf(program);
-  const Timeline timeline = Timeline::build(program);
-  for (Entry& entry : program.entries) Accumulator(entry, owners, timeline, context.remarks).run();
+  for (Entry& entry : program.entries) Accumulator(entry, owners, context.remarks).run();
 }
 
 void verifyAccumulateGradients(const Program& program, const PassContext& context) {

@@ -1,8 +1,8 @@
 #pragma once
 // await-host-copies: a copy to the CPU that the program itself uses is waited for where it is made.
 //
-// Terms. Host copy: _to_copy, to, copy_, copy, _copy_from, device_put or their like from another device
-//   to the CPU. With non_blocking=True it returns before the data is there.
+// Terms. Host copy: _to_copy, to, copy_, copy, _foreach_copy_, device_put or their like from another
+//   device to the CPU. With non_blocking=True it returns before the data is there.
 // Before: the order in which it was traced has something behind it that waits for the device, before
 //   anything reads the copy. No operand says so, and passes move nodes.
 //     %a : Long(2, device=cpu) = aten::_to_copy(%x, device=device("cpu"), non_blocking=True)
@@ -18,7 +18,5 @@
 namespace gravure {
 
 void awaitHostCopies(Program& program, PassContext& context);
-/// No host copy that the program uses returns before its data is there.
-void verifyAwaitHostCopies(const Program& program, const PassContext& context);
 
 }  // namespace gravure

@@ -272,18 +272,6 @@ bool hasPieces(const Entry& entry) {
   });
 }
 
-/// Learns `entry`, and calls `visit(dependences, plan)` if it has batches; false if it has none.
-template <typename Visit>
-bool visitPlan(const Entry& entry, SizeTerms& terms, c10::Device device, Visit&& visit) {
-  terms.learnAll(entry);
-  if (!hasPieces(entry)) return false;
-  const Dependences dependences(entry);
-  const auto plan = PointwiseBatches::find(entry, dependences, terms, device);
-  if (plan.batches.empty()) return false;
-  visit(dependences, plan);
-  return true;
-}
-
 }  // namespace
 
 void batchPointwise(Program& program, PassContext& context) {
@@ -291,27 +279,23 @@ void batchPointwise(Program& program, PassContext& context) {
   const c10::Device device = computeDevice(program);
   for (Entry& entry : program.entries) {
     // A whole that one batch put together may make another one pay.
-    SizeTerms terms = before;
-    while (visitPlan(entry, terms, device, [&](const auto& dependences, const auto& plan) {
-      BatchWriter(entry, dependences, terms, plan, context.remarks).run();
-    })) {
-      terms = before;
+    bool again = true;
+    while (again) {
+      SizeTerms terms = before;
+      terms.learnAll(entry);
+      again = hasPieces(entry);
+      if (again) {
+        Sharing sharing(program);
+        const Dependences dependences(entry);
+        const auto plan = PointwiseBatches::find(entry, dependences, terms, sharing,
+                                                 context.options.pieceAlignment, device);
+        again = !plan.batches.empty();
+        if (again) BatchWriter(entry, dependences, terms, plan, context.remarks).run();
+      }
+      if (again) continue;
+      terms.leave(entry);
+      before = std::move(terms);
     }
-    terms.leave(entry);
-    before = std::move(terms);
-  }
-}
-
-void verifyBatchPointwise(const Program& program, const PassContext&) {
-  SizeTerms terms;
-  const c10::Device device = computeDevice(program);
-  for (const Entry& entry : program.entries) {
-    visitPlan(entry, terms, device, [&](const Dependences& dependences, const auto& plan) {
-      const Node* first = dependences.numbering().node(plan.batches.front().members.front());
-      TORCH_CHECK(false, "entry '", entry.name, "': ", plan.batches.size(),
-                  " batches of pointwise nodes are left, the first at ", describe(first));
-    });
-    terms.leave(entry);
   }
 }
 

@@ -58,7 +58,9 @@ class EntryBinder {
     for (size_t i = 0; i < entry.inputs.size(); ++i) {
       const InputInfo& info = entry.inputs[i];
       if (info.role != InputRole::RngState || info.name.find('#') != std::string::npos) continue;
-      states_.push_back({info.name, entry.graph->inputs()[i]});
+      const bool named = !info.name.empty();
+      states_.push_back(
+          {named ? generatorDevice(c10::Device(info.name)).str() : "", entry.graph->inputs()[i]});
     }
   }
 

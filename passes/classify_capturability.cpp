@@ -2,8 +2,8 @@
 
 #include "ir/args.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/numbering.h"
 #include "ir/place.h"
-#include "passes/numbering.h"
 #include "passes/verdict.h"
 
 #include <llvm/ADT/STLExtras.h>

@@ -4,13 +4,13 @@
 #include "ir/cudagraph_ops.h"
 
 namespace gravure {
-namespace {
 
-c10::Device withIndex(c10::Device device) {
-  return device.has_index() || device.is_cpu()
-             ? c10::Device(device.type(), device.is_cpu() ? -1 : device.index())
-             : c10::Device(device.type(), 0);
+c10::Device generatorDevice(c10::Device device) {
+  if (device.is_cpu()) return c10::Device(device.type());
+  return c10::Device(device.type(), device.has_index() ? device.index() : 0);
 }
+
+namespace {
 
 /// `%g : Generator {rng_state "cuda:0"}` is the default generator of that device; "cuda:0#1" is not.
 std::optional<c10::Device> defaultGeneratorDevice(const Entry& entry, const Value* state) {
@@ -20,15 +20,15 @@ std::optional<c10::Device> defaultGeneratorDevice(const Entry& entry, const Valu
     return std::nullopt;
   const std::string& name = entry.inputs[at].name;
   if (name.empty() || name.find('#') != std::string::npos) return std::nullopt;
-  return withIndex(c10::Device(name));
+  return generatorDevice(c10::Device(name));
 }
 
 c10::Device drawingDevice(const Node* node) {
   for (const Value* output : node->outputs()) {
-    if (const auto device = deviceOf(output)) return withIndex(*device);
+    if (const auto device = deviceOf(output)) return generatorDevice(*device);
   }
   for (const Value* input : node->inputs()) {
-    if (const auto device = deviceOf(input)) return withIndex(*device);
+    if (const auto device = deviceOf(input)) return generatorDevice(*device);
   }
   return c10::Device(c10::kCPU);
 }
@@ -40,8 +40,9 @@ std::optional<RandomSource> randomSource(const Entry& entry, const Node* node) {
   if (node->kind() == cg::saveRngState) {
     const ArgList& list = argsOf(node);
     const bool named = !list.args.empty() && list.args[0].is<std::string>();
-    return RandomSource{nullptr, named ? withIndex(c10::Device(list.args[0].as<std::string>()))
-                                       : drawingDevice(node)};
+    return RandomSource{nullptr, named
+                                     ? generatorDevice(c10::Device(list.args[0].as<std::string>()))
+                                     : drawingDevice(node)};
   }
   const Value* state = rngStateOf(node);
   if (!state) return RandomSource{nullptr, drawingDevice(node)};
@@ -55,7 +56,7 @@ std::optional<RandomSource> randomSource(const Entry& entry, const Node* node) {
 class DependenceBuilder {
  public:
   DependenceBuilder(const Entry& entry, Dependences& result)
-      : entry_(entry), result_(result), numbering_(result.numbering_) {
+      : entry_(entry), result_(result), numbering_(result.numbering_), accesses_(result.accesses_) {
     linkedBy_.assign(numbering_.size(), -1);
     lastWriter_.assign(numbering_.valueBound(), -1);
     readersSince_.assign(numbering_.valueBound(), -1);
@@ -92,18 +93,22 @@ class DependenceBuilder {
   void addData(int32_t i) {
     for (int32_t value : numbering_.used(i)) {
       link(i, numbering_.definedBy(value));
-      const int32_t storage = numbering_.storageOf(value);
-      if (storage < 0 || !numbering_.isWritten(storage)) continue;
-      link(i, lastWriter_[storage]);
-      int32_t& head = readersSince_[storage];
-      if (head >= 0 && readers_[head].node == i) continue;
-      readers_.push_back({i, head});
-      head = static_cast<int32_t>(readers_.size()) - 1;
+      if (const int32_t storage = numbering_.storageOf(value); storage >= 0) read(i, storage);
     }
+    accesses_.forEachReadByWait(i, [&](int32_t storage) { read(i, storage); });
+  }
+
+  void read(int32_t i, int32_t storage) {
+    if (!accesses_.isWritten(storage)) return;
+    link(i, lastWriter_[storage]);
+    int32_t& head = readersSince_[storage];
+    if (head >= 0 && readers_[head].node == i) return;
+    readers_.push_back({i, head});
+    head = static_cast<int32_t>(readers_.size()) - 1;
   }
 
   void addWrites(int32_t i) {
-    numbering_.forEachWritten(i, [&](int32_t storage) {
+    accesses_.forEachWritten(i, [&](int32_t storage) {
       for (int32_t at = readersSince_[storage]; at >= 0; at = readers_[at].next) {
         link(i, readers_[at].node);
       }
@@ -137,6 +142,7 @@ class DependenceBuilder {
   const Entry& entry_;
   Dependences& result_;
   const Numbering& numbering_;
+  const StorageAccesses& accesses_;
   std::vector<int32_t> linkedBy_;      // by node: the last node linked to it
   std::vector<int32_t> lastWriter_;    // by storage
   std::vector<int32_t> readersSince_;  // by storage: head in readers_, the last write's readers
@@ -146,7 +152,7 @@ class DependenceBuilder {
   int32_t lastEffect_ = -1;
 };
 
-Dependences::Dependences(const Entry& entry) : numbering_(entry) {
+Dependences::Dependences(const Entry& entry) : numbering_(entry), accesses_(numbering_) {
   DependenceBuilder(entry, *this).build();
 }
 

@@ -3,7 +3,8 @@
 //
 // b depends on a, a before b in the program, if
 //   data        b uses a value of a
-//   memory      one of them writes a storage that the other reads or writes, through any alias
+//   memory      one of them writes a storage that the other reads or writes, through any alias; a wait
+//               reads and writes what its collective does (ir/storage_accesses.h)
 //   random      both draw from one generator, or save its state
 //   collective  both start a collective: ranks must start them in one order
 //   effect      both have effects on the host
@@ -11,7 +12,7 @@
 // links is linear in nodes plus edges (each reader is linked once to the write before it and once to
 // the write after it).
 
-#include "passes/numbering.h"
+#include "ir/storage_accesses.h"
 
 #include <llvm/ADT/ArrayRef.h>
 
@@ -22,7 +23,11 @@ class Dependences {
   /// Linear in nodes plus edges.
   explicit Dependences(const Entry& entry);
 
+  Dependences(const Dependences&) = delete;
+  Dependences& operator=(const Dependences&) = delete;
+
   const Numbering& numbering() const { return numbering_; }
+  const StorageAccesses& accesses() const { return accesses_; }
   int32_t size() const { return numbering_.size(); }
   /// Nodes that node `i` depends on; each is smaller than `i`, and occurs once.
   llvm::ArrayRef<int32_t> before(int32_t i) const {
@@ -32,9 +37,13 @@ class Dependences {
  private:
   friend class DependenceBuilder;
   Numbering numbering_;
+  StorageAccesses accesses_;
   std::vector<int32_t> begin_;
   std::vector<int32_t> links_;
 };
+
+/// The device under its one name: "cuda" is "cuda:0", as everywhere in a program, "cpu:0" is "cpu".
+c10::Device generatorDevice(c10::Device device);
 
 /// One generator: a Generator value, or the default generator of a device.
 struct RandomSource {

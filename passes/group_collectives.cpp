@@ -4,7 +4,6 @@
 #include "passes/partition_levels.h"
 
 #include <llvm/ADT/STLExtras.h>
-#include <llvm/ADT/SmallVector.h>
 
 #include <algorithm>
 
@@ -16,28 +15,32 @@ constexpr const char* kPass = "group-collectives";
 /// Finds the fates of one entry.
 class FateFinder {
  public:
-  explicit FateFinder(const Numbering& numbering)
-      : numbering_(numbering), memberOf_(numbering.size(), -1), openOn_(numbering.valueBound(), -1),
-        waitsLeft_(numbering.valueBound()), waitedOn_(numbering.valueBound(), -1),
-        operandOf_(numbering.valueBound()) {}
+  explicit FateFinder(const Dependences& dependences)
+      : numbering_(dependences.numbering()), accesses_(dependences.accesses()),
+        memberOf_(numbering_.size(), -1) {}
 
   /// By node: its fate, dense in the order of first members; -1 for none.
   std::vector<int32_t> find(int32_t& fates) {
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       const OpFacts& facts = numbering_.facts(i);
-      if (openCount_ > 0) touch(i);
-      if (facts.wait) wait(i);
-      if (facts.collective) start(i);
+      // One that waits itself leaves nothing open.
+      if (facts.collective && !facts.blocking) join(i, newFate());
+    }
+    const auto& spans = accesses_.spans();
+    for (const CollectiveSpan& span : spans) {
+      for (int64_t wait : span.waits) unite(span.begin, wait);
+    }
+    for (const CollectiveClash& clash : accesses_.clashes()) {
+      unite(spans[clash.span].begin, clash.position);
     }
     return renumber(fates);
   }
 
  private:
-  struct Collective {
-    int32_t fate = -1;                       // its own number, united with others in fateRoot_
-    int32_t openStorages = 0;                // not waited for yet
-    llvm::SmallVector<int32_t, 2> operands;  // storages it reads
-  };
+  int32_t newFate() {
+    fateRoot_.push_back(static_cast<int32_t>(fateRoot_.size()));
+    return fateRoot_.back();
+  }
 
   int32_t root(int32_t fate) {
     while (fateRoot_[fate] != fate) fate = fateRoot_[fate] = fateRoot_[fateRoot_[fate]];
@@ -54,72 +57,12 @@ class FateFinder {
     fateRoot_[std::max(a, b)] = std::min(a, b);
   }
 
-  /// Joins the fates whose buffers node `i` touches while they are open.
-  void touch(int32_t i) {
-    const auto reads = [&](int32_t storage) {
-      if (storage >= 0 && openOn_[storage] >= 0) join(i, collectives_[openOn_[storage]].fate);
-    };
-    for (int32_t value : numbering_.used(i)) reads(numbering_.storageOf(value));
-    numbering_.forEachWritten(i, [&](int32_t storage) {
-      for (int32_t c : operandOf_[storage]) join(i, collectives_[c].fate);
-    });
-  }
-
-  void start(int32_t i) {
-    const int32_t c = static_cast<int32_t>(collectives_.size());
-    collectives_.emplace_back().fate = static_cast<int32_t>(fateRoot_.size());
-    fateRoot_.push_back(collectives_[c].fate);
-    join(i, collectives_[c].fate);
-    const auto opens = [&](int32_t storage) {
-      if (storage < 0 || openOn_[storage] == c) return;
-      if (openOn_[storage] >= 0) close(openOn_[storage], storage);
-      openOn_[storage] = c;
-      waitsLeft_[storage] = 0;
-      ++collectives_[c].openStorages;
-    };
-    numbering_.forEachWritten(i, opens);
-    for (int32_t result : numbering_.results(i)) {
-      const int32_t storage = numbering_.storageOf(result);
-      opens(storage);
-      if (storage >= 0) ++waitsLeft_[storage];
-    }
-    for (int32_t value : numbering_.used(i)) {
-      const int32_t storage = numbering_.storageOf(value);
-      if (storage < 0 || openOn_[storage] == c) continue;
-      if (!llvm::is_contained(operandOf_[storage], c)) {
-        operandOf_[storage].push_back(c);
-        collectives_[c].operands.push_back(storage);
-      }
-    }
-    if (collectives_[c].openStorages > 0) {
-      ++openCount_;
-    } else {
-      endOperands(c);
-    }
-  }
-
-  void wait(int32_t i) {
-    for (int32_t value : numbering_.used(i)) {
-      const int32_t storage = numbering_.storageOf(value);
-      const int32_t c = storage < 0 ? -1 : openOn_[storage];
-      if (c < 0 || waitedOn_[value] == c) continue;
-      waitedOn_[value] = c;
-      if (--waitsLeft_[storage] <= 0) close(c, storage);
-    }
-  }
-
-  void close(int32_t c, int32_t storage) {
-    openOn_[storage] = -1;
-    if (--collectives_[c].openStorages > 0) return;
-    --openCount_;
-    endOperands(c);
-  }
-
-  void endOperands(int32_t c) {
-    for (int32_t storage : collectives_[c].operands) {
-      auto& open = operandOf_[storage];
-      open.erase(std::remove(open.begin(), open.end(), c), open.end());
-    }
+  /// A node whose blocks hold the whole span needs no fate.
+  void unite(int64_t start, int64_t other) {
+    if (start == other) return;
+    const auto at = static_cast<int32_t>(start);
+    if (memberOf_[at] < 0) join(at, newFate());
+    join(static_cast<int32_t>(other), memberOf_[at]);
   }
 
   std::vector<int32_t> renumber(int32_t& fates) {
@@ -135,16 +78,9 @@ class FateFinder {
   }
 
   const Numbering& numbering_;
+  const StorageAccesses& accesses_;
   std::vector<int32_t> memberOf_;  // by node
-  std::vector<int32_t> openOn_;    // by storage: collective that fills it
-  // By storage: results in it that are to be waited for. In-place coalesced forms may have several.
-  std::vector<int32_t> waitsLeft_;
-  std::vector<int32_t> waitedOn_;  // by value: collective that it was last waited for
-  std::vector<llvm::SmallVector<int32_t, 1>>
-      operandOf_;  // by storage: open collectives that read it
-  std::vector<Collective> collectives_;
   std::vector<int32_t> fateRoot_;
-  int32_t openCount_ = 0;
 };
 
 bool hasCollectives(const Entry& entry) {
@@ -173,7 +109,7 @@ Fates decide(const Dependences& dependences) {
   Colouring& colouring = fates.colouring;
   const Numbering& numbering = dependences.numbering();
   colouring.dependences = &dependences;
-  colouring.fate = FateFinder(numbering).find(colouring.fates);
+  colouring.fate = FateFinder(dependences).find(colouring.fates);
   fates.cause.assign(colouring.fates, -1);
   for (int32_t i = 0; i < numbering.size(); ++i) {
     const Node* node = numbering.node(i);

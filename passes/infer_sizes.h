@@ -14,6 +14,7 @@
 //   so that what works on the whole can be captured. A number that is the same in every step becomes
 //   a constant among the arguments, and goes where nothing uses it. One Passed remark
 //   ("sizes-inferred") an entry. The order of nodes stays.
+//   What a backward takes has the type with which its forward saves it.
 // Legal because split_with_sizes throws where its sizes do not add up, before the sum is put to use.
 // Complexity: linear in nodes plus edges; one look at each type where every size is known.
 
@@ -22,7 +23,5 @@
 namespace gravure {
 
 void inferSizes(Program& program, PassContext& context);
-/// No size that follows from others is left open in a type.
-void verifyInferSizes(const Program& program, const PassContext& context);
 
 }  // namespace gravure

@@ -2,8 +2,8 @@
 
 #include "ir/args.h"
 #include "ir/place.h"
+#include "ir/storage_accesses.h"
 #include "passes/fresh_name.h"
-#include "passes/numbering.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
@@ -63,14 +63,14 @@ std::optional<Part> partOf(Node* node) {
 
 class SumFinder {
  public:
-  explicit SumFinder(const Entry& entry) : numbering_(entry) {}
+  explicit SumFinder(const Entry& entry) : numbering_(entry), accesses_(numbering_) {}
 
   /// Sums of all parts of a tensor, in program order.
   std::vector<std::pair<Value*, Sum>> run() {
     std::vector<Value*> order;
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       Node* node = numbering_.node(i);
-      if (auto part = partOf(node); part && numbering_.isNeverWritten(node->input(0))) {
+      if (auto part = partOf(node); part && accesses_.isNeverWritten(node->input(0))) {
         sums_[node->output()] = {{*part}, {}};
       } else if (isPlainAdd(node) && add(node)) {
         order.push_back(node->output());
@@ -101,7 +101,7 @@ class SumFinder {
                        *node->input(0)->type() == *node->input(1)->type() &&
                        *node->input(0)->type() == *node->output()->type();
     const auto usedOnce = [&](Value* value) {
-      return value->uses().size() == 1 && numbering_.isNeverWritten(value);
+      return value->uses().size() == 1 && accesses_.isNeverWritten(value);
     };
     if (!alike || !usedOnce(node->input(0)) || !usedOnce(node->input(1))) return false;
     Sum sum = std::move(a->second);
@@ -128,6 +128,7 @@ class SumFinder {
   }
 
   const Numbering numbering_;
+  const StorageAccesses accesses_;
   llvm::DenseMap<Value*, Sum> sums_;
 };
 
@@ -180,16 +181,6 @@ void joinGradients(Program& program, PassContext& context) {
                               " parts are put together at once");
       join(*entry.graph, value, sum);
     }
-  }
-}
-
-void verifyJoinGradients(const Program& program, const PassContext&) {
-  for (const Entry& entry : program.entries) {
-    if (!hasPlacedGradients(entry)) continue;
-    const auto left = SumFinder(entry).run();
-    TORCH_CHECK(left.empty(), "entry '", entry.name, "': ", left.size(),
-                " sums of placed gradients could be joined and were not, the first at ",
-                left.empty() ? "" : describe(left.front().first->node()));
   }
 }
 

@@ -24,7 +24,5 @@
 namespace gravure {
 
 void joinGradients(Program& program, PassContext& context);
-/// No sum is left that could be joined.
-void verifyJoinGradients(const Program& program, const PassContext& context);
 
 }  // namespace gravure

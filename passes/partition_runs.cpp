@@ -62,15 +62,16 @@ LiveBytes::LiveBytes(const Entry& entry, const Dependences& dependences) {
       bytes_.push_back(*bytes);
     }
   }
-  const auto touch = [&](int32_t value) {
-    const int32_t storage = numbering.storageOf(value);
+  const auto touchStorage = [&](int32_t storage) {
     if (storage >= 0 && sized[storage] >= 0) touched_.push_back(sized[storage]);
   };
+  const auto touch = [&](int32_t value) { touchStorage(numbering.storageOf(value)); };
   begin_.reserve(numbering.size() + 1);
   for (int32_t i = 0; i < numbering.size(); ++i) {
     begin_.push_back(static_cast<int32_t>(touched_.size()));
     for (int32_t value : numbering.used(i)) touch(value);
     for (int32_t result : numbering.results(i)) touch(result);
+    dependences.accesses().forEachReadByWait(i, touchStorage);
   }
   begin_.push_back(static_cast<int32_t>(touched_.size()));
   returned_.resize(bytes_.size());
@@ -104,7 +105,7 @@ int64_t LiveBytes::peak(const std::vector<int32_t>& order) const {
 bool isView(const OpFacts& facts) {
   if (facts.writes || facts.wait || facts.aliasedArgs.empty()) return false;
   return std::all_of(facts.aliasedArgs.begin(), facts.aliasedArgs.end(),
-                     [](uint64_t sources) { return sources != 0; });
+                     [](const ParameterSet& sources) { return sources.any(); });
 }
 
 }  // namespace gravure

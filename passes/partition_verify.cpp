@@ -3,6 +3,7 @@
 
 #include "ir/attributes.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/storage_accesses.h"
 #include "passes/dependences.h"
 #include "passes/partition_plan.h"
 
@@ -171,33 +172,58 @@ class PlanVerifier {
     return classes;
   }
 
+  /// What waits touch, in classes of storages.
+  std::vector<WaitAccess> waits(const llvm::IntEqClasses& classes) const {
+    const bool any = std::any_of(nodes_.begin(), nodes_.end(), [](const Known& known) {
+      return known.facts->collective || !known.node->blocks().empty();
+    });
+    if (!any) return {};
+    const auto storageOf = [&](const Value* value) -> int64_t {
+      return isTensorValue(value) ? classes[static_cast<unsigned>(number(value))] : -1;
+    };
+    SpanFinder finder(storageOf);
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      nested(nodes_[i].node, [&](const Node* node) { finder.next(node, static_cast<int64_t>(i)); });
+    }
+    finder.finish(static_cast<int64_t>(nodes_.size()));
+    return std::move(finder.waitAccesses);
+  }
+
   /// In program order: a write stands after all that came before it, a read after all writes before it.
+  /// A wait reads and writes what its collective does.
   std::string checkMemory() {
     struct Last {
       int32_t touch = -1, write = -1;  // latest place so far
     };
     const llvm::IntEqClasses classes = storages();
+    const std::vector<WaitAccess> waitAccesses = waits(classes);
+    auto wait = waitAccesses.begin();
     std::vector<Last> last(classes.getNumClasses());
-    for (const Known& known : nodes_) {
-      const Node* top = known.node;
-      const int32_t at = known.at;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      const Node* top = nodes_[i].node;
+      const int32_t at = nodes_[i].at;
       std::string clash;
-      const auto each = [&](const Value* value, bool writes) {
-        if (!isTensorValue(value)) return;
-        Last& storage = last[classes[static_cast<unsigned>(number(value))]];
-        if (at < (writes ? storage.touch : storage.write)) {
-          clash = describe(top) + (writes ? " writes %" : " reads %") + value->debugName() +
+      const auto touch = [&](int64_t storage, bool writes, const std::string& what) {
+        Last& known = last[storage];
+        if (at < (writes ? known.touch : known.write)) {
+          clash = describe(top) + (writes ? " writes " : " reads ") + what +
                   " and stands before a node that must come first";
         }
-        storage.touch = std::max(storage.touch, at);
-        if (writes) storage.write = std::max(storage.write, at);
+        known.touch = std::max(known.touch, at);
+        if (writes) known.write = std::max(known.write, at);
+      };
+      const auto each = [&](const Value* value, bool writes) {
+        if (!isTensorValue(value)) return;
+        touch(classes[static_cast<unsigned>(number(value))], writes, "%" + value->debugName());
       };
       nested(top, [&](const Node* node) {
         for (const Value* input : node->inputs()) each(input, false);
-        const OpFacts& facts = node == top ? *known.facts : factsOf(node);
+        const OpFacts& facts = node == top ? *nodes_[i].facts : factsOf(node);
         if (!facts.writes) return;
         for (const Value* written : writtenInputs(node)) each(written, true);
       });
+      for (; wait != waitAccesses.end() && wait->position == static_cast<int64_t>(i); ++wait)
+        touch(wait->storage, wait->writes, "what its collective works on");
       if (!clash.empty()) return clash;
     }
     return "";

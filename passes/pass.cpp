@@ -13,10 +13,14 @@
 #include "passes/partition_graph.h"
 #include "passes/place_products.h"
 #include "passes/plan_memory.h"
+#include "passes/sharing.h"
 #include "passes/tag_static_inputs.h"
 
 #include <c10/util/Exception.h>
 #include <llvm/ADT/StringRef.h>
+
+#include <optional>
+#include <utility>
 
 namespace gravure {
 namespace {
@@ -34,21 +38,28 @@ const Pass& nearestPass(llvm::StringRef name) {
   return *nearest;
 }
 
+/// `sharing` is what held before the pass, and is what holds now afterwards.
+void checkSharing(const Pass& pass, const Program& program, Sharing& sharing) {
+  Sharing now(program);
+  const std::string broken = now.breaksRule(sharing);
+  TORCH_INTERNAL_ASSERT(broken.empty(), pass.name, ": ", broken);
+  sharing = std::move(now);
+}
+
 }  // namespace
 
 const std::vector<Pass>& allPasses() {
   static const std::vector<Pass> passes{
       {"accumulate-gradients", "on request, add gradients to the caller's buffers",
        accumulateGradients, verifyAccumulateGradients},
-      {"infer-sizes", "close sizes that follow from others", inferSizes, verifyInferSizes, true},
+      {"infer-sizes", "close sizes that follow from others", inferSizes, nullptr, true},
       {"join-gradients", "put the gradients of a tensor's parts together at once", joinGradients,
-       verifyJoinGradients, true},
+       nullptr, true},
       {"batch-pointwise", "work on a whole at once where it was worked on in pieces",
-       batchPointwise, verifyBatchPointwise, true},
-      {"place-products", "write products where a cat would put them", placeProducts,
-       verifyPlaceProducts, true},
+       batchPointwise, nullptr, true},
+      {"place-products", "write products where a cat would put them", placeProducts, nullptr, true},
       {"await-host-copies", "wait for copies to the CPU that the program itself uses",
-       awaitHostCopies, verifyAwaitHostCopies},
+       awaitHostCopies},
       {"classify-capturability", "say which nodes must run outside a graph, and why",
        classifyCapturability, verifyClassifyCapturability},
       {"group-collectives",
@@ -98,9 +109,14 @@ void runPasses(Program& program, PassContext& context, const std::vector<std::st
     for (const Pass& pass : allPasses()) passes.push_back(&pass);
   }
   context.verify = options.verifyEach;
+  std::optional<Sharing> sharing;
+  if (options.verifyEach) sharing.emplace(program);
   for (const Pass* pass : passes) {
     pass->run(program, context);
-    if (options.verifyEach) pass->verify(program, context);
+    if (options.verifyEach) {
+      if (pass->verify) pass->verify(program, context);
+      checkSharing(*pass, program, *sharing);
+    }
     if (options.afterPass) options.afterPass(*pass, program);
   }
 }

@@ -29,6 +29,10 @@ struct PassOptions {
   /// plan-memory: alignment of buffers in bytes (512 is the caching allocator's; the host device
   /// needs 64).
   int64_t alignment = 512;
+  /// batch-pointwise and place-products: the rows of a piece take a multiple of so many bytes, so that
+  /// pieces lie at such multiples in their whole. pieceAlignmentOfBlas() says what the products here
+  /// need; the default does for all.
+  int64_t pieceAlignment = 256;
   /// accumulate-gradients: gradients are added to buffers that the caller gives, and not returned.
   bool accumulateGradients = false;
 };
@@ -40,13 +44,14 @@ struct PassContext {
   bool verify = true;
 };
 
-/// One pass. `run` rewrites or annotates the program in place; `verify` throws c10::Error if what
-/// `run` promises does not hold.
+/// One pass. `run` rewrites or annotates the program in place, by what stands in the program and the
+/// options alone; `verify`, if there is one, throws c10::Error where the program breaks the definition
+/// of what `run` writes. Asking what `run` would still find is no proof of it, and not done.
 struct Pass {
   const char* name;     // stem: flag, file, function, golden folder, docs page
   const char* summary;  // one line, for --list-passes
   void (*run)(Program&, PassContext&);
-  void (*verify)(const Program&, const PassContext&);
+  void (*verify)(const Program&, const PassContext&) = nullptr;
   bool changesCalls = false;  // other calls are made, whose results have the same bits
 };
 
@@ -59,7 +64,9 @@ std::vector<std::string> passesThatKeepCalls();
 const Pass* findPass(std::string_view name);
 
 struct PipelineOptions {
-  bool verifyEach = true;  // the verifier after each pass, and the passes' own checks
+  /// After each pass its own verifier, and that the inputs and results share no memory that they did
+  /// not share before (passes/sharing.h); and the checks that passes make on the way.
+  bool verifyEach = true;
   /// Called after each pass.
   std::function<void(const Pass&, const Program&)> afterPass;
 };

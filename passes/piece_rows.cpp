@@ -4,7 +4,7 @@
 
 namespace gravure {
 
-int64_t pieceAlignment() {
+int64_t pieceAlignmentOfBlas() {
   return at::globalContext().blasPreferredBackend() == at::BlasBackend::Cublaslt ? 256 : 64;
 }
 

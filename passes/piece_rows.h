@@ -9,10 +9,11 @@
 
 namespace gravure {
 
-/// Rows of a piece take a multiple of so many bytes, so pieces lie at such multiples in their whole: 64,
-/// or 256 where products are cuBLASLt's (torch.backends.cuda.preferred_blas_library), up to which
-/// PyTorch has it choose an algorithm by alignment (_getAlignment of ATen/cuda/CUDABlas.cpp).
-int64_t pieceAlignment();
+/// PassOptions::pieceAlignment for this process as it is set now: 64 bytes, or 256 where products are
+/// cuBLASLt's (torch.backends.cuda.preferred_blas_library), up to which PyTorch has it choose an
+/// algorithm by alignment (_getAlignment of ATen/cuda/CUDABlas.cpp). For who fills the options: a pass
+/// reads them alone.
+int64_t pieceAlignmentOfBlas();
 
 /// nullptr for what is no tensor.
 const c10::TensorType* tensorTypeOf(const Value* value);

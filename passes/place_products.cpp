@@ -2,9 +2,10 @@
 
 #include "ir/args.h"
 #include "ir/place.h"
+#include "ir/storage_accesses.h"
 #include "passes/fresh_name.h"
-#include "passes/numbering.h"
 #include "passes/piece_rows.h"
+#include "passes/sharing.h"
 #include "passes/size_terms.h"
 
 #include <llvm/ADT/DenseSet.h>
@@ -31,8 +32,9 @@ struct Placement {
 
 class PlacementFinder {
  public:
-  PlacementFinder(const Entry& entry, SizeTerms& terms)
-      : numbering_(entry), terms_(terms), numbers_(terms.numbersByUnknown(*entry.graph)),
+  PlacementFinder(const Entry& entry, SizeTerms& terms, Sharing& sharing, int64_t alignment)
+      : numbering_(entry), accesses_(numbering_), terms_(terms), sharing_(sharing),
+        alignment_(alignment), numbers_(terms.numbersByUnknown(*entry.graph)),
         results_(resultStorages(entry, numbering_)) {}
 
   /// In program order; no product is in two of them.
@@ -42,7 +44,11 @@ class PlacementFinder {
       Node* node = numbering_.node(i);
       auto placement = node->kind() == kCat ? placementOf(node) : std::nullopt;
       if (!placement) continue;
-      for (const Value* piece : node->inputs()) placed_.insert(piece);
+      std::vector<const Value*> joined(node->inputs().begin(), node->inputs().end());
+      joined.push_back(node->output());
+      if (!sharing_.mayJoin(joined)) continue;
+      sharing_.join(joined);
+      placed_.insert(joined.begin(), joined.end());
       found.push_back(std::move(*placement));
     }
     return found;
@@ -52,8 +58,8 @@ class PlacementFinder {
   std::optional<Placement> placementOf(Node* cat) {
     const Value* whole = cat->output();
     const auto row = rowOf(whole);
-    if (!row || row->back() % pieceAlignment() != 0) return std::nullopt;
-    if (!tensorTypeOf(whole)->sizes()[0] || !numbering_.isNeverWritten(whole)) return std::nullopt;
+    if (!row || row->back() % alignment_ != 0) return std::nullopt;
+    if (!tensorTypeOf(whole)->sizes()[0] || !accesses_.isNeverWritten(whole)) return std::nullopt;
     Placement placement{cat, nullptr, {}};
     int32_t first = numbering_.size();
     llvm::DenseSet<const Value*> pieces;
@@ -75,7 +81,7 @@ class PlacementFinder {
   bool isProduct(const Value* piece, const Value* whole) const {
     const Node* node = piece->node();
     return node->kind() == kMm && overloadOf(node).empty() && sameRow(piece, whole) &&
-           numbering_.isNeverWritten(piece) && !results_.contains(numbering_.storageOf(piece)) &&
+           accesses_.isNeverWritten(piece) && !results_.contains(numbering_.storageOf(piece)) &&
            !placed_.contains(piece);
   }
 
@@ -90,7 +96,10 @@ class PlacementFinder {
   }
 
   const Numbering numbering_;
+  const StorageAccesses accesses_;
   SizeTerms& terms_;
+  Sharing& sharing_;
+  const int64_t alignment_;
   const llvm::DenseMap<int32_t, Value*> numbers_;  // by unknown
   const llvm::DenseSet<int32_t> results_;          // storages
   llvm::DenseSet<const Value*> placed_;
@@ -178,42 +187,29 @@ bool joinsProducts(const Node* node) {
          });
 }
 
-/// Calls `visit(entry, placements)` for entries that have some, in order.
-template <typename Entries, typename Visit>
-void visitPlacements(Entries& entries, Visit&& visit) {
-  const auto mayPlace = [](const Entry& entry) {
-    return llvm::any_of(std::as_const(*entry.graph).nodes(), joinsProducts);
-  };
-  if (llvm::none_of(entries, mayPlace)) return;
-  SizeTerms terms;
-  for (auto& entry : entries) {
-    terms.learnAll(entry);
-    std::vector<Placement> found;
-    if (mayPlace(entry)) found = PlacementFinder(entry, terms).run();
-    terms.leave(entry);
-    if (!found.empty()) visit(entry, found);
-  }
+bool mayPlace(const Entry& entry) {
+  return llvm::any_of(std::as_const(*entry.graph).nodes(), joinsProducts);
 }
 
 }  // namespace
 
 void placeProducts(Program& program, PassContext& context) {
-  visitPlacements(program.entries, [&](Entry& entry, const std::vector<Placement>& found) {
+  if (llvm::none_of(program.entries, mayPlace)) return;
+  SizeTerms terms;
+  Sharing sharing(program);
+  for (Entry& entry : program.entries) {
+    terms.learnAll(entry);
+    std::vector<Placement> found;
+    if (mayPlace(entry))
+      found = PlacementFinder(entry, terms, sharing, context.options.pieceAlignment).run();
+    terms.leave(entry);
     for (const Placement& placement : found) {
       context.remarks.add(RemarkKind::Passed, kPass, "products-placed", placement.cat,
                           std::to_string(placement.rows.size()) +
                               " products are written where they were put together");
       PlacementWriter(*entry.graph, placement).run();
     }
-  });
-}
-
-void verifyPlaceProducts(const Program& program, const PassContext&) {
-  visitPlacements(program.entries, [](const Entry& entry, const std::vector<Placement>& found) {
-    TORCH_CHECK(false, "entry '", entry.name, "': ", found.size(),
-                " cats of products are left that could be written in place, the first at ",
-                describe(found.front().cat));
-  });
+  }
 }
 
 }  // namespace gravure

@@ -16,11 +16,12 @@
 //   One Passed remark ("products-placed") a cat.
 // What it is for: products of unknown size run on the host, each with an allocation of its own; the
 //   cat is one more call, and copies all that they wrote.
-// Legal where a product has the same bits wherever its result lies, at multiples of pieceAlignment()
-//   bytes: cuBLAS chooses the same algorithms at multiples of 16 (tests/cuda/alignment.py). Products
+// Legal where a product has the same bits wherever its result lies, at multiples of
+//   PassOptions::pieceAlignment bytes: cuBLAS chooses the same algorithms at multiples of 16 (tests/cuda/alignment.py). Products
 //   other than aten::mm stay: those of aten::addmm are cuBLASLt's.
 // Refuses: pieces that the caller gets, by a view too, that are written to, or whose number of rows is
-//   not there before the first product; cats of unknown size, or that are written to.
+//   not there before the first product; cats of unknown size, or that are written to; what must not lie
+//   in one memory (passes/sharing.h), as a whole that the caller gets and pieces that a backward needs.
 // Order: the whole and its places stand before the first product, all else keeps its order.
 // Complexity: linear in nodes plus edges.
 
@@ -29,7 +30,5 @@
 namespace gravure {
 
 void placeProducts(Program& program, PassContext& context);
-/// No cat is left whose operands could be written in their places.
-void verifyPlaceProducts(const Program& program, const PassContext& context);
 
 }  // namespace gravure

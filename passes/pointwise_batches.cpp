@@ -47,18 +47,18 @@ bool isPointwiseAnywhere(const Node* node, const OpFacts& facts, c10::Device dev
   if (!facts.handle) return false;
   if (!facts.handle->hasTag(at::Tag::pointwise) && !isCast(node)) return false;
   if (node->outputs().size() != 1 || !node->blocks().empty()) return false;
-  const bool plain = !facts.random && !facts.writes && !facts.reason && !facts.effects &&
-                     !facts.maybeAliases &&
-                     llvm::all_of(facts.aliasedArgs, [](uint64_t args) { return args == 0; });
+  const bool plain =
+      !facts.random && !facts.writes && !facts.reason && !facts.effects && !facts.maybeAliases;
   return plain && (device.is_cuda() || roundsOnce(node));
 }
 
 class BatchFinder {
  public:
   BatchFinder(const Entry& entry, const Dependences& dependences, SizeTerms& terms,
-              c10::Device device, PointwiseBatches& plan)
+              Sharing& sharing, int64_t alignment, c10::Device device, PointwiseBatches& plan)
       : entry_(entry), dependences_(dependences), numbering_(dependences.numbering()),
-        terms_(terms), device_(device), plan_(plan), results_(resultStorages(entry, numbering_)) {}
+        accesses_(dependences.accesses()), terms_(terms), sharing_(sharing), alignment_(alignment),
+        device_(device), plan_(plan), results_(resultStorages(entry, numbering_)) {}
 
   void run() {
     findLevels();
@@ -95,9 +95,8 @@ class BatchFinder {
     }
     const Value* output = node->output();
     const auto row = rowOf(output);
-    if (!row || row->back() % pieceAlignment() != 0 || tensorTypeOf(output)->sizes()[0])
-      return false;
-    if (!numbering_.isNeverWritten(output)) return false;
+    if (!row || row->back() % alignment_ != 0 || tensorTypeOf(output)->sizes()[0]) return false;
+    if (!accesses_.isNeverWritten(output)) return false;
     if (results_.contains(numbering_.storageOf(output))) return false;
     return llvm::any_of(node->inputs(), [&](const Value* in) { return isPiece(in, output); });
   }
@@ -106,7 +105,7 @@ class BatchFinder {
   bool isPiece(const Value* in, const Value* output) {
     const auto* type = tensorTypeOf(in);
     if (!type || type->dim() != tensorTypeOf(output)->dim() || !rowOf(in)) return false;
-    return numbering_.isNeverWritten(in) &&
+    return accesses_.isNeverWritten(in) &&
            terms_.areEqual((*terms_.sizesOf(in))[0], (*terms_.sizesOf(output))[0]);
   }
 
@@ -146,14 +145,14 @@ class BatchFinder {
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       const Node* node = numbering_.node(i);
       if (node->kind() == split && isFirst(node, 2) && rowOf(node->input(0)) &&
-          numbering_.isNeverWritten(node->input(0))) {
+          accesses_.isNeverWritten(node->input(0))) {
         addWhole({{node->outputs().begin(), node->outputs().end()},
                   Whole::Origin::Value,
                   node->input(0)});
       } else if (node->kind() == cat && isFirst(node, 1) && rowOf(node->output()) &&
-                 numbering_.isNeverWritten(node->output()) &&
+                 accesses_.isNeverWritten(node->output()) &&
                  llvm::all_of(node->inputs(),
-                              [&](const Value* in) { return numbering_.isNeverWritten(in); })) {
+                              [&](const Value* in) { return accesses_.isNeverWritten(in); })) {
         addWhole(
             {{node->inputs().begin(), node->inputs().end()}, Whole::Origin::Value, node->output()});
       }
@@ -214,11 +213,13 @@ class BatchFinder {
     if (!rows || *rows < 1) return;
     batch.rows = *rows;
     if (!paysOff(batch)) return;
+    std::vector<const Value*> results;
+    for (int32_t i : batch.members) results.push_back(numbering_.node(i)->output());
+    if (!sharing_.mayJoin(results)) return;
+    sharing_.join(results);
     for (size_t k = 0; k < firstOf(batch)->inputs().size(); ++k) {
       batch.operands.push_back(isPieceOf(batch, k) ? wholeFor(batch, k) : -1);
     }
-    std::vector<const Value*> results;
-    for (int32_t i : batch.members) results.push_back(numbering_.node(i)->output());
     wholeOf_.erase(results);  // a cat of them, which comes later and goes
     batch.result = addWhole({std::move(results), Whole::Origin::Batch, nullptr});
     plan_.batches.push_back(std::move(batch));
@@ -268,14 +269,21 @@ class BatchFinder {
       return;
     }
     const bool returned = llvm::is_contained(entry_.graph->outputs(), node->output());
-    if (numbering_.isNeverWritten(node->output()) && !returned)
-      plan_.undone.emplace_back(i, found->second);
+    if (!accesses_.isNeverWritten(node->output()) || returned) return;
+    std::vector<const Value*> joined = plan_.wholes[found->second].pieces;
+    joined.push_back(node->output());
+    if (!sharing_.mayJoin(joined)) return;
+    sharing_.join(joined);
+    plan_.undone.emplace_back(i, found->second);
   }
 
   const Entry& entry_;
   const Dependences& dependences_;
   const Numbering& numbering_;
+  const StorageAccesses& accesses_;
   SizeTerms& terms_;
+  Sharing& sharing_;
+  const int64_t alignment_;
   const c10::Device device_;
   PointwiseBatches& plan_;
   const llvm::DenseSet<int32_t> results_;      // storages
@@ -286,9 +294,10 @@ class BatchFinder {
 }  // namespace
 
 PointwiseBatches PointwiseBatches::find(const Entry& entry, const Dependences& dependences,
-                                        SizeTerms& terms, c10::Device device) {
+                                        SizeTerms& terms, Sharing& sharing, int64_t alignment,
+                                        c10::Device device) {
   PointwiseBatches plan;
-  BatchFinder(entry, dependences, terms, device, plan).run();
+  BatchFinder(entry, dependences, terms, sharing, alignment, device, plan).run();
   return plan;
 }
 

@@ -2,6 +2,7 @@
 // Which pointwise nodes work on the pieces of one whole: the plan that batch-pointwise carries out.
 
 #include "passes/dependences.h"
+#include "passes/sharing.h"
 #include "passes/size_terms.h"
 
 #include <map>
@@ -39,9 +40,10 @@ struct PointwiseBatches {
   std::vector<std::pair<int32_t, int32_t>> undone;
   std::vector<int32_t> levels;  // by node
 
-  /// `terms` has learnt the entry. `device`: the program's.
+  /// `terms` has learnt the entry. `sharing` is the program's, and learns what comes to lie in one
+  /// memory. `alignment`: PassOptions::pieceAlignment. `device`: the program's.
   static PointwiseBatches find(const Entry& entry, const Dependences& dependences, SizeTerms& terms,
-                               c10::Device device);
+                               Sharing& sharing, int64_t alignment, c10::Device device);
 };
 
 }  // namespace gravure

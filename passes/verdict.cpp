@@ -187,12 +187,58 @@ bool isRepeatInterleaveWithoutSize(const Node* node, const c10::FunctionSchema& 
   return list.args[*at].is<AbsentArg>() || list.args[*at].is<NoneArg>();
 }
 
+/// The constant that fills the parameter called `name`, its default if nothing does; none for a value.
+c10::IValue constantOf(const Node* node, const c10::FunctionSchema& schema, const char* name) {
+  const auto at = schema.argumentIndexWithName(name);
+  if (!at) return {};
+  const ArgList& list = argsOf(node);
+  const auto& parameter = schema.arguments()[*at];
+  const bool given = *at < static_cast<int>(list.args.size()) && !list.args[*at].is<AbsentArg>();
+  if (!given) return parameter.default_value().value_or(c10::IValue());
+  const Arg& arg = list.args[*at];
+  if (arg.is<bool>()) return arg.as<bool>();
+  if (arg.is<int64_t>()) return arg.as<int64_t>();
+  if (arg.is<double>()) return arg.as<double>();
+  return {};
+}
+
+/// Why the node waits for the device with these arguments, though its operator need not; "" if it
+/// does not.
+std::string readsOnHost(const Node* node, const c10::FunctionSchema* schema,
+                        const ValueFacts& values) {
+  if (!schema) return "";
+  const std::string& name = schema->name();
+  // A fill with a tensor is a fill with its number (masked_fill__cuda, index_fill_).
+  const bool fills = name == "aten::masked_fill" || name == "aten::masked_fill_" ||
+                     name == "aten::index_fill" || name == "aten::index_fill_";
+  std::string reason;
+  const auto at = fills ? schema->argumentIndexWithName("value") : std::nullopt;
+  if (at) {
+    forEachTensorOf(node, *at, [&](const Value* value) {
+      if (isTensorValue(value) && !ValueFacts::has(values.hostConstant, value))
+        reason = "reads " + valueName(value) + ", the value to fill with, on the host";
+    });
+  }
+  // Without a range, or with an empty one, the range is that of the data.
+  if (name == "aten::histc") {
+    const c10::IValue min = constantOf(node, *schema, "min"),
+                      max = constantOf(node, *schema, "max");
+    const bool given =
+        min.isScalar() && max.isScalar() && min.toScalar().toDouble() != max.toScalar().toDouble();
+    if (!given) reason = "reads its range from the data, on the host";
+  }
+  const c10::IValue checks = constantOf(node, *schema, "check_errors");
+  if (checks.isBool() && checks.toBool()) reason = "checks on the host whether it succeeded";
+  return reason;
+}
+
 /// True if the node reads a tensor's data to decide the shape of its result: an index by a mask (Bool
 /// or Byte), or a repeat_interleave whose output_size is not given. A mask in index_put that fills with
 /// one CPU number does not: PyTorch turns it into masked_fill.
 bool hasDataDependentOperands(const Node* node, const c10::FunctionSchema* schema) {
   if (!schema) return false;
   const std::string& name = schema->name();
+  if (name == "aten::one_hot") return constantOf(node, *schema, "num_classes") == c10::IValue(-1);
   const bool put = isIndexPut(name);
   if (!put && name != "aten::index" && name != "aten::_unsafe_index") {
     return isRepeatInterleaveWithoutSize(node, *schema);
@@ -245,6 +291,9 @@ std::optional<Verdict> verdictOf(const Node* node, c10::Device device, const Val
   if (hasDataDependentOperands(node, facts.schema)) {
     return Verdict{HostReason::DataDependentShape,
                    "counts the set elements of a mask, or the repeats, on the host"};
+  }
+  if (auto why = readsOnHost(node, facts.schema, values); !why.empty()) {
+    return Verdict{HostReason::HostSync, std::move(why)};
   }
   const Value* number = runtimeNumberOf(node, values);
   if (number && facts.collective) {

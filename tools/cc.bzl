@@ -49,8 +49,8 @@ def _layer(file):
             return layer
     return "all"
 
-def gravure_tests(deps = [], data = [], **kwargs):
-    """One Catch2 test target for each .cpp file here and below."""
+def gravure_tests(deps = [], data = [], deps_of = {}, **kwargs):
+    """One Catch2 test target for each .cpp file here and below; deps_of: what one of them needs more."""
     headers = native.glob(["**/*.h"], allow_empty = True)
     for file in native.glob(["**/*.cpp"], allow_empty = True):
         layer = _layer(file)
@@ -63,6 +63,7 @@ def gravure_tests(deps = [], data = [], **kwargs):
             # A test case without an assertion cannot fail, so it fails.
             args = ["-w", "NoAssertions"],
             data = data,
-            deps = ["//tests:catch_main"] + _LAYERS[layer] + deps,
+            deps = ["//tests:catch_main"] + _LAYERS[layer] + deps +
+                   deps_of.get(file[:-len(".cpp")], []),
             **kwargs
         )

@@ -127,10 +127,12 @@ inline Program randomProgram(std::mt19937& rng, const RandomShape& shape) {
     } else if (shape.random && chance(0.15)) {
       fresh(b.add("aten::bernoulli", "p", {in(0), 0.5}, {pick(tensors)}, {tensor}));
     } else if (shape.collectives && chance(0.1)) {
-      Value* started =
-          b.add("_c10d_functional::all_reduce", "", {in(0), std::string("sum"), std::string("0")},
-                {pick(tensors)}, {tensor})
-              ->output(0);
+      const bool writes = shape.mutation && !writable.empty() && chance(0.3);
+      const char* reduce =
+          writes ? "_c10d_functional::all_reduce_" : "_c10d_functional::all_reduce";
+      Value* started = b.add(reduce, "", {in(0), std::string("sum"), std::string("0")},
+                             {pick(writes ? writable : tensors)}, {tensor})
+                           ->output(0);
       const uint64_t kind = rng() % 8;
       if (kind == 0) {  // a member is a host node
         readNumber(started);
@@ -159,8 +161,10 @@ inline Program randomProgram(std::mt19937& rng, const RandomShape& shape) {
 }
 
 /// Runs an entry on symbols: the data of a storage is the term of what was last written to it, a
-/// generator, the collectives and the effects are terms that each user extends. Two orders of one
-/// program give the same terms exactly if each node sees the same data in both.
+/// generator, the collectives and the effects are terms that each user extends. A collective reads its
+/// operand and writes its result twice, when it is started and at its wait: what happens to either in
+/// between shows. Two orders of one program give the same terms exactly if each node sees the same data
+/// in both.
 class SymbolicRun {
  public:
   explicit SymbolicRun(const Entry& entry) : entry_(entry) {
@@ -222,6 +226,7 @@ class SymbolicRun {
     if (facts.collective) term = extend("collective", term);
     if (facts.effects) term = extend("effect", term);
     for (const Value* written : writtenInputs(node)) data_[cell_.at(written)] = term;
+    if (facts.wait) finish(cell_.at(node->input(0)));
     for (size_t o = 0; o < node->outputs().size(); ++o) {
       const auto sources = aliasedInputs(node, o);
       if (sources.empty()) {
@@ -229,6 +234,15 @@ class SymbolicRun {
       } else {
         cell_[node->output(o)] = cell_.at(sources.front());
       }
+    }
+    if (facts.collective) started_.push_back({cell_.at(node->input(0)), cell_.at(node->output(0))});
+  }
+  /// Ends the collectives that write `result`, in the order of their starts.
+  void finish(size_t result) {
+    for (Started& each : started_) {
+      if (each.over || each.result != result) continue;
+      data_[result] = mix(data_[result], data_[each.operand]);
+      each.over = true;
     }
   }
   uint64_t elementTerm(const Value* tensor, size_t element) const {
@@ -243,11 +257,17 @@ class SymbolicRun {
     return chains_[chain] = mix(chains_[chain], term);
   }
 
+  struct Started {
+    size_t operand, result;  // cells
+    bool over = false;
+  };
+
   const Entry& entry_;
   std::unordered_map<const Value*, size_t> cell_;
   std::unordered_map<const Value*, size_t> element_;  // of values that are one element of a tensor
   std::vector<uint64_t> data_;
   std::map<std::string, uint64_t> chains_;
+  std::vector<Started> started_;
 };
 
 }  // namespace gravure::test

@@ -60,6 +60,20 @@ TEST_CASE("classify: a raw process-group operator blocks the host") {
   CHECK(hostReasonOf(nodeAt(program, 0)) == HostReason::BlockingCollective);
 }
 
+TEST_CASE("classify: an operator that reads its operands on the host only for some of them") {
+  const std::string head = "graph step(%x : T {user_input \"x\"}, %v : S {user_input \"v\"}, "
+                           "%c : S {constant \"c\"}, %m : B {user_input \"m\"}):\n  %y : ";
+  const auto reason = [&](const std::string& call) {
+    const auto run = classify(head + call + "\n  return (%y {output \"y\"})");
+    return hostReasonOf(nodeAt(run.program, 0));
+  };
+  CHECK(reason("T = aten::masked_fill.Tensor(%x, %m, %v)") == HostReason::HostSync);
+  CHECK(reason("T = aten::masked_fill.Tensor(%x, %m, %c)") == std::nullopt);
+  CHECK(reason("T = aten::masked_fill.Scalar(%x, %m, 1.)") == std::nullopt);
+  CHECK(reason("T = aten::histc(%x, 4)") == HostReason::HostSync);
+  CHECK(reason("T = aten::histc(%x, 4, 0, 4)") == std::nullopt);
+}
+
 TEST_CASE("classify: nothing of a program on the CPU is foreign to it") {
   const auto run = classify("graph step(%x : S {parameter \"x\"}, %y : T {user_input \"y\"}):\n"
                             "  %a : T = aten::mul.Tensor(%y, %x)\n"

@@ -116,6 +116,26 @@ TEST_CASE("dependences: collectives start in order, their waits need not keep it
   CHECK(read.before(3) == Links{0});
 }
 
+TEST_CASE("dependences: what stood behind a wait or in front of a start stays there") {
+  const Read read("graph step(%x : R {buffer \"x\"}, %y : R {user_input \"y\"}):\n"
+                  "  %v : R = aten::alias(%x)\n"                                    // 0
+                  "  %e : R = aten::mul_.Tensor(%x, %y)\n"                          // 1
+                  "  %a : R = _c10d_functional::all_reduce(%x, \"sum\", \"0\")\n"   // 2 reads %x
+                  "  %r : R = aten::relu(%a)\n"                                     // 3 too early
+                  "  %b : R = _c10d_functional::wait_tensor(%a)\n"                  // 4
+                  "  %u : R = aten::add_.Tensor(%v, %y)\n"                          // 5 writes it
+                  "  %s : R = aten::relu(%a)\n"                                     // 6
+                  "  %c : R = _c10d_functional::all_reduce_(%x, \"sum\", \"0\")\n"  // 7 writes it
+                  "  %d : R = _c10d_functional::wait_tensor(%c)\n"                  // 8
+                  "  %t : R = aten::relu(%v)\n"                                     // 9
+                  "  return (%b {output \"b\"}, %t {output \"t\"})");
+  CHECK(read.before(4) == Links{1, 2, 3});
+  CHECK(read.before(5) == Links{0, 1, 2, 4});
+  CHECK(read.before(6) == Links{2, 4});
+  CHECK(read.before(8) == Links{7});
+  CHECK(read.before(9) == Links{0, 8});
+}
+
 TEST_CASE("dependences: effects keep their order") {
   const Read read("graph step(%x : B {user_input \"x\"}, %k : int {symint \"k\"}):\n"
                   "  %p : bool = aten::gt.int(%k, 0)\n"

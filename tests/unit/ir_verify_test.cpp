@@ -63,7 +63,9 @@ TEST_CASE("well-formed calls pass") {
       "%x : Tensor = _c10d_functional::all_reduce(%a, \"sum\", \"0\") "
       "%w : Tensor = _c10d_functional::wait_tensor(%x)",
       "%x : Tensor[] = _c10d_functional::all_reduce_coalesced([%a], \"sum\", \"0\") "
-      "%m : Tensor = aten::__getitem__.t(%x, 0) %w : Tensor = _c10d_functional::wait_tensor(%m)");
+      "%m : Tensor = aten::__getitem__.t(%x, 0) %w : Tensor = _c10d_functional::wait_tensor(%m)",
+      "%x : Tensor = _c10d_functional::all_reduce(%a, \"sum\", \"0\") "
+      "%v : Tensor = aten::alias(%x) %w : Tensor = _c10d_functional::wait_tensor(%v)");
   CHECK(verdict(call) == "");
 }
 
@@ -259,6 +261,11 @@ TEST_CASE("a collective is waited for") {
       verdict("%x : Tensor = _c10d_functional::all_reduce(%a, \"sum\", \"0\")", "%x") ==
       "entry 'step': %x = _c10d_functional::all_reduce: the collective's result %x is never waited "
       "for; add _c10d_functional::wait_tensor");
+  const std::string two = verdict(
+      "%x : Tensor, %y : Tensor = _c10d_functional::all_reduce_coalesced([%a, %b], \"sum\", \"0\") "
+      "%w : Tensor = _c10d_functional::wait_tensor(%x) "
+      "%v : Tensor = _c10d_functional::wait_tensor(%w)");
+  CHECK(two.find("the collective's result %y is never waited for") != std::string::npos);
 }
 
 TEST_CASE("roles describe inputs and outputs one by one") {

@@ -57,9 +57,7 @@ TEST_CASE("merge: two tensors make two copies, entry by entry") {
   CHECK(run.context.remarks.count("host-reads-merged") == 2);
 }
 
-TEST_CASE("merge: the verifier finds reads that were left, and wrong outputs") {
-  Program left = readProgram(reads(2, "4"));
-  CHECK_THROWS_WITH(verifyMergeHostReads(left, {}), Catch::Contains("could be merged"));
+TEST_CASE("merge: the verifier finds wrong outputs") {
   auto run = merge(reads(2, "4"));
   for (Node* node : run.program.entries[0].graph->nodes()) {
     if (node->kind() == cg::readHost) node->eraseOutput(3);

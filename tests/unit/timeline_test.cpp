@@ -239,6 +239,24 @@ TEST_CASE("operands of a coalesced collective live until its last wait") {
   CHECK(lives.range("b") == Range(1, 6));
 }
 
+TEST_CASE("a collective's memory lives until a wait through a list member, or to the end") {
+  const Lives lives(R"(graph(%x : R {user_input "x"}):
+    %a : R = aten::relu(%x)
+    %b : R = aten::relu(%x)
+    %l : Tensor[] = _c10d_functional::all_reduce_coalesced([%a], "sum", "0")
+    %m : R = aten::__getitem__.t(%l, 0)
+    %w : R = _c10d_functional::wait_tensor(%m)
+    %c : R = aten::relu(%w)
+    %z : R = _c10d_functional::all_reduce(%b, "sum", "0")
+    %d : R = aten::relu(%c)
+    %e : R = aten::relu(%d)
+    return (%e {loss}))");
+  CHECK(lives.range("a") == Range(0, 5));
+  CHECK(lives.shared("l", "w"));
+  CHECK(lives.range("b") == Range(1, 9));
+  CHECK(lives.range("z") == Range(6, 9));
+}
+
 TEST_CASE("what a branch reads is read by the whole of it") {
   const Lives lives(R"(graph(%x : T {user_input "x"}, %n : int {symint "n"}):
     %a : T = aten::relu(%x)

@@ -28,13 +28,17 @@ LoadedProgram loadProgram(const std::string& path, bool withInputs) {
     throw FileError(loaded.file, messageOf(error));
   }
   if (!withInputs || path == "-") return loaded;
-  llvm::SmallString<128> inputs(loaded.file);
+  loaded.inputs = inputsBeside(loaded.file);
+  if (folder && !loaded.inputs) loaded.inputs = InputsFile::read(path + "/inputs.pt").entries();
+  return loaded;
+}
+
+std::optional<SavedInputs> inputsBeside(const std::string& file) {
+  llvm::SmallString<128> inputs(file);
   llvm::sys::path::remove_filename(inputs);
   llvm::sys::path::append(inputs, "inputs.pt");
-  if (folder || llvm::sys::fs::exists(inputs)) {
-    loaded.inputs = InputsFile::read(inputs.str().str()).entries();
-  }
-  return loaded;
+  if (!llvm::sys::fs::exists(inputs)) return std::nullopt;
+  return InputsFile::read(inputs.str().str()).entries();
 }
 
 }  // namespace gravure::tool

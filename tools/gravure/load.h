@@ -1,18 +1,12 @@
 #pragma once
 // What a PATH on the command line names: a program text, or a folder as the Python export leaves it.
 
-#include "ir/program.h"
+#include "tools/gravure/drawn_inputs.h"
 
-#include <ATen/core/ivalue.h>
-
-#include <map>
 #include <optional>
 #include <string>
 
 namespace gravure::tool {
-
-/// Values by entry and by the name of the input's role, as inputs.pt holds them.
-using SavedInputs = std::map<std::string, std::map<std::string, c10::IValue>>;
 
 struct LoadedProgram {
   Program program;
@@ -24,5 +18,8 @@ struct LoadedProgram {
 /// folder that holds program.gv and inputs.pt. UsageError if a file is missing or cannot be read;
 /// TextError, FileError and c10::Error (with the file's name) if what it holds is wrong.
 LoadedProgram loadProgram(const std::string& path, bool withInputs);
+
+/// The values of inputs.pt in the folder of `file`; nullopt if there is none.
+std::optional<SavedInputs> inputsBeside(const std::string& file);
 
 }  // namespace gravure::tool

@@ -7,6 +7,7 @@
 #include "tools/gravure/plan.h"
 #include "tools/gravure/run.h"
 
+#include <llvm/ADT/STLExtras.h>
 #include <llvm/Support/raw_ostream.h>
 
 #include <unistd.h>
@@ -32,16 +33,70 @@ std::vector<std::string> namesOf(const Commands& commands) {
   return names;
 }
 
+/// The flags of one subcommand, or of the tool where `own` is nullptr, with a null for --help, -h and
+/// --version. LLVM knows more, which print help, too.
+using Flags = llvm::StringMap<cl::Option*>;
+Flags flagsOf(cl::SubCommand& sub, const cl::OptionCategory* own) {
+  Flags flags{{"help", nullptr}, {"h", nullptr}, {"version", nullptr}};
+  for (const auto& [name, option] : cl::getRegisteredOptions(sub)) {
+    if (own && llvm::is_contained(option->Categories, own)) flags[name] = option;
+  }
+  return flags;
+}
+
+/// Takes LLVM's other ways to print help from the flags of a subcommand, and from what --help lists.
+void keepOneHelp(cl::SubCommand& sub) {
+  for (const char* name :
+       {"help-hidden", "help-list", "help-list-hidden", "print-options", "print-all-options"}) {
+    if (cl::Option* option = cl::getRegisteredOptions(sub).lookup(name)) option->removeArgument();
+  }
+  cl::Option* help = cl::getRegisteredOptions(sub).lookup("help");
+  if (help) help->setDescription("print this");
+}
+
+/// The flag that `word` was most likely meant to be: one that begins so, or the nearest.
+std::string nearestFlag(llvm::StringRef word, const Flags& flags) {
+  std::string best;
+  unsigned least = ~0u;
+  for (llvm::StringRef name : flags.keys()) {
+    const cl::Option* option = flags.lookup(name);
+    if (name == "h" || (option && option->getOptionHiddenFlag() == cl::ReallyHidden)) continue;
+    const unsigned distance = name.starts_with(word) ? 0 : word.edit_distance(name);
+    if (distance < least || (distance == least && name < best)) {
+      best = name.str();
+      least = distance;
+    }
+  }
+  return best;
+}
+
+/// UsageError at the first word that begins with a dash and is no flag in full. LLVM alone would take any
+/// word that begins with h for `-h` and more flags of one letter, and print the help.
+void checkFlags(const Flags& flags, llvm::ArrayRef<const char*> words, const std::string& command) {
+  for (size_t i = 0; i < words.size(); ++i) {
+    const llvm::StringRef word(words[i]);
+    if (word == "--") return;
+    if (!word.starts_with("-") || word == "-") continue;
+    llvm::StringRef name = word.split('=').first;
+    if (!name.consume_front("--")) name.consume_front("-");
+    const auto found = flags.find(name);
+    if (found == flags.end()) {
+      throw UsageError("unknown flag '" + word.str() + "'; did you mean '--" +
+                       nearestFlag(name, flags) + word.substr(word.find('=')).str() +
+                       "'? (gravure" + (command.empty() ? "" : " " + command) +
+                       " --help lists all)");
+    }
+    const cl::Option* option = found->second;
+    const bool takesNext = option && option->getValueExpectedFlag() == cl::ValueRequired;
+    if (takesNext && !word.contains('=')) ++i;
+  }
+}
+
 /// LLVM's words on a wrong command line, in one line of ours.
 std::string oneLine(const std::string& said, const std::string& command) {
   const std::string more =
       " (gravure" + (command.empty() ? "" : " " + command) + " --help lists all)";
-  std::smatch match, near;
-  if (std::regex_search(said, match, std::regex("Unknown command line argument '([^']*)'"))) {
-    const bool found = std::regex_search(said, near, std::regex("Did you mean '([^']*)'"));
-    return "unknown flag '" + match[1].str() + "'" +
-           (found ? "; did you mean '" + near[1].str() + "'?" : "") + more;
-  }
+  std::smatch match;
   if (std::regex_search(said, match, std::regex("Too many positional arguments"))) {
     return command + ": too many arguments" + more;
   }
@@ -112,8 +167,15 @@ void parse(const Commands& commands, int argc, char** argv) {
   for (const auto& command : commands)
     cl::HideUnrelatedOptions(command->category(), command->sub());
   cl::HideUnrelatedOptions(commands.front()->category());
+  keepOneHelp(cl::SubCommand::getTopLevel());
   cl::SetVersionPrinter([](llvm::raw_ostream& os) { os << "gravure, program text version 1\n"; });
-  if (!global) (void)chosen(commands, argc, argv);
+  const llvm::ArrayRef<const char*> words(argv, argc);
+  if (global) {
+    checkFlags(flagsOf(cl::SubCommand::getTopLevel(), nullptr), words.drop_front(), "");
+  } else {
+    Command& command = chosen(commands, argc, argv);
+    checkFlags(flagsOf(command.sub(), &command.category()), words.drop_front(2), argv[1]);
+  }
   std::string said;
   llvm::raw_string_ostream os(said);
   CaughtErrors caught;

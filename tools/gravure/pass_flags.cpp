@@ -1,5 +1,7 @@
 #include "tools/gravure/pass_flags.h"
 
+#include "passes/piece_rows.h"
+
 #include <llvm/Support/Format.h>
 #include <llvm/Support/raw_ostream.h>
 
@@ -53,6 +55,7 @@ PassOptions PassFlags::options() const {
   options.memoryGrowth = memoryGrowth_;
   options.memorySlack = memorySlack_;
   options.alignment = alignment_;
+  options.pieceAlignment = pieceAlignmentOfBlas();
   options.accumulateGradients = accumulateGradients_;
   return options;
 }

@@ -1,4 +1,4 @@
-#include "passes/numbering.h"
+#include "ir/numbering.h"
 
 #include "ir/cudagraph_ops.h"
 

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <unordered_set>
 #include <utility>
 
@@ -24,20 +25,21 @@ ArenaPages::ArenaPages(std::unique_ptr<PageSource> source)
   TORCH_INTERNAL_ASSERT(source_->largePage() % source_->smallPage() == 0);
 }
 
+ArenaPages::~ArenaPages() = default;
+
 std::shared_ptr<Slab> ArenaPages::make(const ArenaShape& shape,
                                        const std::vector<PageHandle>& large) {
   std::shared_ptr<Slab> slab;  // its end takes the lock, should this fail
   std::lock_guard lock(mutex_);
+  buryEnded(/*wait=*/false);
   for (const PageHandle handle : large) keep(sharing_.addPage(source_->largePage()), handle);
   try {
     slab = makeUnfit(shape);
     auto& paged = static_cast<PagedSlab&>(*slab);
     noteWhoLives(paged);
     fit(paged);
-    if (!large.empty()) {
-      paged.lastStream = source_->currentStream();
-      paged.lastStep = ++steps_;
-    }
+    // Work on the pages that were given is ordered before this stream's, and nothing yet before others'.
+    if (!large.empty()) paged.lastStream = source_->currentStream();
   } catch (...) {
     destroyUnused();
     throw;
@@ -164,6 +166,7 @@ void ArenaPages::remap(PagedSlab& slab, const std::vector<PageSharing::Move>& mo
     source_->unmap(slab.base_ + offsets[move.index], wants[move.index].bytes);
   }
   slab.unfit = slab.moved = true;  // unfit, should mapping fail
+  slab.lastStep = 0;               // it knows nothing of who used the pages that come
   std::vector<PageSource::Piece> pieces;
   for (const PageSharing::Move& move : moves) {
     if (move.page == PageSharing::kNoPage) continue;
@@ -192,6 +195,7 @@ bool ArenaPages::hasAllPages(const PagedSlab& slab) const {
 bool ArenaPages::enter(PagedSlab& slab, std::string& why) {
   std::lock_guard lock(mutex_);
   TORCH_INTERNAL_ASSERT(!slab.running, "an arena is used by two steps at once");
+  buryEnded(/*wait=*/false);
   if (slab.patience > 0) {
     why = "there was no memory for it a few steps ago";
     --slab.patience;
@@ -262,35 +266,63 @@ void ArenaPages::follow(PagedSlab& slab) {
   slab.lastStream = stream;
 }
 
-void ArenaPages::drop(PagedSlab& slab) {
+/// It runs in a deleter, on any thread, and may not wait: work may still use the pages. Until that is
+/// done the arena stays as one that holds nothing, so others may have its pages, behind that work.
+void ArenaPages::drop(PagedSlab& slab) noexcept {
   // A forked child cannot use its parent's device, and what it has of the host's is its own copy.
   if (slab.process() != getpid()) return;
-  std::unique_ptr<PagedSlab> last(&slab);
-  std::lock_guard lock(mutex_);
-  std::vector<PageSharing::Move> moves;
-  const auto& pages = sharing_.pagesOf(slab.tenant);
-  for (size_t i = 0; i < pages.size(); ++i) {
-    if (pages[i] != PageSharing::kNoPage) moves.push_back({i, PageSharing::kNoPage});
-  }
+  const std::lock_guard lock(mutex_);
   try {
-    remap(slab, moves);
-  } catch (const std::exception&) {
-    // It runs in a deleter. The process ends, or the device is broken: work may still use the pages.
-    (void)last.release();
-    return;
+    std::vector<c10::Stream> streams = slab.readers;
+    for (const c10::Stream reader : slab.takeOtherReaders()) streams.push_back(reader);
+    if (slab.lastStream) streams.push_back(*slab.lastStream);
+    slab.lastWork = source_->work(streams);
+    ended_.emplace_back(&slab);
+    buryEnded(/*wait=*/false);
+  } catch (const std::exception&) {  // no memory to note that: its pages stay mapped
+  }
+}
+
+/// Takes the pages from ended arenas on which no work is left. True if it did.
+bool ArenaPages::buryEnded(bool wait) {
+  if (ended_.empty()) return false;
+  const auto isOver = [wait](const auto& slab) {
+    return slab->lastWork->isDone() || (wait && slab->lastWork->wait());
+  };
+  const auto over = std::stable_partition(ended_.begin(), ended_.end(), std::not_fn(isOver));
+  if (over == ended_.end()) return false;
+  for (auto each = over; each != ended_.end(); ++each) bury(**each);
+  ended_.erase(over, ended_.end());
+  destroyUnused();
+  return true;
+}
+
+void ArenaPages::bury(PagedSlab& slab) {
+  const auto& pages = sharing_.pagesOf(slab.tenant);
+  const auto& wants = sharing_.wantsOf(slab.tenant);
+  char* at = slab.base_;
+  for (size_t i = 0; i < pages.size(); at += wants[i++].bytes) {
+    if (pages[i] != PageSharing::kNoPage) source_->unmap(at, wants[i].bytes);
   }
   sharing_.remove(slab.tenant);
-  destroyUnused();
   std::erase(slabs_, &slab);
   for (size_t c = 0; c < slab.chunks; ++c) owners_[slab.firstChunk + c].store(nullptr);
   arenas_.fetch_sub(1);
 }
 
+int64_t ArenaPages::releaseEnded() {
+  const std::lock_guard lock(mutex_);
+  const int64_t before = sharing_.bytes();
+  buryEnded(/*wait=*/true);
+  return before - sharing_.bytes();
+}
+
 int64_t ArenaPages::releaseAtRest() {
   std::lock_guard lock(mutex_);
   const int64_t before = sharing_.bytes();
+  buryEnded(/*wait=*/true);
   for (PagedSlab* slab : slabs_) {
-    if (slab->running) continue;
+    if (slab->running || slab->lastWork) continue;
     const ArenaParts held = slab->held();
     std::vector<PageSharing::Move> moves;
     const auto& pages = sharing_.pagesOf(slab->tenant);
@@ -299,7 +331,11 @@ int64_t ArenaPages::releaseAtRest() {
       if (pages[i] != PageSharing::kNoPage && !(wants[i].parts & held))
         moves.push_back({i, PageSharing::kNoPage});
     }
-    remap(*slab, moves);
+    try {
+      remap(*slab, moves);
+    } catch (const c10::Error&) {
+      continue;  // a stream that uses it is being captured: it cannot be waited for
+    }
     slab->patience = 0;
   }
   destroyUnused();

@@ -43,7 +43,7 @@ class PageSource {
     int64_t bytes = 0;
     PageHandle handle = 0;
   };
-  /// Puts pages behind addresses that have none. `pieces` ascend.
+  /// Puts pages behind addresses that have none: all of them, or c10::Error. `pieces` ascend.
   virtual void map(const std::vector<Piece>& pieces) = 0;
   virtual void unmap(char* at, int64_t bytes) = 0;
 
@@ -52,6 +52,19 @@ class PageSource {
   virtual void order(c10::Stream earlier, c10::Stream later) = 0;
   /// Waits for what the streams hold now.
   virtual void finish(const std::vector<c10::Stream>& streams) = 0;
+
+  /// What streams held once. Where work is done when the call that gives it returns, there is none.
+  class Work {
+   public:
+    virtual ~Work() = default;
+    virtual bool isDone() noexcept { return true; }
+    /// False where it cannot be waited for now.
+    virtual bool wait() noexcept { return true; }
+  };
+  /// That of now.
+  virtual std::unique_ptr<Work> work(const std::vector<c10::Stream>& /*streams*/) {
+    return std::make_unique<Work>();
+  }
 };
 
 class PagedSlab;
@@ -59,6 +72,7 @@ class PagedSlab;
 class ArenaPages final : public ArenaMemory {
  public:
   explicit ArenaPages(std::unique_ptr<PageSource> source);
+  ~ArenaPages() override;
 
   /// An arena with pages behind it. c10::Error if there is no memory for it. `large`: pages of that
   /// size which are given to the arenas; what the current stream gets next may use them. Those that
@@ -77,6 +91,8 @@ class ArenaPages final : public ArenaMemory {
 
   /// Unmaps what nobody holds and no step uses. Returns the bytes given back.
   int64_t releaseAtRest();
+  /// The same for arenas that are gone alone; waits for the work on them.
+  int64_t releaseEnded();
   /// Physical bytes, each page once.
   int64_t bytes() const;
   int64_t arenas() const { return arenas_.load(); }
@@ -96,7 +112,9 @@ class ArenaPages final : public ArenaMemory {
   void leave(PagedSlab& slab);
   void follow(PagedSlab& slab);
   bool mayHaveChanged(const PagedSlab& slab) const;
-  void drop(PagedSlab& slab);
+  void drop(PagedSlab& slab) noexcept;
+  bool buryEnded(bool wait);
+  void bury(PagedSlab& slab);
 
   std::shared_ptr<Slab> makeUnfit(const ArenaShape& shape);
   void keep(PageSharing::Page page, PageHandle handle);
@@ -115,7 +133,8 @@ class ArenaPages final : public ArenaMemory {
   PageSharing sharing_;
   std::vector<PageHandle> handles_;  // by page
   std::vector<PagedSlab*> slabs_;
-  std::vector<std::atomic<PagedSlab*>> owners_;  // by chunk of addresses
+  std::vector<std::unique_ptr<PagedSlab>> ended_;  // of them, those that work may still use
+  std::vector<std::atomic<PagedSlab*>> owners_;    // by chunk of addresses
   std::atomic<int64_t> arenas_{0};
   uint64_t steps_ = 0;
 };

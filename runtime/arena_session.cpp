@@ -9,19 +9,32 @@ namespace {
 thread_local ArenaSession* innermost = nullptr;
 }
 
-ArenaSession::ArenaSession(size_t steps, c10::DeviceType type)
-    : outer_(innermost), deviceType_(type), record_(steps) {
+ArenaSession::ArenaSession(size_t steps, c10::Device device)
+    : outer_(innermost), device_(device), record_(steps) {
+  TORCH_INTERNAL_ASSERT(device.is_cpu() || device.has_index(), "a session for any one of the GPUs");
   innermost = this;
 }
 
-ArenaSession::ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::DeviceType type)
-    : outer_(innermost), deviceType_(type), plan_(&plan), slab_(std::move(slab)) {
+ArenaSession::ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::Device device)
+    : outer_(innermost), device_(device), plan_(&plan), slab_(std::move(slab)) {
+  TORCH_INTERNAL_ASSERT(device.is_cpu() || device.has_index(), "a session for any one of the GPUs");
   innermost = this;
 }
 
 ArenaSession::~ArenaSession() { innermost = outer_; }
 
 ArenaSession* ArenaSession::current() { return innermost; }
+
+ArenaSession* ArenaSession::of(c10::Device device) {
+  ArenaSession* session = innermost;
+  while (session != nullptr && session->device_ != device) session = session->outer_;
+  return session;
+}
+
+void ArenaSession::freed(void* address) {
+  ArenaSession* session = innermost;
+  while (session != nullptr && !session->noteFree(address)) session = session->outer_;
+}
 
 void ArenaSession::enterStep(int64_t step) {
   step_ = step;
@@ -49,13 +62,14 @@ void ArenaSession::noteAllocation(void* address, size_t bytes) {
   row.push_back({static_cast<int64_t>(bytes), -1, address});
 }
 
-void ArenaSession::noteFree(void* address) {
-  if (!recording()) return;
+bool ArenaSession::noteFree(void* address) {
+  if (!recording()) return false;
   auto at = live_.find(address);
-  if (at == live_.end()) return;
+  if (at == live_.end()) return false;
   const auto [step, ordinal] = at->second;
   record_[step][ordinal].freedAtStep = step_;
   live_.erase(at);
+  return true;
 }
 
 int32_t ArenaSession::ordinalOf(const void* address) const {

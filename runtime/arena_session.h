@@ -9,7 +9,7 @@
 //            that came to lie in another one's place so is found by anyMisplaced()
 // Steps are the calls of the flattened program (Timeline::steps()).
 
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -42,29 +42,32 @@ using ServePlan = std::vector<std::vector<PlannedAllocation>>;
 
 class ArenaSession {
  public:
-  /// Opens a recording (or serving) session on this thread; closed by the destructor. Sessions nest;
-  /// the innermost one answers. It is for allocations on devices of `type` alone: a CUDA program
-  /// allocates CPU tensors too.
-  explicit ArenaSession(size_t steps, c10::DeviceType type = c10::DeviceType::CPU);
-  ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab,
-               c10::DeviceType type = c10::DeviceType::CPU);
+  /// Opens a recording (or serving) session on this thread; closed by the destructor. It is for
+  /// allocations on `device` alone: a program of cuda:0 allocates on the CPU, too, and perhaps on cuda:1.
+  /// Sessions nest; the innermost one of a device answers.
+  explicit ArenaSession(size_t steps, c10::Device device = c10::kCPU);
+  ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::Device device = c10::kCPU);
   ~ArenaSession();
   ArenaSession(const ArenaSession&) = delete;
   ArenaSession& operator=(const ArenaSession&) = delete;
 
-  /// The session of the calling thread, nullptr if there is none.
+  /// The innermost session of the calling thread, nullptr if there is none.
   static ArenaSession* current();
+  /// The same for allocations on `device`.
+  static ArenaSession* of(c10::Device device);
+  /// The calling thread gives `address` back: tells the session that recorded it, if there is one.
+  static void freed(void* address);
 
   /// Allocations from here on belong to `step`; -1: to none, PyTorch's allocator serves.
   void enterStep(int64_t step);
 
   // For allocators, on the session's thread.
-  c10::DeviceType deviceType() const { return deviceType_; }
   bool recording() const { return plan_ == nullptr; }
   /// Serve: the planned address for an allocation of `bytes`, nullptr to use PyTorch's allocator.
   void* serve(size_t bytes);
   void noteAllocation(void* address, size_t bytes);
-  void noteFree(void* address);
+  /// True if this session recorded the allocation.
+  bool noteFree(void* address);
 
   AllocationRecord takeRecord() { return std::move(record_); }
   /// Record: ordinal of the current step's allocation that is alive at `address`; -1 if there is none.
@@ -77,7 +80,7 @@ class ArenaSession {
 
  private:
   ArenaSession* outer_ = nullptr;
-  const c10::DeviceType deviceType_;
+  const c10::Device device_;
   const ServePlan* plan_ = nullptr;
   std::shared_ptr<Slab> slab_;
   AllocationRecord record_;

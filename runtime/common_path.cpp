@@ -85,6 +85,7 @@ Vote Runtime::Impl::voteOf(const EntryState& entry, Path path, bool asked) {
 
 /// What was captured with groups that are gone is no longer good; what was planned is.
 void Runtime::Impl::useNewGroups() {
+  device_->synchronize();
   for (EntryState& entry : entries_) {
     forgetCaptures(entry);
     entry.ranWithGroups = false;
@@ -100,7 +101,7 @@ void Runtime::Impl::refuseCollectives() {
       Partition& partition = entry.served.partitions[i];
       if (launch.groups.empty() || partition.state() == PartitionState::Quarantined) continue;
       TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", why);
-      partition.quarantine();
+      partition.quarantine(/*forGood=*/true);
       remarks_.add(RemarkKind::Missed, "runtime", "collectives-refused", launch.node,
                    "its collectives are not captured: " + why);
     }

@@ -29,6 +29,13 @@ struct PartialReplay : c10::Error {
   std::exception_ptr cause;
 };
 
+/// What may not be captured, whenever it is tried: the cause lies in the program.
+struct NotCapturable : c10::Error {
+  using c10::Error::Error;
+};
+/// Throws one.
+[[noreturn]] void refuseCapture(const std::string& message);
+
 /// A partition, captured and instantiated. Owned by the runtime; made only by Capture::finish().
 class Executable {
  public:
@@ -46,7 +53,8 @@ class Capture {
   /// Records one operator call; on return `stack` holds its outputs, whose contents mean nothing
   /// until the executable has been replayed. `rng`: what the call draws from, None for the device's
   /// default generator (RngScope in runtime/rng.h binds it). The session's step is the call's.
-  /// Throws c10::Error where the call may not be captured.
+  /// Throws NotCapturable where the call may not be captured, and any other error where this capture
+  /// broke.
   virtual void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) = 0;
   /// Ends the capture. Post: the device is no longer capturing, whether it throws or returns.
   virtual std::unique_ptr<Executable> finish() = 0;
@@ -152,10 +160,16 @@ class Device {
   /// Gives the pool of these steps back, but for what is still in use. Idempotent.
   virtual void dropWarmUp() {}
 
+  /// Whether the caller captures the current stream: what a step does there becomes part of his graph.
+  virtual bool callerCaptures() const { return false; }
+
   virtual std::unique_ptr<Marker> makeMarker() = 0;
 
   /// Waits until all work given to the device is done (for tools and tests, never in a step).
   virtual void synchronize() = 0;
+  /// Waits until the replays of this program, and what was given to their stream behind them, are done.
+  /// Not for the device, which cannot be waited for while anybody captures. Throws nothing.
+  virtual void finishReplays() noexcept {}
 
   /// Fails the `countdown`-th next pass through `point` (1 = the next) with a c10::Error; with
   /// `missing` bytes, as the device does that is out of memory.

@@ -27,6 +27,12 @@ void RemarkOnce::missedAs(const std::string& key, const std::string& name, const
   }
 }
 
+void RemarkOnce::capturedLate(const Node* node, int failures) {
+  remarks_.add(RemarkKind::Analysis, "runtime", "captured-late", node,
+               "captured after " + std::to_string(failures) +
+                   (failures > 1 ? " captures that failed" : " capture that failed"));
+}
+
 Executor::Executor(EntryCode& code, Device& device, RuntimeStats& stats, RemarkOnce& remarks,
                    const RuntimeOptions& options, Communication* communication)
     : code_(code), device_(device), stats_(stats), remarks_(remarks), options_(options),
@@ -101,6 +107,11 @@ void Executor::runCall(Call& call) {
     }
   } catch (c10::Error& error) {
     addPlace(error, call.node);
+    if (call.rng != kNoSlot && frame_[call.rng].isGenerator() && device_.callerCaptures()) {
+      error.add_context("it draws from a random state of the program's own, which the graph that "
+                        "you are capturing was not told of: run the step outside of it, or "
+                        "checkpoint with preserve_rng_state=False");
+    }
     throw;
   }
   if (recorder_) recorder_->after(call, stack_);
@@ -134,6 +145,9 @@ void Executor::runCalls(Launch& launch) {
 void Executor::runPartition(Partition& partition, Launch& launch) {
   session_->enterStep(-1);  // what the runtime itself allocates is not the program's
   const bool together = communication_ && !launch.groups.empty() && communication_->capturing();
+  // Ranks would have to try again together.
+  const bool alone = !communication_ || launch.groups.empty();
+  if (partition.state() == PartitionState::Quarantined && alone) (void)partition.triesAgain();
   if (partition.state() == PartitionState::WarmedUp) {
     if (!captureNow(partition, launch)) return;
   } else if (together) {
@@ -174,6 +188,8 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
   detachOperands(launch);
   returnLoans(launch);
   ranInside_ = true;
+  const bool together = communication_ && !launch.groups.empty() && communication_->capturing();
+  const int failures = partition.failures();
   std::string failure;
   try {
     partition.capture(launch, code_, frame_, stack_, device_, *session_);
@@ -181,11 +197,16 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
     // An operator that Python implements throws what Python raised, which is no c10::Error.
     const auto* ours = dynamic_cast<const c10::Error*>(&error);
     failure = ours ? ours->what_without_backtrace() : error.what();
-    partition.quarantine();
+    if (options_.isInterrupt && options_.isInterrupt(error)) {
+      if (together) (void)communication_->settle(failure);
+      throw;
+    }
+    const bool ofProgram = dynamic_cast<const NotCapturable*>(&error) != nullptr;
+    if (!options_.requireCapture) partition.quarantine(ofProgram || together);
   }
-  const bool together = communication_ && !launch.groups.empty() && communication_->capturing();
   const bool byAll = !together || settle(partition, launch, failure);
   if (failure.empty()) ++stats_.captures;
+  if (failure.empty() && failures > 0) remarks_.capturedLate(launch.node, failures);
   TORCH_CHECK(failure.empty() || !options_.requireCapture, describe(launch.node),
               ": not captured: ", failure, "; ", reasonCure(HostReason::CaptureFailed));
   if (!failure.empty()) remarks_.missed("capture-failed", launch.node, failure);
@@ -200,7 +221,7 @@ bool Executor::settle(Partition& partition, const Launch& launch, const std::str
   const std::string elsewhere = communication_->settle(failure);
   if (elsewhere.empty()) return true;
   if (partition.state() == PartitionState::Captured) {
-    partition.quarantine();
+    partition.quarantine(/*forGood=*/true);
     TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", elsewhere);
     remarks_.missed("captured-elsewhere-not", launch.node,
                     "quarantined, because not all ranks captured it: " + elsewhere);

@@ -26,6 +26,8 @@ class RemarkOnce {
   /// `key` instead of `message` tells whether it was made before: addresses differ from step to step.
   void missedAs(const std::string& key, const std::string& name, const Node* node,
                 const std::string& message);
+  /// No loss, and said each time: so many captures of `node` had failed before.
+  void capturedLate(const Node* node, int failures);
   /// For takeLast() alone.
   void note(std::string message) { last_ = std::move(message); }
   /// Of the last one, made or not; "" after it was taken.

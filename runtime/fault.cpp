@@ -1,3 +1,4 @@
+#include "runtime/call_faults.h"
 #include "runtime/device.h"
 
 #include <c10/util/Exception.h>
@@ -29,6 +30,10 @@ void failForMemory(const std::string& what, int64_t missing) {
   std::abort();
 }
 
+void refuseCapture(const std::string& message) {
+  throw NotCapturable({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
+}
+
 bool withoutVirtualMemory() {
   return c10::utils::check_env("GRAVURE_NO_VIRTUAL_MEMORY").value_or(false);
 }
@@ -39,6 +44,7 @@ void Device::injectFault(FaultPoint point, int64_t countdown, int64_t missing) {
 }
 
 void Device::passFaultPoint(FaultPoint point) {
+  passCall(faultName(point));
   int64_t& left = countdown_[static_cast<size_t>(point)];
   if (left == 0 || --left > 0) return;
   if (const int64_t missing = missing_[static_cast<size_t>(point)]; missing > 0)

@@ -214,9 +214,14 @@ class Flattener {
   /// each step. What `forward` writes and saves is not written again by `backward`.
   void findWrittenInputs() {
     llvm::DenseSet<int64_t> written;
-    for (const Node* node : timeline_.steps()) {
-      if (node->owningGraph() != code_.entry->graph.get()) continue;
+    const auto visit = [&](const auto& visitNested, const Node* node) -> void {
       for (const Value* value : writtenInputs(node)) written.insert(timeline_.storageOf(value));
+      for (const Block* block : node->blocks()) {  // a branch is one step with all that it does
+        for (const Node* inner : block->nodes()) visitNested(visitNested, inner);
+      }
+    };
+    for (const Node* node : timeline_.steps()) {
+      if (node->owningGraph() == code_.entry->graph.get()) visit(visit, node);
     }
     const auto inputs = code_.entry->graph->inputs();
     for (size_t i = 0; i < inputs.size(); ++i) {

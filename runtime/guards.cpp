@@ -157,6 +157,7 @@ OperandGuard::OperandGuard(const c10::IValue& captured, bool keep) {
   if (keep) {
     kept_ = tensor.storage();
   } else {
+    sameAlive_ = tensor.getIntrusivePtr();
     same_ = tensor.unsafeGetTensorImpl();
   }
 }
@@ -185,6 +186,13 @@ bool OperandGuard::sameLayout(const at::Tensor& tensor) const {
 bool OperandGuard::differsInAddressAlone(const c10::IValue& value) const {
   return tensor_ && value.isTensor() && value.toTensor().defined() &&
          sameLayout(value.toTensor()) && value.toTensor().const_data_ptr() != address_;
+}
+
+bool OperandGuard::differsInStrides(const c10::IValue& value) const {
+  if (!tensor_ || !value.isTensor() || !value.toTensor().defined()) return false;
+  const at::Tensor& tensor = value.toTensor();
+  return tensor.scalar_type() == dtype_ && tensor.sizes() == at::IntArrayRef(sizes_) &&
+         tensor.strides() != at::IntArrayRef(strides_);
 }
 
 std::string OperandGuard::difference(const c10::IValue& value) const {

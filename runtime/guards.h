@@ -5,6 +5,7 @@
 #include "runtime/device_map.h"
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
 #include <optional>
 #include <string>
@@ -53,6 +54,8 @@ class OperandGuard {
   }
   /// Same dtype, sizes and strides at another place.
   bool differsInAddressAlone(const c10::IValue& value) const;
+  /// Same dtype and sizes, and other strides.
+  bool differsInStrides(const c10::IValue& value) const;
   /// "expected address 0x…, found 0x…", for remarks; "" if it holds.
   std::string difference(const c10::IValue& value) const;
 
@@ -62,8 +65,11 @@ class OperandGuard {
 
   OperandGuard() = default;
 
-  const c10::TensorImpl* same_ =
-      nullptr;  // an arena tensor that the runtime itself hands on each step
+  // A tensor of the arena: where the runtime hands the same one on in each step, nothing else is looked
+  // at. The weak reference keeps its address from being another tensor's.
+  const c10::TensorImpl* same_ = nullptr;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> sameAlive_{
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
   bool tensor_ = false;
   const void* address_ = nullptr;
   c10::ScalarType dtype_ = c10::ScalarType::Undefined;

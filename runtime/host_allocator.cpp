@@ -1,7 +1,9 @@
 #include "runtime/host_allocator.h"
 
 #include "runtime/arena_session.h"
+#include "runtime/call_faults.h"
 #include "runtime/host_slab.h"
+#include "runtime/step_scope.h"
 
 #include <c10/util/Exception.h>
 
@@ -12,19 +14,11 @@ namespace {
 
 c10::DeleterFnPtr forwardedDeleter = nullptr;
 
-/// The session that takes this thread's CPU allocations, nullptr if there is none.
-ArenaSession* hostSession() {
-  ArenaSession* session = ArenaSession::current();
-  return session && session->deviceType() == c10::DeviceType::CPU ? session : nullptr;
-}
-
 /// One deleter for arena and heap, told apart by address: raw_deallocate insists on context == data,
 /// so a context of our own is not possible.
 void hostDelete(void* address) {
   if (!address) return;
-  if (ArenaSession* session = hostSession(); session && session->recording()) {
-    session->noteFree(address);
-  }
+  ArenaSession::freed(address);
   if (ArenaMemory* arenas = hostArenasAt(address)) {
     arenas->release(address);
   } else {
@@ -37,7 +31,7 @@ class HostAllocator final : public c10::Allocator {
   explicit HostAllocator(c10::Allocator* base) : base_(base) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    ArenaSession* session = hostSession();
+    ArenaSession* session = ArenaSession::of(c10::kCPU);
     if (!session || bytes == 0) return forward(bytes);
     if (session->recording()) {
       c10::DataPtr memory = forward(bytes);
@@ -56,6 +50,7 @@ class HostAllocator final : public c10::Allocator {
 
  private:
   c10::DataPtr forward(size_t bytes) {
+    if (StepScope::isInside()) passCall("an allocation of PyTorch's");
     c10::DataPtr memory = base_->allocate(bytes);
     void* address = memory.get();
     // The base's context is its data: it can be given back by its deleter alone.

@@ -7,6 +7,7 @@
 #include "runtime/host_allocator.h"
 #include "runtime/process_group.h"
 #include "runtime/recorder.h"
+#include "runtime/results.h"
 #include "runtime/rng.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -36,6 +37,23 @@ void forEachTensor(const torch::jit::Stack& stack, Visit&& visit) {
   }
 }
 
+/// The same memory, as CUDA bakes an address in: a graph does not keep its caller's tensors.
+torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
+  torch::jit::Stack aliases = operands;
+  for (c10::IValue& value : aliases) {
+    if (value.isTensor() && value.toTensor().defined()) value = shallowCopy(value.toTensor());
+    if (!value.isList()) continue;
+    c10::List<c10::IValue> members = value.toList().copy();
+    for (size_t i = 0; i < members.size(); ++i) {
+      const c10::IValue member = members.get(i);
+      const bool tensor = member.isTensor() && member.toTensor().defined();
+      if (tensor) members.set(i, shallowCopy(member.toTensor()));
+    }
+    value = std::move(members);
+  }
+  return aliases;
+}
+
 class HostExecutable final : public Executable {
  public:
   HostExecutable(Device& device, std::vector<BakedCall> calls)
@@ -56,6 +74,10 @@ class HostExecutable final : public Executable {
       stack_.clear();
       started_.clear();
       throw PartialReplay(error);
+    } catch (...) {  // what Python raised
+      stack_.clear();
+      started_.clear();
+      throw;
     }
     session->enterStep(-1);
   }
@@ -223,11 +245,13 @@ class HostCapture final : public Capture {
     if (!call.recorded.recorded) refuse(call, "it was not seen in a warm-up run");
     if (call.recorded.returnsOther)
       refuse(call, "it returns a number, which only the device knows");
-    BakedCall baked{&call, &facts, stack, rng, {}, {}};
+    BakedCall baked{&call, &facts, aliasesOf(stack), rng, {}, {}};
     try {
       stack = ResultForger(call, baked.operands, device_).forge();
-    } catch (const c10::Error& error) {
-      refuse(call, error.what_without_backtrace());
+    } catch (c10::Error& error) {
+      error.add_context("operation not permitted when the host device is capturing: " +
+                        describeWithSource(call.node));
+      throw;
     }
     forEachTensor(stack,
                   [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
@@ -245,9 +269,8 @@ class HostCapture final : public Capture {
 
  private:
   [[noreturn]] static void refuse(const Call& call, const std::string& reason) {
-    TORCH_CHECK(false, "operation not permitted when the host device is capturing: ",
-                describeWithSource(call.node), ": ", reason);
-    std::abort();
+    refuseCapture("operation not permitted when the host device is capturing: " +
+                  describeWithSource(call.node) + ": " + reason);
   }
 
   /// What NCCL and PyTorch refuse: a group's first collective, which makes its communicator; and a wait

@@ -1,5 +1,7 @@
 #include "runtime/host_slab.h"
 
+#include "runtime/call_faults.h"
+
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
@@ -41,6 +43,7 @@ class HostPageSource final : public PageSource {
                         " bytes more on the host device",
                     wanted - left);
     }
+    passCall("the making of pages");
     std::vector<PageHandle> made;
     int64_t end = end_;
     for (int64_t bytes : sizes) {
@@ -71,16 +74,21 @@ class HostPageSource final : public PageSource {
   }
 
   void map(const std::vector<Piece>& pieces) override {
-    for (const Piece& piece : pieces) {
-      const int kind = ofChild_ ? MAP_PRIVATE : MAP_SHARED;
-      void* at = mmap(piece.at, piece.bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED, file_,
-                      static_cast<off_t>(piece.handle));
-      TORCH_CHECK(at != MAP_FAILED, "the arena's memory cannot be mapped: ", std::strerror(errno));
+    size_t mapped = 0;
+    try {
+      for (; mapped < pieces.size(); ++mapped) {
+        passCall("the mapping of pages");
+        mapOne(pieces[mapped]);
+      }
+    } catch (...) {
+      for (size_t i = 0; i < mapped; ++i) unmap(pieces[i].at, pieces[i].bytes);
+      throw;
     }
   }
 
   /// Addresses without pages fault.
   void unmap(char* at, int64_t bytes) override {
+    if (!callSucceeds("the unmapping of pages")) return;
     mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   }
 
@@ -96,7 +104,7 @@ class HostPageSource final : public PageSource {
   void leaveParent(ArenaPages& pages) {
     if (file_ < 0) return;
     ofChild_ = true;
-    map(pages.mapped());
+    for (const Piece& piece : pages.mapped()) mapOne(piece);
     ofChild_ = false;
     close(file_);
     file_ = -1;
@@ -105,6 +113,13 @@ class HostPageSource final : public PageSource {
   }
 
  private:
+  void mapOne(const Piece& piece) {
+    const int kind = ofChild_ ? MAP_PRIVATE : MAP_SHARED;
+    void* at = mmap(piece.at, piece.bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED, file_,
+                    static_cast<off_t>(piece.handle));
+    TORCH_CHECK(at != MAP_FAILED, "the arena's memory cannot be mapped: ", std::strerror(errno));
+  }
+
   void openFile() {
     if (file_ >= 0) return;
     file_ = memfd_create("gravure-arena", MFD_CLOEXEC);
@@ -123,6 +138,7 @@ class HostPageSource final : public PageSource {
 class HostBlockSource final : public BlockSource {
  public:
   c10::DataPtr allocate(int64_t bytes) override {
+    passCall("the allocation of a block");
     void* address = c10::alloc_cpu(static_cast<size_t>(bytes));
     return {address, address, &c10::free_cpu, c10::Device(c10::kCPU)};
   }

@@ -33,6 +33,7 @@ class PagedSlab final : public Slab {
   /// The parts that somebody holds now. More cannot become held but by a step.
   ArenaParts held() const {
     ArenaParts parts = kNoPart;
+    if (lastWork) return parts;
     if (shape_.savedBook && shape_.savedBook->outstanding() > 0) parts |= kSavedPart;
     const bool lent = std::any_of(shape_.resultBooks.begin(), shape_.resultBooks.end(),
                                   [](const auto& book) { return book && book->outstanding() > 0; });
@@ -71,6 +72,7 @@ class PagedSlab final : public Slab {
   uint64_t lastStep = 0;  // the owner's count
   std::optional<c10::Stream> lastStream;
   std::vector<c10::Stream> readers;
+  std::unique_ptr<PageSource::Work> lastWork;  // once nobody has the arena any more
   char* base_ = nullptr;
 
  private:

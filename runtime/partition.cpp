@@ -25,8 +25,8 @@ std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame
   for (const Call& call : launch.calls) {
     if (!call.draws && call.rng == kNoSlot) continue;
     const c10::IValue state = rngOf(call, frame);
-    TORCH_CHECK(!state.isTensor(), describe(call.node),
-                ": draws from a saved state, which is set on the host");
+    if (state.isTensor())
+      refuseCapture(describe(call.node) + ": draws from a saved state, which is set on the host");
     const at::Generator generator =
         state.isGenerator() ? state.toGenerator() : defaultGenerator(device);
     if (std::find(generators.begin(), generators.end(), generator) == generators.end()) {
@@ -78,9 +78,20 @@ void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, 
 
 }  // namespace
 
-void Partition::quarantine() {
+void Partition::quarantine(bool forGood) {
+  constexpr int kMostTries = 5;
+  constexpr int64_t kFirstPatience = 16;
   reset();
   state_ = PartitionState::Quarantined;
+  ++failures_;
+  const bool last = forGood || failures_ >= kMostTries;
+  patience_ = last ? 0 : kFirstPatience << (2 * (failures_ - 1));
+}
+
+bool Partition::triesAgain() {
+  if (patience_ == 0 || --patience_ > 0) return false;
+  state_ = PartitionState::WarmedUp;
+  return true;
 }
 
 void Partition::reset() {
@@ -109,9 +120,10 @@ void Partition::checkOperands(const Launch& launch, const EntryCode& code, const
     if (isNumber(tags, i)) continue;
     const at::Tensor& tensor = value.toTensor();
     const bool empty = !tensor.defined() || tensor.storage().nbytes() == 0;
-    TORCH_CHECK(empty || code.ofInput[slot] || inSlab(tensor, &slab), "operand %",
-                launch.node->input(i)->debugName(),
-                " lies outside the arena, so its address changes from step to step");
+    if (!empty && !code.ofInput[slot] && !inSlab(tensor, &slab)) {
+      refuseCapture("operand %" + launch.node->input(i)->debugName() +
+                    " lies outside the arena, so its address changes from step to step");
+    }
   }
 }
 
@@ -155,6 +167,7 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
   for (Slot slot : launch.outputs) exported_.push_back(frame[slot]);
   for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
   state_ = PartitionState::Captured;
+  failures_ = 0;
 }
 
 }  // namespace gravure

@@ -19,13 +19,19 @@ class Partition {
   void warmUp() {
     if (state_ == PartitionState::Cold) state_ = PartitionState::WarmedUp;
   }
-  void quarantine();
+  /// Its calls run one by one: `forGood`, or until triesAgain().
+  void quarantine(bool forGood);
+  /// Of a quarantined one that is about to run: true if it is to be captured now. A cause that may have
+  /// passed is given a few tries, each after four times as many runs as the one before.
+  bool triesAgain();
+  /// Captures that failed since the last one that did not.
+  int failures() const { return failures_; }
   /// Drops the executable and what it held: the next step captures again.
   void reset();
 
   /// Captures `launch` from the operands in `frame`, which keeps them; on success the outputs are in
-  /// exported form and the state is Captured. Throws c10::Error where it may not be captured; then
-  /// frame, generators and device are as before.
+  /// exported form and the state is Captured. Throws NotCapturable where it may not be captured, and
+  /// whatever else broke the capture; then frame, generators and device are as before.
   void capture(const Launch& launch, const EntryCode& code, Frame& frame, torch::jit::Stack& stack,
                Device& device, ArenaSession& session);
 
@@ -53,6 +59,8 @@ class Partition {
   void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab);
 
   PartitionState state_ = PartitionState::Cold;
+  int failures_ = 0;
+  int64_t patience_ = 0;  // runs until the next try, this one included; 0: none comes
   std::unique_ptr<Executable> executable_;
   std::vector<c10::IValue> exported_;  // one a launch output
   std::vector<std::pair<size_t, OperandGuard>> guards_;

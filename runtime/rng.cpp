@@ -20,6 +20,18 @@ void setState(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
+namespace {
+
+/// Puts `next`'s state in the place of that of `generator`; another generator with the former one.
+at::Generator exchangeState(at::Generator& generator, const at::Generator& next) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  at::Generator former = generator.graphsafe_get_state();
+  generator.graphsafe_set_state(next);
+  return former;
+}
+
+}  // namespace
+
 RngScope::RngScope(c10::Device device, const c10::IValue& rng) {
   if (rng.isNone()) return;
   const at::Generator generator = defaultGenerator(device);
@@ -38,8 +50,7 @@ RngScope::RngScope(c10::Device device, const c10::IValue& rng) {
               " given to a call on ", device, "; pass a generator of that device");
   default_ = generator;
   if (device.is_cuda()) {
-    shared_ = default_.graphsafe_get_state();
-    default_.graphsafe_set_state(paired_);
+    shared_ = exchangeState(default_, paired_);
     return;
   }
   kept_ = stateOf(default_);
@@ -49,7 +60,7 @@ RngScope::RngScope(c10::Device device, const c10::IValue& rng) {
 RngScope::~RngScope() {
   if (!default_.defined()) return;
   if (shared_.defined()) {
-    default_.graphsafe_set_state(shared_);
+    (void)exchangeState(default_, shared_);
     return;
   }
   if (paired_.defined()) setState(paired_, stateOf(default_));

@@ -18,7 +18,7 @@ void setState(at::Generator generator, const at::Tensor& state);
 ///   None, or the default generator itself   nothing changes
 ///   a Generator                             the default one draws from its state and advances it
 ///   a byte tensor                           the default one draws from that state and is put back
-/// A CUDA generator is bound without a copy, so that a capture registers it.
+/// A CUDA generator is bound without a copy: a graph that the caller captures must know its state.
 class RngScope {
  public:
   RngScope(c10::Device device, const c10::IValue& rng);

@@ -5,6 +5,7 @@
 #include "runtime/flatten.h"
 #include "runtime/handing.h"
 #include "runtime/runtime_impl.h"
+#include "runtime/step_scope.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
@@ -35,6 +36,37 @@ class ArenaStay {
 
  private:
   const std::shared_ptr<Slab> entered_;
+};
+
+/// Whose turn it is.
+class Running {
+ public:
+  explicit Running(std::atomic<bool>& running) : running_(running) { running_ = true; }
+  ~Running() { running_ = false; }
+
+ private:
+  std::atomic<bool>& running_;
+};
+
+/// Gives moving inputs back also when the step throws.
+class MovedInputs {
+ public:
+  MovedInputs(MovingInputs& moving, std::vector<c10::IValue>& inputs, bool served)
+      : moving_(moving), any_(served && !moving.empty()) {
+    if (any_) moving_.copyIn(inputs);
+  }
+  ~MovedInputs() {
+    if (any_) moving_.abandon();
+  }
+  MovedInputs(const MovedInputs&) = delete;
+  MovedInputs& operator=(const MovedInputs&) = delete;
+  void copyBack() const {
+    if (any_) moving_.copyBack();
+  }
+
+ private:
+  MovingInputs& moving_;
+  const bool any_;
 };
 
 /// Drops a step's values also when it throws.
@@ -96,6 +128,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
                                                 communication_.get());
     state.served.partitions.resize(codes_[e].launches.size());
+    state.moving = std::make_unique<MovingInputs>(codes_[e]);
     entries_.push_back(std::move(state));
   }
   findGivers();
@@ -133,21 +166,74 @@ const EntryState& Runtime::Impl::find(const std::string& name) const {
 
 std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
                                             std::vector<c10::IValue> inputs, bool uncaptured) {
+  const bool inside = StepScope::isInside();
+  const auto turn = inside ? std::unique_lock<std::mutex>() : waitForTurn("a step");
   TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
   EntryState& entry = find(name);
   TORCH_CHECK(inputs.size() == entry.checks.size(), "entry '", name, "' takes ",
               entry.checks.size(), " inputs, got ", inputs.size());
   const BelowAutograd guards;
+  if (inside) return runInside(entry, std::move(inputs));
+  const StepScope scope;
+  const Running running(running_);
+  noteInsideSteps();
+  callerCaptures_ = device_->callerCaptures();
   const Path path = communication_ ? commonPath(entry, inputs, uncaptured)
                                    : choosePath(entry, inputs, uncaptured);
   const ArenaStay stay(path == Path::Served ? slab_ : nullptr);
-  if (path == Path::Plain && slab_) slab_->follow();  // it may read saved values
+  // It may read saved values, though none in a graph of the caller's, which comes after nothing.
+  if (path != Path::Served && slab_ && !callerCaptures_) slab_->follow();
   try {
     return step(entry, std::move(inputs), path);
   } catch (const std::exception&) {
     if (communication_) communication_->stepFailed();
     throw;
   }
+}
+
+/// Threads take turns. One that is inside of a step cannot wait for the end of the same.
+std::unique_lock<std::mutex> Runtime::Impl::waitForTurn(const char* what) {
+  TORCH_CHECK(!running_ || !StepScope::isInside(), what,
+              " cannot be taken from inside of a running step of the same program");
+  return std::unique_lock(turn_);
+}
+
+/// A step that an operator of a running step brought about, of this program or of another one: node by
+/// node in a frame of its own. What is captured stays as it is, since its memory may be in use, and a
+/// graph that is being captured would keep addresses that mean nothing when it is replayed. It takes no
+/// turn, since the one whose turn it is may be waiting for it.
+std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
+                                                  std::vector<c10::IValue> inputs) {
+  std::shared_ptr<Slab> slab;
+  {
+    const std::lock_guard lock(arena_);
+    slab = slab_;
+  }
+  checkInputs(entry, inputs);
+  const bool lent = givenValuesIn(slab.get(), entry, inputs);
+  checkLentValues(entry, lent);
+  if (lent) slab->follow();
+  insideSteps_.fetch_add(1, std::memory_order_relaxed);
+  RuntimeStats stats;
+  Remarks remarks;
+  RemarkOnce once(remarks);
+  Executor executor(*entry.code, *device_, stats, once, options_);
+  const KeptInputs kept(*entry.code, inputs);
+  // What it allocates is not the outer step's, whose plan would have it at one place of its arena.
+  const ArenaSession apart(0, device_->tensorDevice());
+  fillFrame(*entry.code, executor.frame(), inputs, Path::Plain);
+  executor.runUncaptured();
+  kept.bumpVersions();
+  return takeInside(entry, executor.frame(), kept, std::move(slab));
+}
+
+void Runtime::Impl::noteInsideSteps() {
+  if (insideSteps_.load(std::memory_order_relaxed) == 0) return;
+  const int64_t steps = insideSteps_.exchange(0);
+  stats_.steps += steps;
+  stats_.uncapturedSteps += steps;
+  once_.missedAs("", "step-inside", nullptr,
+                 "a step was run by an operator of another step: it ran uncaptured");
 }
 
 std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10::IValue> inputs,
@@ -158,17 +244,25 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
   if (path != Path::Served) ++stats_.uncapturedSteps;
   const KeptInputs kept(*entry.code, inputs);
   FrameCleaner cleaner(*entry.executor);
-  fillFrame(entry, inputs, path);
+  const MovedInputs moved(*entry.moving, inputs, path == Path::Served);
+  fillFrame(*entry.code, entry.executor->frame(), inputs, path);
   if (path == Path::Recorded) {
     runRecorded(entry);
   } else if (path == Path::Plain) {
     runPlain(entry);
   } else {
     const int64_t captures = stats_.captures;
-    ArenaSession session(layout_->serve, slab_, device_->tensorDevice().type());
-    entry.executor->runServed(entry.served, session);
+    ArenaSession session(layout_->serve, slab_, device_->tensorDevice());
+    try {
+      entry.executor->runServed(entry.served, session);
+    } catch (...) {  // what was captured before the error is replayed in the next step
+      if (stats_.captures != captures) collectInputGuards(entry);
+      throw;
+    }
     if (stats_.captures != captures) collectInputGuards(entry);
     if (!session.mismatches().empty()) remarkMismatches(session);
+    session.enterStep(-1);
+    moved.copyBack();
     kept.bumpVersions();
     auto results = takeResults(entry, kept, &session);
     entry.wasServed = true;
@@ -176,14 +270,13 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
       device_->poison(slab_->base() + block.offset, block.bytes);
     return results;
   }
-  entry.ranWithGroups = true;
+  if (!callerCaptures_) entry.ranWithGroups = true;
   kept.bumpVersions();
   return takeResults(entry, kept, nullptr);
 }
 
-void Runtime::Impl::fillFrame(EntryState& entry, std::vector<c10::IValue>& inputs, Path path) {
-  Frame& frame = entry.executor->frame();
-  const EntryCode& code = *entry.code;
+void Runtime::Impl::fillFrame(const EntryCode& code, Frame& frame, std::vector<c10::IValue>& inputs,
+                              Path path) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Slot slot = code.inputs[i];
     c10::IValue& value = inputs[i];
@@ -200,7 +293,7 @@ void Runtime::Impl::collectInputGuards(EntryState& entry) {
   std::vector<bool> seen(entry.checks.size(), false);
   for (const Partition& partition : entry.served.partitions) {
     for (const auto& [slot, guard] : partition.inputGuards()) {
-      if (seen[slot]) continue;
+      if (seen[slot] || entry.moving->isStaged(slot)) continue;
       seen[slot] = true;
       entry.inputGuards.emplace_back(slot, guard);
     }
@@ -218,11 +311,18 @@ void Runtime::Impl::remarkMismatches(const ArenaSession& session) {
   }
 }
 
+void Runtime::Impl::installArena(std::shared_ptr<Slab> slab, std::shared_ptr<LoanBook> loans) {
+  const std::lock_guard lock(arena_);
+  slab_.swap(slab);
+  loans_ = std::move(loans);
+}
+
 void Runtime::Impl::shutdown() {
-  if (!alive_) return;
-  alive_ = false;
-  device_->synchronize();  // still watched: it ends although a rank died
-  if (communication_) communication_->letGo();
+  if (!alive_.exchange(false)) return;
+  if (communication_) {
+    device_->finishReplays();  // still watched: they end although a rank died
+    communication_->letGo();
+  }
   for (EntryState& entry : entries_) {
     entry.executor->clear();
     entry.statics.clear();
@@ -230,8 +330,9 @@ void Runtime::Impl::shutdown() {
     entry.served.partitions.clear();  // graphs first
     entry.served.staged.clear();
     entry.inputGuards.clear();
+    entry.moving->forget();
   }
-  slab_.reset();  // lent and shared results keep its memory
+  installArena(nullptr, loans_);  // lent and shared results keep its memory
 }
 
 Runtime::Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options)
@@ -265,16 +366,22 @@ const MemoryPlan& Runtime::memoryPlan() const {
 }
 bool Runtime::communicates() const { return impl_->communication_ != nullptr; }
 void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>& outputs) {
+  const auto turn = impl_->waitForTurn("results");
   EntryState& state = impl_->find(entry);
   for (int64_t output : outputs) state.heldTogether.at(output) = true;
 }
 
 void Runtime::dropCaptures(const std::string& group) {
+  const auto turn = impl_->waitForTurn("the captures");
   Communication* const communication = impl_->communication_.get();
   if (!impl_->alive_ || !communication || !(group.empty() || communication->uses(group))) return;
+  impl_->device_->synchronize();
   for (EntryState& entry : impl_->entries_) impl_->forgetCaptures(entry);
   communication->letGo();
 }
-void Runtime::shutdown() { impl_->shutdown(); }
+void Runtime::shutdown() {
+  const auto turn = impl_->waitForTurn("its memory");
+  impl_->shutdown();
+}
 
 }  // namespace gravure

@@ -44,6 +44,9 @@ struct RuntimeOptions {
   /// Called before each capture: the entry, how many of its partitions are captured or quarantined,
   /// and how many it has.
   std::function<void(const std::string& entry, int64_t done, int64_t total)> onCapture;
+  /// True for an error that asks the whole program to end, as Ctrl-C does in code of Python's: it ends
+  /// the step, also where it broke a capture, which is undone and comes again in the next step.
+  std::function<bool(const std::exception&)> isInterrupt;
   /// Sees the buffers before they are placed. Tests shorten lives with it, to prove that poison
   /// finds that out.
   std::function<void(std::vector<Buffer>&)> editBuffers;
@@ -64,7 +67,9 @@ struct RuntimeStats {
   int64_t arenaLoad = 0;
 };
 
-/// One program, ready to run. Not thread-safe: one step at a time.
+/// One program, ready to run. Steps of several threads, dropCaptures() and shutdown() take turns; what
+/// is asked of it (stats(), remarks(), …) is asked between steps. A step that an operator of a running
+/// step brings about, on its thread or in a backward on autograd's, takes no turn: it runs uncaptured.
 class Runtime {
  public:
   /// `program` must have passed emit-runtime-calls (TORCH_CHECK). Tensors that its text places on the

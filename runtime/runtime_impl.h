@@ -5,6 +5,7 @@
 #include "runtime/communication.h"
 #include "runtime/executor.h"
 #include "runtime/guards.h"
+#include "runtime/moving_inputs.h"
 #include "runtime/result_watch.h"
 #include "runtime/results.h"
 #include "runtime/runtime.h"
@@ -13,10 +14,20 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <mutex>
 #include <optional>
 #include <thread>
 
 namespace gravure {
+
+/// An input that differs from what was captured, in one step.
+struct Stranger {
+  size_t input = 0;
+  const void* address = nullptr;  // where it lay, if nothing else differs
+  std::vector<int64_t> strides;   // if they differ, and neither dtype nor sizes
+  bool operator==(const Stranger&) const = default;
+};
 
 /// One entry and what is known of it.
 struct EntryState {
@@ -45,8 +56,11 @@ struct EntryState {
   ServedEntry served;
   std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
   std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
-  std::vector<std::pair<size_t, const void*>>
-      strangers;  // inputs that failed in the last step, and where they lay
+  std::vector<Stranger> strangers;                           // of the last step
+  std::unique_ptr<MovingInputs> moving;
+  std::vector<std::vector<int64_t>> laid;  // by input that is not staged: strides in warm-up
+  int64_t runs = 0;                        // in which its inputs were compared
+  uint32_t uncaptured = 0;  // a bit for each of the last runs that could have been captured
 };
 
 /// The values of a step's inputs that the step's end needs.
@@ -71,6 +85,12 @@ class Runtime::Impl {
                                bool uncaptured);
   void shutdown();
 
+  // One step at a time, and steps inside of others (runtime.cpp).
+  std::unique_lock<std::mutex> waitForTurn(const char* what);
+  std::vector<c10::IValue> runInside(EntryState& entry, std::vector<c10::IValue> inputs);
+  void noteInsideSteps();
+  void installArena(std::shared_ptr<Slab> slab, std::shared_ptr<LoanBook> loans);
+
   enum class Path : uint8_t { Plain, Recorded, Served };
 
   void findGivers();
@@ -79,15 +99,26 @@ class Runtime::Impl {
 
   // Which path a step takes (choose_path.cpp).
   Path choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void watchResults(const EntryState& begins);
   bool resultsHeld(EntryState& entry);
   bool layOutAnew();
   bool enterArena();
-  bool sameStrangers(EntryState& entry, std::vector<std::pair<size_t, const void*>> strangers);
+  bool takeStrangers(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                     std::vector<Stranger> strangers, const std::string& found);
+  bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                   const std::vector<Stranger>& strangers);
+  bool laidAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  void planForNewLayout(const std::string& found);
+  void ranCaptured(EntryState& entry) const { entry.uncaptured <<= 1; }
+  void ranUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);
   bool giversAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
+  static bool givenValuesIn(const Slab* slab, const EntryState& entry,
+                            const std::vector<c10::IValue>& inputs);
+  void checkForCaller(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   void checkLentValues(const EntryState& entry, bool lent) const;
   void forgetCaptures(EntryState& entry);
 
@@ -100,13 +131,16 @@ class Runtime::Impl {
 
   // The step (runtime.cpp).
   std::vector<c10::IValue> step(EntryState& entry, std::vector<c10::IValue> inputs, Path path);
-  void fillFrame(EntryState& entry, std::vector<c10::IValue>& inputs, Path path);
+  static void fillFrame(const EntryCode& code, Frame& frame, std::vector<c10::IValue>& inputs,
+                        Path path);
   void collectInputGuards(EntryState& entry);
   void remarkMismatches(const ArenaSession& session);
 
   // Results (step_results.cpp).
   std::vector<c10::IValue> takeResults(EntryState& entry, const KeptInputs& kept,
                                        ArenaSession* serving);
+  static std::vector<c10::IValue> takeInside(EntryState& entry, const Frame& frame,
+                                             const KeptInputs& kept, std::shared_ptr<Slab> slab);
 
   // Warm-up and planning (warm_up.cpp).
   int64_t mostWarmUps() const;
@@ -138,11 +172,20 @@ class Runtime::Impl {
   MemoryPlan noPlan_;
   std::shared_ptr<Slab> slab_;
   std::shared_ptr<LoanBook> loans_ = std::make_shared<LoanBook>();
-  bool lentOverwritten_ = false;  // the entry that reads them has run over the lent values
-  int64_t arenaRetryAt_ = 0;      // step from which making the arena is tried again
-  bool alive_ = true;
+  std::atomic<bool> lentOverwritten_ =
+      false;                              // the entry that reads them has run over the lent values
+  int64_t arenaRetryAt_ = 0;              // step from which making the arena is tried again
+  bool callerCaptures_ = false;           // the stream of this step
+  std::mutex turn_;                       // one step at a time
+  std::atomic<bool> running_ = false;     // somebody's turn
+  std::mutex arena_;                      // of slab_, which a step inside of another one reads
+  std::atomic<int64_t> insideSteps_ = 0;  // not noted yet
+  std::atomic<bool> alive_ = true;
   const pid_t process_ = getpid();
-  int threads_ = 0;  // that the plan was recorded with
+  int threads_ = 0;            // that the plan was recorded with
+  int layouts_ = 0;            // of inputs, that the arena was planned for
+  bool layoutWanted_ = false;  // another one is, once no saved values are lent
+  bool planned_ = false;       // at least once
 };
 
 }  // namespace gravure

@@ -16,10 +16,11 @@ bool sameView(const at::Tensor& a, const at::Tensor& b) {
 class ResultTaker {
  public:
   /// `saved`: who holds saved values. `slab`: the arena, whether or not this step was served from it.
-  ResultTaker(EntryState& entry, const KeptInputs& kept, std::shared_ptr<LoanBook> saved,
-              std::shared_ptr<Slab> slab, bool serving)
-      : entry_(entry), code_(*entry.code), frame_(entry.executor->frame()), kept_(kept),
-        saved_(std::move(saved)), slab_(std::move(slab)), lender_(slab_), serving_(serving) {}
+  ResultTaker(EntryState& entry, const Frame& frame, const KeptInputs& kept,
+              std::shared_ptr<LoanBook> saved, std::shared_ptr<Slab> slab, bool serving,
+              bool inside = false)
+      : entry_(entry), code_(*entry.code), frame_(frame), kept_(kept), saved_(std::move(saved)),
+        slab_(std::move(slab)), lender_(slab_), serving_(serving), inside_(inside) {}
 
   std::vector<c10::IValue> take() {
     for (size_t o = 0; o < code_.outputs.size(); ++o) results_.push_back(takeOne(o));
@@ -56,7 +57,7 @@ class ResultTaker {
     // What a capture allocated outside the arena is its graph's: the next replay writes it.
     const bool ofGraph = serving_ && !alias && code_.isMadeByLaunch(slot);
     const bool asEager = info && isCopiedAsEager(info->role);
-    if (code_.handing[output] == Handing::Static && slab_) {
+    if (code_.handing[output] == Handing::Static && slab_ && !inside_) {
       return handStatic(output, tensor, asEager);
     }
     if (inSlab(tensor, slab_.get())) {
@@ -135,6 +136,7 @@ class ResultTaker {
   const std::shared_ptr<Slab> slab_;
   Lender lender_;
   const bool serving_;
+  const bool inside_;  // of another step: it hands out what is its own
   bool lentTogether_ = false;
   std::vector<c10::IValue> results_;
   std::vector<CopySource> sources_;
@@ -148,13 +150,22 @@ std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const Kep
                                                     ArenaSession* serving) {
   if (serving) serving->enterStep(-1);
   // A lent input may come out of an uncaptured step, too.
-  ResultTaker taker(entry, kept, loans_, slab_, serving != nullptr);
+  ResultTaker taker(entry, entry.executor->frame(), kept, loans_, callerCaptures_ ? nullptr : slab_,
+                    serving != nullptr);
   std::vector<c10::IValue> results = taker.take();
-  for (size_t o = 0; !layout_ && o < results.size(); ++o) {
+  for (size_t o = 0; !layout_ && !callerCaptures_ && o < results.size(); ++o) {
     if (results[o].isTensor()) entry.watches[o].handOut(results[o].toTensor());
   }
   stats_.copiedResultBytes += taker.copiedBytes();
   return results;
+}
+
+std::vector<c10::IValue> Runtime::Impl::takeInside(EntryState& entry, const Frame& frame,
+                                                   const KeptInputs& kept,
+                                                   std::shared_ptr<Slab> slab) {
+  return ResultTaker(entry, frame, kept, nullptr, std::move(slab), /*serving=*/false,
+                     /*inside=*/true)
+      .take();
 }
 
 }  // namespace gravure

@@ -39,7 +39,7 @@ void Runtime::Impl::warmUp(EntryState& entry, llvm::function_ref<void()> run) {
 void Runtime::Impl::runRecorded(EntryState& entry) {
   AllocationRecord record;
   warmUp(entry, [&] {
-    ArenaSession session(timeline_.steps().size(), device_->tensorDevice().type());
+    ArenaSession session(timeline_.steps().size(), device_->tensorDevice());
     Recorder recorder(session);
     entry.executor->runUncaptured(&recorder, &session);
     record = session.takeRecord();
@@ -52,6 +52,7 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
 /// be taken anew beside it. Not for ever, since those entries may never come.
 void Runtime::Impl::runPlain(EntryState& entry) {
   const auto run = [&] { entry.executor->runUncaptured(); };
+  if (callerCaptures_) return run();
   const bool waits = entry.settled && !layout_ && !allSettled();
   if (waits && entry.warmUps < mostWarmUps()) {
     warmUp(entry, run);
@@ -128,23 +129,20 @@ bool Runtime::Impl::plan() {
                             : "; steps run uncaptured, and it is tried again from time to time"));
     return false;
   }
-  if (layout_) {
-    forgetArena();
-  } else {
-    remarkThreads();
-  }
-  loans_ = shape.savedBook;
+  const bool first = !std::exchange(planned_, true);
+  if (layout_) forgetArena();
+  if (first) remarkThreads();
   size_t book = 0;
   for (EntryState& entry : entries_) {
     for (auto& lent : entry.lent) lent = shape.resultBooks[book++];
   }
-  if (const std::string why = slab->whyUnshared(); !why.empty() && !layout_) {
+  if (const std::string why = slab->whyUnshared(); !why.empty() && first) {
     remarks_.add(RemarkKind::Analysis, "runtime", "arena-unshared",
                  why +
                      ": the arena is a block of PyTorch's allocator, which no other program uses");
   }
   layout_ = std::move(layout);
-  slab_ = std::move(slab);
+  installArena(std::move(slab), shape.savedBook);
   threads_ = at::get_num_threads();
   stats_.arenaBytes = layout_->plan.bytes;
   stats_.arenaLoad = layout_->plan.load;

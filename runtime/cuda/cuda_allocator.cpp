@@ -1,10 +1,14 @@
 #include "runtime/cuda/cuda_allocator.h"
 
 #include "runtime/arena_session.h"
+#include "runtime/call_faults.h"
 #include "runtime/cuda/cuda_arena_stats.h"
 #include "runtime/cuda/cuda_blocks.h"
+#include "runtime/cuda/cuda_end_of_life.h"
 #include "runtime/cuda/cuda_pages.h"
+#include "runtime/cuda/cuda_partition_graph.h"
 #include "runtime/cuda/cuda_warm_up_memory.h"
+#include "runtime/cuda/cuda_warm_up_pool.h"
 #include "runtime/results.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -23,32 +27,60 @@ thread_local int bypasses = 0;
 
 /// The session that takes this thread's CUDA allocations, nullptr if there is none.
 ArenaSession* cudaSession() {
-  if (bypasses > 0) return nullptr;
-  ArenaSession* session = ArenaSession::current();
-  return session != nullptr && session->deviceType() == c10::DeviceType::CUDA ? session : nullptr;
+  if (bypasses > 0 || ArenaSession::current() == nullptr) return nullptr;
+  return ArenaSession::of({c10::kCUDA, c10::cuda::current_device()});
 }
 
-/// Gives back what ended warm-ups and idle arenas of the current device take; the bytes.
-int64_t giveBackIdle() {
-  const c10::cuda::CUDAStreamCaptureModeGuard unseen(cudaStreamCaptureModeRelaxed);
+/// Empties PyTorch's cache, which it does not do itself while allocations are routed to a pool, if they
+/// were. False if there is nothing to gain.
+bool emptyRoutedCache(CUDAAllocator& base) {
+  const UnseenByCaptures unseen;
+  const RoutingsPaused paused;
+  if (!paused.any()) return false;
   try {
-    return releaseAtRest(c10::cuda::current_device());
+    base.emptyCache({0, 0});
+    return true;
   } catch (const std::exception&) {
-    return 0;  // a stream that is being captured cannot be waited for
+    return false;  // somebody captures
   }
 }
 
-/// What `allocate` returns. If PyTorch is out of memory, its cache emptied, idle arenas give theirs.
+/// Gives back what ended warm-ups and idle arenas of the current device take. False if that is nothing.
+bool giveBackIdle() {
+  const UnseenByCaptures unseen;
+  try {
+    return releaseAtRest(c10::cuda::current_device()) > 0;
+  } catch (const std::exception&) {
+    return false;  // a stream that is being captured cannot be waited for
+  }
+}
+
+/// What `allocate` returns. If PyTorch is out of memory, it empties its cache; idle arenas give theirs.
 /// PyTorch's own FreeMemoryCallback is no way to that: it is called whenever the cache has no block of
 /// the size, and with PyTorch's lock held, which a thread that makes an arena takes with ours held.
 template <typename Allocate>
-auto orFromIdle(Allocate&& allocate) {
-  try {
+auto orFromIdle(CUDAAllocator& base, Allocate&& allocate) {
+  const auto orEmptied = [&] {
+    try {
+      return allocate();
+    } catch (const c10::OutOfMemoryError&) {
+      if (!emptyRoutedCache(base)) throw;
+    }
     return allocate();
+  };
+  try {
+    return orEmptied();
   } catch (const c10::OutOfMemoryError&) {
-    if (giveBackIdle() == 0) throw;
+    if (!giveBackIdle() && !isWarmingUp()) throw;
   }
-  return allocate();
+  if (!isWarmingUp()) return orEmptied();
+  try {
+    return orEmptied();
+  } catch (const c10::OutOfMemoryError&) {
+    // What is free in the blocks of PyTorch's cache, which cannot be given back, does for eager.
+    const RoutingsPaused paused;
+    return allocate();
+  }
 }
 
 /// A run of the arenas' pages as PyTorch's snapshots have memory: one block in use.
@@ -83,6 +115,12 @@ CudaAllocator& CudaAllocator::install() {
                 "PyTorch's CUDA allocator is cudaMallocAsync, which has no memory pools for "
                 "programs to warm up in: leave backend:cudaMallocAsync out of PYTORCH_ALLOC_CONF "
                 "(or PYTORCH_CUDA_ALLOC_CONF)");
+    TORCH_CHECK(before->name() != "pluggable",
+                "PyTorch's CUDA allocator was changed for a CUDAPluggableAllocator (RMM's, say), "
+                "which has no memory pools for programs to warm up in and to be captured with: "
+                "leave out torch.cuda.memory.change_current_allocator, and give that allocator "
+                "the parts of the program that need it with torch.cuda.use_mem_pool("
+                "torch.cuda.MemPool(allocator))");
     auto* made = new CudaAllocator(before);
     installed.store(made);
     allocator.store(made);
@@ -97,6 +135,8 @@ bool CudaAllocator::isRouted(c10::DeviceIndex device, c10::MempoolId_t pool) {
 }
 
 bool CudaAllocator::tryEmptyCache(c10::MempoolId_t pool) {
+  const UnseenByCaptures unseen;
+  const RoutingsPaused paused;
   try {
     base_->emptyCache(pool);
     return true;
@@ -105,16 +145,32 @@ bool CudaAllocator::tryEmptyCache(c10::MempoolId_t pool) {
   }
 }
 
+void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
+  const RoutingsPaused paused;
+  try {
+    base_->emptyCache(pool);
+  } catch (const c10::Error&) {
+    // The cache stays as it is, as it does where PyTorch runs out of memory during a capture: whoever
+    // asked knows of no capture.
+    if (!PartitionGraph::oneIsCaptured()) throw;
+  }
+  if (pool != c10::MempoolId_t{0, 0}) return;
+  const UnseenByCaptures unseen;
+  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device)
+    releaseEnded(device);
+}
+
 c10::DataPtr CudaAllocator::allocate(size_t bytes) {
   ArenaSession* session = bytes == 0 ? nullptr : cudaSession();
-  if (session == nullptr) return orFromIdle([&] { return base_->allocate(bytes); });
+  if (session == nullptr) return orFromIdle(*base_, [&] { return base_->allocate(bytes); });
   return session->recording() ? record(*session, bytes) : serve(*session, bytes);
 }
 
 /// PyTorch's memory for a program: the error becomes a remark, which says how much is missing.
 c10::DataPtr CudaAllocator::forProgram(size_t bytes) {
+  passCall("an allocation of PyTorch's");
   try {
-    return orFromIdle([&] { return base_->allocate(bytes); });
+    return orFromIdle(*base_, [&] { return base_->allocate(bytes); });
   } catch (c10::OutOfMemoryError& error) {
     const int64_t rest = availableMemory(c10::cuda::current_device());
     const int64_t missing = std::max<int64_t>(static_cast<int64_t>(bytes) - rest, 1 << 20);
@@ -142,18 +198,19 @@ c10::DataPtr CudaAllocator::serve(ArenaSession& session, size_t bytes) {
   return {address, address, &deleteOurs, c10::Device(c10::kCUDA, c10::cuda::current_device())};
 }
 
-void CudaAllocator::deleteOurs(void* address) {
+void CudaAllocator::deleteOurs(void* address) noexcept {
   // The free may come on any thread; only its own session may be told.
-  if (ArenaSession* session = cudaSession()) session->noteFree(address);
+  ArenaSession::freed(address);
   if (ArenaMemory* arenas = cudaArenasAt(address)) {
     arenas->release(address);
-  } else {
-    installed.load()->baseDeleter_(address);
+    return;
   }
+  atEnd("giving memory back", [&] { installed.load()->baseDeleter_(address); });
 }
 
-// raw_allocate hands out what allocate() gave, and frees it with this.
-c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &deleteOurs; }
+c10::DeleterFnPtr CudaAllocator::raw_deleter() const {
+  return cudaSession() == nullptr ? baseDeleter_ : &deleteOurs;
+}
 
 void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream stream) {
   // What was lent has a deleter that PyTorch does not know.
@@ -263,18 +320,17 @@ void CudaAllocator::copy_data(void* to, const void* from, std::size_t bytes) con
   base_->copy_data(to, from, bytes);
 }
 bool CudaAllocator::initialized() { return base_->initialized(); }
-void CudaAllocator::emptyCache(c10::MempoolId_t pool) { base_->emptyCache(pool); }
 std::pair<size_t, size_t> CudaAllocator::getMemoryInfo(c10::DeviceIndex device) {
   return base_->getMemoryInfo(device);
 }
 void* CudaAllocator::raw_alloc(size_t bytes) {
-  return orFromIdle([&] { return base_->raw_alloc(bytes); });
+  return orFromIdle(*base_, [&] { return base_->raw_alloc(bytes); });
 }
 void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
   // Where it lies is known to be that stream's work's (WarmUpMemory).
   const c10::cuda::CUDAStreamGuard on(
       c10::cuda::getStreamFromExternal(stream, c10::cuda::current_device()));
-  return orFromIdle([&] { return base_->raw_alloc_with_stream(bytes, stream); });
+  return orFromIdle(*base_, [&] { return base_->raw_alloc_with_stream(bytes, stream); });
 }
 void CudaAllocator::raw_delete(void* address) { base_->raw_delete(address); }
 void CudaAllocator::init(int devices) { base_->init(devices); }

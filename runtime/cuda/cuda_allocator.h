@@ -18,7 +18,8 @@ class CudaArenaStats;
 /// with an open ArenaSession for CUDA differs:
 ///   record   PyTorch's memory, with a deleter of ours that tells the session of the free
 ///   serve    the planned address in the session's arena, or PyTorch's memory where the plan has none
-/// When PyTorch is out of memory, idle arenas give their pages back, and it is asked once more.
+/// When PyTorch is out of memory, its cache is emptied if a warm-up kept it from doing so, then idle
+/// arenas give their pages back, and it is asked once more after each.
 /// Every DataPtr made here has its own address as context, as raw_allocate and copy-on-write need it.
 class CudaAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
@@ -33,16 +34,21 @@ class CudaAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   CudaArenaStats& stats(c10::DeviceIndex device);
   /// Whether allocations are being routed to this pool: begun here and not ended.
   bool isRouted(c10::DeviceIndex device, c10::MempoolId_t pool);
-  /// Gives back what is free of a pool that has no use any more. False, and nothing is done, while somebody's
-  /// allocations are routed to a pool (a warm-up on another thread, torch.cuda.use_mem_pool): PyTorch
-  /// refuses then.
+  /// emptyCache(), or false, and nothing is done: PyTorch refuses while somebody captures, or routes
+  /// allocations to a pool (torch.cuda.use_mem_pool).
   bool tryEmptyCache(c10::MempoolId_t pool);
+  /// Of memory in an arena, or noted by a session; for other memory it does what PyTorch's does.
+  static c10::DeleterFnPtr deleter() { return &deleteOurs; }
 
   c10::DataPtr allocate(size_t bytes) override;
+  /// PyTorch's own: its CUDA graph trees ask whether a storage has this one, and change it. Inside a
+  /// session it is deleter(), for what an operator gets with raw_allocate and gives back.
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, std::size_t bytes) const override;
 
   bool initialized() override;
+  /// PyTorch's cache, also while programs warm up, and what programs that are gone have left. Waits for
+  /// the work on that, as PyTorch does for what other streams use.
   void emptyCache(c10::MempoolId_t pool) override;
   using Base::recordStream;
   void recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream stream) override;
@@ -113,7 +119,7 @@ class CudaAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   c10::DataPtr record(ArenaSession& session, size_t bytes);
   c10::DataPtr serve(ArenaSession& session, size_t bytes);
   c10::DataPtr forProgram(size_t bytes);
-  static void deleteOurs(void* address);
+  static void deleteOurs(void* address) noexcept;
 
   Base* const base_;
   const c10::DeleterFnPtr baseDeleter_;

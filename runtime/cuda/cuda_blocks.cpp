@@ -1,9 +1,10 @@
 #include "runtime/cuda/cuda_blocks.h"
 
 #include "runtime/cuda/cuda_allocator.h"
+#include "runtime/cuda/cuda_end_of_life.h"
+#include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_pages.h"
 
-#include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <array>
@@ -27,13 +28,12 @@ class CudaBlockSource final : public BlockSource {
 
   void order(c10::Stream earlier, c10::Stream later) override {
     const c10::cuda::CUDAGuard here(device_);
-    c10::cuda::CUDAEvent event;
-    event.record(c10::cuda::CUDAStream(earlier));
-    event.block(c10::cuda::CUDAStream(later));
+    gravure::order(c10::cuda::CUDAStream(earlier), c10::cuda::CUDAStream(later));
   }
 
   void usedOn(const c10::DataPtr& block, c10::Stream stream) override {
-    CudaAllocator::install().base().recordStream(block, c10::cuda::CUDAStream(stream));
+    atEnd("keeping an arena until its work is done",
+          [&] { CudaAllocator::install().recordStream(block, c10::cuda::CUDAStream(stream)); });
   }
 
  private:

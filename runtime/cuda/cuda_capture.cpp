@@ -1,12 +1,12 @@
 #include "runtime/cuda/cuda_capture.h"
 
 #include "runtime/cuda/cuda_device.h"
+#include "runtime/cuda/cuda_end_of_life.h"
+#include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_libraries.h"
-#include "runtime/cuda/cuda_page_driver.h"
 #include "runtime/instruction.h"
 #include "runtime/rng.h"
 
-#include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <utility>
@@ -38,23 +38,17 @@ std::mutex& oneCapture() {
   return mutex;
 }
 
-/// Orders what `later` gets next behind what `earlier` holds now.
-void order(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later) {
-  c10::cuda::CUDAEvent event;
-  event.record(earlier);
-  event.block(later);
-}
-
 }  // namespace
 
 CudaCapture::CudaCapture(CudaDevice& device, const std::vector<at::Generator>& generators)
     : device_(device), alone_(oneCapture()), caller_(device.currentStream()) {
   TORCH_CHECK(!isCapturing(caller_),
               "a partition cannot be captured while the caller's stream is being captured");
+  CudaDraws::awaitFree(generators);
   order(caller_, device_.captures().stream());
   onCaptureStream_.emplace(device_.captures().stream());
   try {
-    begin(generators);
+    begin();
   } catch (...) {
     leave();
     throw;
@@ -62,14 +56,10 @@ CudaCapture::CudaCapture(CudaDevice& device, const std::vector<at::Generator>& g
 }
 
 CudaCapture::~CudaCapture() {
-  try {
-    leave();
-  } catch (const std::exception& error) {
-    TORCH_WARN("leaving a capture failed: ", error.what());
-  }
+  atEnd("leaving a capture", [this] { leave(); });
 }
 
-void CudaCapture::begin(const std::vector<at::Generator>& generators) {
+void CudaCapture::begin() {
   ArenaBypass bypass;
   {
     // In the pool, workspaces stay at their addresses whoever drops PyTorch's workspaces and cache.
@@ -81,7 +71,7 @@ void CudaCapture::begin(const std::vector<at::Generator>& generators) {
   }
   graph_ = std::make_unique<PartitionGraph>(device_.allocator(), device_.captures().stream(),
                                             device_.captures().pool());
-  graph_->begin(generators);
+  graph_->begin();
   device_.passFaultPoint(FaultPoint::CaptureBegin);
 }
 
@@ -100,10 +90,21 @@ void CudaCapture::call(const Call& call, const c10::IValue& rng, torch::jit::Sta
       !rng.isTensor(),
       "a call that draws from a saved state cannot be captured: its state is set on the host");
   const c10::Device where = device_.tensorDevice();
-  const bool paired = rng.isGenerator() && rng.toGenerator() != defaultGenerator(where);
-  if (call.draws && !paired) graph_->drawFromDefault();
-  RngScope scope(where, rng);
+  if (!call.draws && rng.isNone()) {
+    call.run(stack);
+    return;
+  }
+  const RngScope scope(where, standIn(rng));
   call.run(stack);
+}
+
+/// What the graph has in place of the generator `rng`, or of the default one.
+c10::IValue CudaCapture::standIn(const c10::IValue& rng) {
+  const at::Generator from =
+      rng.isNone() ? defaultGenerator(device_.tensorDevice()) : rng.toGenerator();
+  if (!from.device().is_cuda()) return rng;  // RngScope refuses it
+  const ArenaBypass bypass;
+  return graph_->standIn(from);
 }
 
 std::unique_ptr<Executable> CudaCapture::finish() {

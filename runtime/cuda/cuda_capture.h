@@ -27,7 +27,8 @@ class CudaCapture final : public Capture {
   std::unique_ptr<Executable> finish() override;
 
  private:
-  void begin(const std::vector<at::Generator>& generators);
+  void begin();
+  c10::IValue standIn(const c10::IValue& rng);
   void leave();
 
   CudaDevice& device_;

@@ -1,10 +1,13 @@
 #include "runtime/cuda/cuda_capture_pool.h"
 
+#include "runtime/call_faults.h"
+#include "runtime/cuda/cuda_end_of_life.h"
+#include "runtime/cuda/cuda_ended_pools.h"
+#include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_libraries.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -30,6 +33,7 @@ class CaptureStreams {
     cudaStream_t stream = nullptr;
     if (idle.empty()) {
       c10::cuda::CUDAGuard guard(device);
+      passCall("the making of a stream");
       C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     } else {
       stream = idle.back();
@@ -77,34 +81,46 @@ std::shared_ptr<CapturePool> CapturePool::of(CudaAllocator& allocator,
 CapturePool::CapturePool(CudaAllocator& allocator, c10::DeviceIndex device)
     : allocator_(allocator), stream_(CaptureStreams::get().take(device)),
       pool_(at::cuda::graph_pool_handle()) {
-  // A pool whose last use has ended cannot be used again, and a failed capture may be the only one.
-  allocator_.createOrIncrefPool(device, pool_, nullptr);
-  at::HostAllocator* pinned = at::getHostAllocator(at::kCUDA);
-  pinned->begin_allocate_to_pool(pool_, [](c10::Stream) { return false; });
-  pinned->end_allocate_to_pool(pool_);
+  EndedPools::of(device).giveBack();
+  bool made = false;
+  try {
+    // A pool whose last use has ended cannot be used again, and a failed capture may be the only one.
+    passCall("the making of a pool");
+    allocator_.createOrIncrefPool(device, pool_, nullptr);
+    made = true;
+    passCall("the making of a pool of pinned memory");
+    at::HostAllocator* pinned = at::getHostAllocator(at::kCUDA);
+    pinned->begin_allocate_to_pool(pool_, [](c10::Stream) { return false; });
+    pinned->end_allocate_to_pool(pool_);
+  } catch (...) {
+    if (made) atEnd("the end of a pool", [&] { allocator_.releasePool(device, pool_); });
+    CaptureStreams::get().giveBack(stream_);
+    throw;
+  }
 }
 
 CapturePool::~CapturePool() {
   const c10::DeviceIndex device = stream_.device_index();
-  try {
+  atEnd("the end of a graph pool", [&] {
     dropWorkspaces(stream_);
     allocator_.releasePool(device, pool_);
     at::getHostAllocator(at::kCUDA)->release_pool(pool_);
-    // If not now: with torch.cuda.empty_cache(), or when somebody is out of memory.
-    if (allocator_.getPoolUseCount(device, pool_) == 0) (void)allocator_.tryEmptyCache(pool_);
-  } catch (const std::exception& error) {
-    TORCH_WARN("giving back a graph pool of cuda:", static_cast<int>(device),
-               " failed: ", error.what());
-  }
+    EndedPools::of(device).add({pool_, {}});
+  });
   CaptureStreams::get().giveBack(stream_);
 }
 
-void CapturePool::follow(c10::cuda::CUDAStream current) {
-  if (last_) {
-    c10::cuda::CUDAEvent event;
-    event.record(*last_);
-    event.block(current);
+void CapturePool::finish() noexcept {
+  std::optional<c10::cuda::CUDAStream> last;
+  {
+    const std::lock_guard lock(mutex_);
+    last = last_;
   }
+  if (last) (void)LastWork({last->unwrap()}).wait();  // it comes behind those of other streams
+}
+
+void CapturePool::follow(c10::cuda::CUDAStream current) {
+  if (last_) order(*last_, current);
   last_ = current;
 }
 

@@ -36,6 +36,8 @@ class CapturePool {
     if (last_ != current) follow(current);
     launch();
   }
+  /// Waits until the graphs of this pool are done, unless their stream is being captured.
+  void finish() noexcept;
 
  private:
   CapturePool(CudaAllocator& allocator, c10::DeviceIndex device);

@@ -3,6 +3,7 @@
 #include "runtime/cuda/cuda_arena_stats.h"
 #include "runtime/cuda/cuda_blocks.h"
 #include "runtime/cuda/cuda_capture.h"
+#include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_marker.h"
 #include "runtime/cuda/cuda_pages.h"
 
@@ -42,7 +43,7 @@ void CudaDevice::installAllocator() { CudaAllocator::install(); }
 
 std::shared_ptr<Slab> CudaDevice::makeSlab(const ArenaShape& shape) {
   passFaultPoint(FaultPoint::Allocation);
-  std::string why = whyNoPages(index_);
+  std::string why = whyNoArenaPages(index_);
   if (!why.empty()) return cudaBlocks(index_).make(shape, std::move(why));
   WarmUpMemory* warmUps = warmUp_.memory();
   if (warmUps == nullptr) return cudaPages(index_).make(shape);
@@ -57,6 +58,8 @@ int64_t CudaDevice::releaseMemory() { return releaseAtRest(index_); }
 std::unique_ptr<Capture> CudaDevice::beginCapture(const std::vector<at::Generator>& generators) {
   return std::make_unique<CudaCapture>(*this, generators);
 }
+
+bool CudaDevice::callerCaptures() const { return isCapturing(currentStream()); }
 
 std::unique_ptr<Marker> CudaDevice::makeMarker() { return std::make_unique<CudaMarker>(index_); }
 

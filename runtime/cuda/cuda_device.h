@@ -32,8 +32,12 @@ class CudaDevice final : public Device {
   void endWarmUp() override { warmUp_.end(); }
   void dropWarmUp() override { warmUp_.drop(); }
 
+  bool callerCaptures() const override;
   std::unique_ptr<Marker> makeMarker() override;
   void synchronize() override;
+  void finishReplays() noexcept override {
+    if (captures_) captures_->finish();
+  }
 
   CudaAllocator& allocator() { return allocator_; }
   c10::cuda::CUDAStream currentStream() const { return c10::cuda::getCurrentCUDAStream(index_); }

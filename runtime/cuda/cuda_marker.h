@@ -1,9 +1,8 @@
 #pragma once
 // A point in a stream's work, which another thread may ask for (runtime/device.h).
 
+#include "runtime/cuda/cuda_event.h"
 #include "runtime/device.h"
-
-#include <c10/cuda/CUDAEvent.h>
 
 namespace gravure {
 
@@ -15,7 +14,7 @@ class CudaMarker final : public Marker {
 
  private:
   const c10::DeviceIndex device_;
-  c10::cuda::CUDAEvent event_;
+  CudaEvent event_;
 };
 
 }  // namespace gravure

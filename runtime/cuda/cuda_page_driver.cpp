@@ -1,9 +1,13 @@
 #include "runtime/cuda/cuda_page_driver.h"
 
+#include "runtime/call_faults.h"
 #include "runtime/device.h"
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
+
+#include <algorithm>
 
 namespace gravure {
 namespace {
@@ -63,17 +67,6 @@ CUdeviceptr addressOf(char* at) { return reinterpret_cast<CUdeviceptr>(at); }
 
 }  // namespace
 
-bool isCapturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t error = cudaStreamIsCapturing(stream, &status);
-  if (error == cudaErrorStreamCaptureImplicit) {  // the default stream, beside one that is captured
-    (void)cudaGetLastError();
-    return true;
-  }
-  C10_CUDA_CHECK(error);
-  return status != cudaStreamCaptureStatusNone;
-}
-
 std::string whyNoPages(c10::DeviceIndex device) {
   if (withoutVirtualMemory()) return "GRAVURE_NO_VIRTUAL_MEMORY is set";
   try {
@@ -101,20 +94,24 @@ PageDriver::PageDriver(c10::DeviceIndex device) : device_(device) {
   while (small_ < static_cast<int64_t>(least)) small_ *= 2;
 }
 
-PageSource::Addresses PageDriver::reserve(int64_t most, int64_t least) const {
+PageSource::Addresses PageDriver::reserve(const Reservation& wanted) const {
   const DeviceScope here(device_);
   const Driver& driver = Driver::get();
   CUdeviceptr at = 0;
   CUresult result = CUDA_SUCCESS;
-  for (int64_t bytes = most; bytes >= least; bytes /= 2) {
+  const int64_t devices = std::max<int64_t>(c10::cuda::device_count(), 1);
+  int64_t bytes = wanted.most;
+  while (bytes > wanted.least && bytes * devices > wanted.all) bytes /= 2;
+  for (; bytes >= wanted.least; bytes /= 2) {
     result = driver.reserve(&at, bytes, int64_t{1} << 28, 0, 0);
     if (result == CUDA_SUCCESS) return {reinterpret_cast<char*>(at), bytes};
   }
-  driver.check(result, "addresses for the arena");
+  driver.check(result, "addresses for memory of programs (is `ulimit -v` set?)");
   return {};
 }
 
 PageHandle PageDriver::create(int64_t bytes) const {
+  passCall("the making of pages");
   const DeviceScope here(device_);
   CUmemGenericAllocationHandle handle = 0;
   const CUresult result = Driver::get().create(&handle, bytes, &properties_, 0);
@@ -128,6 +125,7 @@ PageHandle PageDriver::create(int64_t bytes) const {
 void PageDriver::destroy(PageHandle handle) const { (void)Driver::get().release(handle); }
 
 void PageDriver::unmap(char* at, int64_t bytes) const {
+  if (!callSucceeds("the unmapping of pages")) return;
   (void)Driver::get().unmap(addressOf(at), bytes);
 }
 
@@ -135,15 +133,23 @@ void PageDriver::map(const std::vector<PageSource::Piece>& pieces,
                      const std::set<c10::DeviceIndex>& devices) const {
   const DeviceScope here(device_);
   const Driver& driver = Driver::get();
-  for (const PageSource::Piece& piece : pieces) {
-    driver.check(driver.map(addressOf(piece.at), piece.bytes, 0, piece.handle, 0),
-                 "to map the arena's pages");
-  }
-  for (size_t i = 0; i < pieces.size();) {
-    char* const begin = pieces[i].at;
-    char* end = begin;
-    while (i < pieces.size() && pieces[i].at == end) end += pieces[i++].bytes;
-    open(begin, end - begin, devices);
+  size_t mapped = 0;
+  try {
+    for (; mapped < pieces.size(); ++mapped) {
+      const PageSource::Piece& piece = pieces[mapped];
+      passCall("the mapping of pages");
+      driver.check(driver.map(addressOf(piece.at), piece.bytes, 0, piece.handle, 0),
+                   "to map the arena's pages");
+    }
+    for (size_t i = 0; i < pieces.size();) {
+      char* const begin = pieces[i].at;
+      char* end = begin;
+      while (i < pieces.size() && pieces[i].at == end) end += pieces[i++].bytes;
+      open(begin, end - begin, devices);
+    }
+  } catch (...) {
+    for (size_t i = 0; i < mapped; ++i) unmap(pieces[i].at, pieces[i].bytes);
+    throw;
   }
 }
 
@@ -153,6 +159,7 @@ void PageDriver::open(char* at, int64_t bytes, const std::set<c10::DeviceIndex>&
     access.push_back({{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   }
   const Driver& driver = Driver::get();
+  passCall("the opening of pages");
   driver.check(driver.setAccess(addressOf(at), bytes, access.data(), access.size()),
                "access to the arena");
 }

@@ -22,11 +22,14 @@ struct DeviceScope {
   c10::cuda::CUDAStreamCaptureModeGuard mode;
 };
 
-/// Whether `stream` can take no work now but for a graph that is being captured.
-bool isCapturing(cudaStream_t stream);
-
 /// Why `device` cannot map pages; "" if it can. GRAVURE_NO_VIRTUAL_MEMORY=1 is a reason.
 std::string whyNoPages(c10::DeviceIndex device);
+
+/// How many bytes of addresses: `all` of them shared by the GPUs that the process sees, `most` and at the
+/// least `least` for one. A process has 2^47, and other allocators of eight GPUs want some as well.
+struct Reservation {
+  int64_t all = 0, most = 0, least = 0;
+};
 
 /// None of its calls waits for work in flight, unlike cudaFree: whoever unmaps or destroys must know
 /// that the work on a page is done.
@@ -38,8 +41,8 @@ class PageDriver {
   int64_t largePage() const { return 16 * small_; }
   int64_t smallPage() const { return small_; }
 
-  /// Addresses with nothing behind them: as many as there are, from `most` down to `least` bytes.
-  PageSource::Addresses reserve(int64_t most, int64_t least) const;
+  /// Addresses with nothing behind them: as many as there are. c10::Error if those are too few.
+  PageSource::Addresses reserve(const Reservation& wanted) const;
   /// 0 if there is no memory for it.
   PageHandle create(int64_t bytes) const;
   void destroy(PageHandle handle) const;

@@ -2,10 +2,11 @@
 
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_arena_stats.h"
+#include "runtime/cuda/cuda_ended_pools.h"
+#include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_page_driver.h"
 #include "runtime/cuda/cuda_warm_up_memory.h"
 
-#include <c10/cuda/CUDAEvent.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -19,6 +20,16 @@
 namespace gravure {
 namespace {
 
+class CudaWork final : public PageSource::Work {
+ public:
+  explicit CudaWork(const std::vector<c10::Stream>& streams) : work_(streams) {}
+  bool isDone() noexcept override { return work_.isDone(); }
+  bool wait() noexcept override { return work_.wait(); }
+
+ private:
+  LastWork work_;
+};
+
 class CudaPageSource final : public PageSource {
  public:
   /// `openTo`: devices whose kernels may use the arenas.
@@ -30,25 +41,29 @@ class CudaPageSource final : public PageSource {
   int64_t largePage() const override { return driver_.largePage(); }
   int64_t smallPage() const override { return driver_.smallPage(); }
 
-  Addresses reserve() override { return driver_.reserve(int64_t{1} << 44, int64_t{1} << 38); }
+  Addresses reserve() override {
+    return driver_.reserve({int64_t{1} << 45, int64_t{1} << 44, int64_t{1} << 38});
+  }
 
   std::vector<PageHandle> create(const std::vector<int64_t>& sizes) override {
     if (sizes.empty()) return {};
     const int64_t bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     if (bytes > availableMemory(device())) {
-      CudaAllocator::install().base().emptyCache({0, 0});
+      (void)CudaAllocator::install().tryEmptyCache({0, 0});
       if (WarmUpMemory* ended = WarmUpMemory::known(device())) ended->giveBackWaiting();
     }
     if (const int64_t rest = availableMemory(device()); bytes > rest) failFor(bytes, rest);
     std::vector<PageHandle> made;
-    for (const int64_t size : sizes) {
-      const PageHandle handle = driver_.create(size);
-      if (handle != 0) {
-        made.push_back(handle);
-        continue;
+    try {
+      for (const int64_t size : sizes) {
+        made.push_back(driver_.create(size));
+        if (made.back() == 0) failFor(bytes, availableMemory(device()));
       }
-      for (const PageHandle each : made) driver_.destroy(each);
-      failFor(bytes, availableMemory(device()));
+    } catch (...) {
+      for (const PageHandle each : made) {
+        if (each != 0) driver_.destroy(each);
+      }
+      throw;
     }
     CudaAllocator::install().stats(device()).add(bytes);
     return made;
@@ -74,9 +89,11 @@ class CudaPageSource final : public PageSource {
 
   void order(c10::Stream earlier, c10::Stream later) override {
     const DeviceScope here(device());
-    c10::cuda::CUDAEvent event;
-    event.record(c10::cuda::CUDAStream(earlier));
-    event.block(c10::cuda::CUDAStream(later));
+    gravure::order(c10::cuda::CUDAStream(earlier), c10::cuda::CUDAStream(later));
+  }
+
+  std::unique_ptr<Work> work(const std::vector<c10::Stream>& streams) override {
+    return std::make_unique<CudaWork>(streams);
   }
 
   /// Stream by stream: a device cannot be waited for while any of its streams is being captured.
@@ -132,6 +149,17 @@ ArenaPages& cudaPages(c10::DeviceIndex device) {
   return *all.pages[index].load();
 }
 
+std::string whyNoArenaPages(c10::DeviceIndex device) {
+  std::string why = whyNoPages(device);
+  if (!why.empty()) return why;
+  try {
+    (void)cudaPages(device);
+    return "";
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+}
+
 ArenaPages* knownCudaPages(c10::DeviceIndex device) {
   return Arenas::get().pages.at(static_cast<size_t>(device)).load(std::memory_order_acquire);
 }
@@ -159,10 +187,16 @@ int64_t availableMemory(c10::DeviceIndex device) {
 }
 
 int64_t releaseAtRest(c10::DeviceIndex device) {
+  EndedPools::of(device).giveBack();
   WarmUpMemory* warmUps = WarmUpMemory::known(device);
   ArenaPages* arenas = knownCudaPages(device);
   return (warmUps == nullptr ? 0 : warmUps->giveBackWaiting()) +
          (arenas == nullptr ? 0 : arenas->releaseAtRest());
+}
+
+void releaseEnded(c10::DeviceIndex device) {
+  if (WarmUpMemory* warmUps = WarmUpMemory::known(device)) warmUps->giveBackWaiting();
+  if (ArenaPages* arenas = knownCudaPages(device)) arenas->releaseEnded();
 }
 
 void openArenasTo(c10::DeviceIndex owner, c10::DeviceIndex device) {

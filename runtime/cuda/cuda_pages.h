@@ -6,6 +6,7 @@
 #include <c10/core/Device.h>
 
 #include <set>
+#include <string>
 
 namespace gravure {
 
@@ -13,6 +14,9 @@ namespace gravure {
 /// addresses of one page are ordered as the work on them is: the end of a kernel, or an event between
 /// streams (CUDA programming guide, "virtual aliasing support").
 ArenaPages& cudaPages(c10::DeviceIndex device);
+
+/// Why there are none: the GPU cannot map pages, or the process has no addresses left; "" if there are.
+std::string whyNoArenaPages(c10::DeviceIndex device);
 
 /// The same, or nullptr if there never was one.
 ArenaPages* knownCudaPages(c10::DeviceIndex device);
@@ -26,6 +30,9 @@ int64_t availableMemory(c10::DeviceIndex device);
 /// Gives back what of `device` ended warm-ups and arenas at rest take. Waits for the work on it. The
 /// bytes.
 int64_t releaseAtRest(c10::DeviceIndex device);
+
+/// The same, but for arenas at rest: of programs that are gone alone.
+void releaseEnded(c10::DeviceIndex device);
 
 /// Kernels on `device` may read and write the arenas of `owner`, and what programs warm up in there,
 /// from now on.

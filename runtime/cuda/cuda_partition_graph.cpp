@@ -1,144 +1,143 @@
 #include "runtime/cuda/cuda_partition_graph.h"
 
+#include "runtime/call_faults.h"
+#include "runtime/cuda/cuda_end_of_life.h"
+
 #include <ATen/core/CachingHostAllocator.h>
-#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <utility>
 
 namespace gravure {
-
 namespace {
 
-/// For undoing: each step is tried, whatever became of the one before it.
-template <typename Step>
-void attempt(const char* what, Step step) noexcept {
-  try {
-    step();
-  } catch (const std::exception& error) {
-    TORCH_WARN("after a failed capture, ", what, " failed too: ", error.what());
+at::HostAllocator& pinned() { return *at::getHostAllocator(at::kCUDA); }
+
+/// The number of the capture that `stream` is in; 0 if it is in none. Asked for streams of any thread.
+unsigned long long captureOf(cudaStream_t stream) noexcept {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long number = 0;
+  if (cudaStreamGetCaptureInfo(stream, &status, &number) != cudaSuccess) {
+    (void)cudaGetLastError();  // the default stream beside one that is captured
+    return 0;
   }
+  return status == cudaStreamCaptureStatusActive ? number : 0;
 }
+
+std::atomic<int> captures{0};
 
 }  // namespace
 
-PartitionGraph::PartitionGraph(CudaAllocator& allocator, c10::cuda::CUDAStream stream,
-                               c10::MempoolId_t pool)
-    : allocator_(allocator), stream_(stream), pool_(pool) {}
+bool PartitionGraph::oneIsCaptured() { return captures.load() > 0; }
 
 PartitionGraph::~PartitionGraph() {
-  if (capturing_) undo();
+  if (capturing_ || routed_) undo();
+  const UnseenByCaptures unseen;
+  if (executable_ != nullptr) warnAtEnd("the end of a graph", cudaGraphExecDestroy(executable_));
+  if (!usesPool_) return;
+  atEnd("giving back the use of a graph pool", [this] {
+    allocator_.releasePool(stream_.device_index(), pool_);
+    pinned().release_pool(pool_);
+  });
 }
 
-void PartitionGraph::begin(const std::vector<at::Generator>& generators) {
-  usesBefore_ = allocator_.getPoolUseCount(stream_.device_index(), pool_);
-  for (const at::Generator& generator : generators) {
-    if (generator.device().is_cuda()) register_generator_state(generator);
-  }
-  const size_t drawnFrom = captured_generator_states_.size();
-  std::vector<at::CUDAGeneratorState*> named;
-  for (const auto& [state, increment] : captured_generator_states_) named.push_back(state.get());
-
+void PartitionGraph::begin() {
   capturing_ = true;
   try {
-    capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+    route();
+    passCall("the begin of a capture by the driver");
+    C10_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    capture_ = captureOf(stream_);
+    TORCH_INTERNAL_ASSERT(capture_ != 0, "a stream that was told to capture does not");
   } catch (...) {
     undo();
     throw;
   }
-  if (captured_generator_states_.size() == drawnFrom) return;
-  // capture_begin always adds the default generator. While that is marked as capturing, a draw
-  // from it on any other thread throws.
-  for (const auto& [state, increment] : captured_generator_states_) {
-    if (std::find(named.begin(), named.end(), state.get()) != named.end()) continue;
-    state->capturing_ = false;
-    idle_.push_back(state);
-  }
 }
 
-void PartitionGraph::drawFromDefault() {
-  for (const auto& state : idle_) state->capturing_ = true;
-  idle_.clear();
+/// From the streams that take part in the capture, to the pool. Before the capture begins: what another
+/// thread frees meanwhile must find the allocator told of it.
+void PartitionGraph::route() {
+  const auto takesPart = [this](cudaStream_t stream) {
+    const auto ours = capture_.load(std::memory_order_relaxed);
+    return ours != 0 && captureOf(stream) == ours;
+  };
+  passCall("the routing of allocations to a pool");
+  allocator_.beginAllocateToPool(stream_.device_index(), pool_, takesPart);
+  routed_ = true;
+  captures.fetch_add(1);
+  passCall("the routing of pinned allocations to a pool");
+  pinned().begin_allocate_to_pool(pool_, [takesPart](c10::Stream stream) {
+    return takesPart(c10::cuda::CUDAStream(c10::cuda::CUDAStream::UNCHECKED, stream));
+  });
+  usesPool_ = true;
+}
+
+void PartitionGraph::endRouting() {
+  if (!std::exchange(routed_, false)) return;
+  captures.fetch_sub(1);
+  allocator_.endAllocateToPool(stream_.device_index(), pool_);
+  if (usesPool_) {
+    pinned().end_allocate_to_pool(pool_);
+  } else {
+    allocator_.releasePool(stream_.device_index(), pool_);  // the pinned one's has failed
+  }
 }
 
 void PartitionGraph::end() {
   try {
-    capture_end();
+    cudaGraph_t graph = nullptr;
+    C10_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+    capture_ = 0;
+    endRouting();
+    TORCH_CHECK(graph != nullptr, "CUDA has no graph of what was captured");
+    constexpr auto kFlags =
+        cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority;
+    const cudaError_t made = callSucceeds("the instantiation of a graph")
+                                 ? cudaGraphInstantiateWithFlags(&executable_, graph, kFlags)
+                                 : cudaErrorUnknown;
+    (void)cudaGraphDestroy(graph);
+    C10_CUDA_CHECK(made);
   } catch (...) {
     undo();
     throw;
   }
+  draws_.end();
   capturing_ = false;
-  idle_.clear();
-  for (const auto& [state, increment] : captured_generator_states_) draws_ |= increment != 0;
 }
 
 void PartitionGraph::launch(cudaStream_t stream) {
-  if (draws_) {
-    launchDrawing();
-  } else {
-    C10_CUDA_CHECK(cudaGraphLaunch(graph_exec_, stream));
-  }
-}
-
-void PartitionGraph::launchDrawing() {
-  c10::SmallVector<uint64_t, 4> offsets;
-  for (const auto& [state, increment] : captured_generator_states_) {
-    offsets.push_back(state->philox_offset_per_thread_);
+  if (!draws_.any()) {
+    passCall("the launch of a graph");
+    C10_CUDA_CHECK(cudaGraphLaunch(executable_, stream));
+    return;
   }
   try {
-    replay();
+    draws_.begin();
+    passCall("the launch of a graph that draws");
+    C10_CUDA_CHECK(cudaGraphLaunch(executable_, stream));
   } catch (...) {
-    size_t i = 0;
-    for (const auto& [state, increment] : captured_generator_states_) {
-      state->philox_offset_per_thread_ = offsets[i++];
-    }
+    draws_.takeBack();
     throw;
   }
 }
 
+/// Each step is tried, whatever became of the one before it.
 void PartitionGraph::undo() noexcept {
   capturing_ = false;
-  attempt("ending it", [this] { endStreamCapture(); });
-  attempt("ending the routing of allocations", [this] { endRouting(); });
-  attempt("restoring the generators", [this] { leaveCapturing(); });
-  attempt("giving the pool back", [this] { givePoolBack(); });
+  atEnd("ending a capture that failed", [this] { endCapture(); });
+  atEnd("ending the routing of its allocations", [this] { endRouting(); });
   (void)cudaGetLastError();  // the failure's own; the next check would report it as its own
 }
 
-void PartitionGraph::endStreamCapture() {
+void PartitionGraph::endCapture() {
+  capture_ = 0;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream_, &status) == cudaSuccess &&
-      status != cudaStreamCaptureStatusNone) {
-    (void)cudaStreamEndCapture(stream_, &graph_);  // an error here is the capture's, known already
-  }
-  if (graph_ != nullptr && !has_graph_ && !has_graph_exec_) {
-    (void)cudaGraphDestroy(graph_);
-    graph_ = nullptr;
-  }
-  (void)cudaGetLastError();
-}
-
-void PartitionGraph::endRouting() {
-  if (!allocator_.isRouted(stream_.device_index(), pool_)) return;
-  allocator_.endAllocateToPool(stream_.device_index(), pool_);
-  at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(pool_);
-}
-
-void PartitionGraph::leaveCapturing() {
-  for (const auto& [state, increment] : captured_generator_states_) {
-    state->capturing_ = false;
-    state->offset_intragraph_ = 0;
-  }
-  idle_.clear();
-}
-
-void PartitionGraph::givePoolBack() {
-  reset();  // gives it back itself if capture_end() got that far
-  const c10::DeviceIndex device = stream_.device_index();
-  if (allocator_.getPoolUseCount(device, pool_) <= usesBefore_) return;
-  allocator_.releasePool(device, pool_);
-  at::getHostAllocator(at::kCUDA)->release_pool(pool_);
+  if (cudaStreamIsCapturing(stream_, &status) != cudaSuccess) return;
+  if (status == cudaStreamCaptureStatusNone) return;
+  cudaGraph_t graph = nullptr;
+  (void)cudaStreamEndCapture(stream_, &graph);  // an error here is the capture's, known already
+  if (graph != nullptr) (void)cudaGraphDestroy(graph);
 }
 
 }  // namespace gravure

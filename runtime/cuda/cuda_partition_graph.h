@@ -2,34 +2,33 @@
 // One CUDA graph, and the undoing of a capture that failed.
 
 #include "runtime/cuda/cuda_allocator.h"
+#include "runtime/cuda/cuda_draws.h"
 
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
-#include <vector>
-
-namespace at {
-class Generator;
-}
+#include <atomic>
 
 namespace gravure {
 
-/// PyTorch's CUDAGraph with what it lacks in 2.11: capture_end() throws on a failed capture before
-/// it ends the routing of allocations and before the generators leave their capturing state, and
-/// reset() gives the pool back only after a capture that ended. Everything here runs on one thread,
+/// PyTorch's CUDAGraph in 2.11 marks the default generator as capturing for the whole of each capture,
+/// undoes little of one that fails, and throws in its destructor. So this is a graph of our own, which
+/// PyTorch's allocators are told of as they are of PyTorch's. All but the destructor runs on one thread,
 /// with the capture's stream current.
-class PartitionGraph final : public at::cuda::CUDAGraph {
+class PartitionGraph {
  public:
   /// `pool`: where allocations outside the plan go; the caller holds a use of it.
-  PartitionGraph(CudaAllocator& allocator, c10::cuda::CUDAStream stream, c10::MempoolId_t pool);
-  /// Undoes a capture that is still going on.
+  PartitionGraph(CudaAllocator& allocator, c10::cuda::CUDAStream stream, c10::MempoolId_t pool)
+      : allocator_(allocator), stream_(stream), pool_(pool) {}
+  /// Undoes a capture that is still going on. The graph may be running: CUDA frees it behind its work.
   ~PartitionGraph();
+  PartitionGraph(const PartitionGraph&) = delete;
+  PartitionGraph& operator=(const PartitionGraph&) = delete;
 
-  /// Begins to capture, in thread-local mode. `generators`: what the calls draw from. Other threads
-  /// may draw from the default generator meanwhile, unless a call here does.
-  void begin(const std::vector<at::Generator>& generators);
-  /// A call that comes next draws from the default generator.
-  void drawFromDefault();
+  /// Begins to capture, in thread-local mode.
+  void begin();
+  /// What stands in for `generator` while a call that draws from it is captured.
+  at::Generator standIn(const at::Generator& generator) { return draws_.standIn(generator); }
   /// Ends the capture and instantiates. If that throws, the capture was undone.
   void end();
 
@@ -37,21 +36,23 @@ class PartitionGraph final : public at::cuda::CUDAGraph {
   /// that throws, no generator has moved.
   void launch(cudaStream_t stream);
 
+  /// Whether one is being captured now, on any thread.
+  static bool oneIsCaptured();
+
  private:
-  void undo() noexcept;
-  void endStreamCapture();
+  void route();
+  void endCapture();
   void endRouting();
-  void leaveCapturing();
-  void givePoolBack();
-  void launchDrawing();
+  void undo() noexcept;
 
   CudaAllocator& allocator_;
   const c10::cuda::CUDAStream stream_;
   const c10::MempoolId_t pool_;
-  std::vector<c10::intrusive_ptr<at::CUDAGeneratorState>> idle_;  // registered, not drawn from
-  int usesBefore_ = 0;
-  bool capturing_ = false;
-  bool draws_ = false;
+  CudaDraws draws_;
+  cudaGraphExec_t executable_ = nullptr;
+  // CUDA's number for it, 0 while there is none; read by whoever allocates.
+  std::atomic<unsigned long long> capture_{0};
+  bool capturing_ = false, routed_ = false, usesPool_ = false;
 };
 
 }  // namespace gravure

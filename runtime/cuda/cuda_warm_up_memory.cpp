@@ -10,10 +10,11 @@
 namespace gravure {
 namespace {
 
-using c10::cuda::CUDAEvent;
 using c10::cuda::CUDAStream;
 
-constexpr int64_t kAddresses = int64_t{1} << 41;
+// What the caller keeps lies on small pages: little, as a loss.
+constexpr Reservation kLarge{int64_t{1} << 43, int64_t{1} << 41, int64_t{1} << 36};
+constexpr Reservation kSmall{int64_t{1} << 41, int64_t{1} << 38, int64_t{1} << 36};
 
 /// By device. Never destroyed.
 struct Memories {
@@ -43,6 +44,16 @@ WarmUpMemory& WarmUpMemory::of(c10::DeviceIndex device) {
   return *memory.load();
 }
 
+WarmUpMemory* WarmUpMemory::tryOf(c10::DeviceIndex device) {
+  if (!whyNoPages(device).empty()) return nullptr;
+  try {
+    return &of(device);
+  } catch (
+      const c10::Error&) {  // it says that there are no addresses; the arena's remark says so, too
+    return nullptr;
+  }
+}
+
 WarmUpMemory* WarmUpMemory::known(c10::DeviceIndex device) {
   return Memories::get().byDevice.at(static_cast<size_t>(device)).load(std::memory_order_acquire);
 }
@@ -58,11 +69,11 @@ bool WarmUpMemory::anyContains(const void* address) {
 
 WarmUpMemory::WarmUpMemory(c10::DeviceIndex device)
     : CudaAllocator(&CudaAllocator::install().base()), driver_(device),
-      large_(rangeOf(driver_.largePage())), small_(rangeOf(driver_.smallPage())),
+      large_(rangeOf(driver_.largePage(), kLarge)), small_(rangeOf(driver_.smallPage(), kSmall)),
       openTo_({device}) {}
 
-WarmUpMemory::Range WarmUpMemory::rangeOf(int64_t page) const {
-  const auto addresses = driver_.reserve(kAddresses, int64_t{1} << 36);
+WarmUpMemory::Range WarmUpMemory::rangeOf(int64_t page, const Reservation& wanted) const {
+  const auto addresses = driver_.reserve(wanted);
   Range range;
   range.base = addresses.base;
   range.bytes = addresses.bytes;
@@ -166,7 +177,7 @@ std::vector<PageHandle> WarmUpMemory::take(Range& range, int64_t most, CUDAStrea
   if (!hasEnded()) return taken;
   if (isCapturing(stream)) return taken;  // it cannot be told to come after anything
   markEnded();
-  std::set<CUDAEvent*> before;  // what the stream has been told to come after
+  std::set<CudaEvent*> before;  // what the stream has been told to come after
   for (auto& [number, page] : range.pages) {
     if (static_cast<int64_t>(taken.size()) == most) break;
     if (!page.ended || page.taken || page.marks.empty()) continue;
@@ -182,11 +193,11 @@ std::vector<PageHandle> WarmUpMemory::take(Range& range, int64_t most, CUDAStrea
 
 /// Marks the end of the work on pages that have ended, but where a stream of theirs is being captured.
 void WarmUpMemory::markEnded() {
-  std::unordered_map<CUDAStream, std::shared_ptr<CUDAEvent>> made;
+  std::unordered_map<CUDAStream, std::shared_ptr<CudaEvent>> made;
   const auto markOf = [&](CUDAStream stream) {
     auto& mark = made[stream];
     if (!mark && !isCapturing(stream)) {
-      mark = std::make_shared<CUDAEvent>();
+      mark = std::make_shared<CudaEvent>();
       mark->record(stream);
     }
     return mark;
@@ -203,7 +214,7 @@ void WarmUpMemory::markEnded() {
 int64_t WarmUpMemory::unmapEnded(bool wait) {
   markEnded();
   int64_t freed = 0;
-  std::unordered_map<const CUDAEvent*, bool> done;  // a mark is that of hundreds of pages
+  std::unordered_map<const CudaEvent*, bool> done;  // a mark is that of hundreds of pages
   const auto isDone = [&](const auto& mark) {
     const auto [known, isNew] = done.try_emplace(mark.get());
     if (isNew && wait) mark->synchronize();

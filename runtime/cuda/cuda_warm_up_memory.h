@@ -2,9 +2,9 @@
 // The memory that programs warm up in on a GPU: pages, which the arena takes over.
 
 #include "runtime/cuda/cuda_allocator.h"
+#include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_page_driver.h"
 
-#include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <atomic>
@@ -30,6 +30,8 @@ class WarmUpMemory final : public CudaAllocator {
   /// That of one GPU, which must be able to map pages. Never destroyed: PyTorch may free results of a
   /// warm-up while the process ends.
   static WarmUpMemory& of(c10::DeviceIndex device);
+  /// The same, or nullptr where the GPU cannot map pages, or has no addresses for them.
+  static WarmUpMemory* tryOf(c10::DeviceIndex device);
   /// The same, or nullptr if there never was one.
   static WarmUpMemory* known(c10::DeviceIndex device);
   /// Whether `address` lies in that of any GPU.
@@ -60,11 +62,11 @@ class WarmUpMemory final : public CudaAllocator {
  private:
   struct Page {
     PageHandle handle = 0;
-    int32_t segments = 0;                                      // that lie on it
-    bool ended = false;                                        // had some, and has none
-    bool taken = false;                                        // the handle is somebody else's
-    std::unordered_set<c10::cuda::CUDAStream> streams;         // that segments on it were made for
-    std::vector<std::shared_ptr<c10::cuda::CUDAEvent>> marks;  // behind its last work, once ended
+    int32_t segments = 0;                               // that lie on it
+    bool ended = false;                                 // had some, and has none
+    bool taken = false;                                 // the handle is somebody else's
+    std::unordered_set<c10::cuda::CUDAStream> streams;  // that segments on it were made for
+    std::vector<std::shared_ptr<CudaEvent>> marks;      // behind its last work, once ended
   };
   /// Segments one behind the other, on pages of one size.
   struct Range {
@@ -82,7 +84,7 @@ class WarmUpMemory final : public CudaAllocator {
   };
 
   explicit WarmUpMemory(c10::DeviceIndex device);
-  Range rangeOf(int64_t page) const;
+  Range rangeOf(int64_t page, const Reservation& wanted) const;
   bool addPages(Range& range, int64_t first, int64_t end);
   std::vector<PageHandle> take(Range& range, int64_t most, c10::cuda::CUDAStream stream);
   int64_t giveBackEnded(bool wait);

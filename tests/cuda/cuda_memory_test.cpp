@@ -22,7 +22,7 @@ TEST_CASE("a recording session sees each allocation and where it ends") {
   at::Tensor kept;
   AllocationRecord record;
   {
-    ArenaSession session(3, c10::DeviceType::CUDA);
+    ArenaSession session(3, kGpu);
     session.enterStep(0);
     at::Tensor first = input + 1;
     kept = input * 2;
@@ -65,12 +65,12 @@ TEST_CASE("recorded and served memory answers as PyTorch's own does") {
   ServePlan plan = planOf({kBytes, kBytes});
   auto slab = device.makeSlab(shapeOf(plan));
   {
-    ArenaSession session(1, c10::DeviceType::CUDA);
+    ArenaSession session(1, kGpu);
     session.enterStep(0);
     recorded = at::empty({64, 64}, at::TensorOptions(kGpu));
   }
   {
-    ArenaSession session(plan, slab, c10::DeviceType::CUDA);
+    ArenaSession session(plan, slab, kGpu);
     session.enterStep(0);
     (void)at::empty({64, 64}, at::TensorOptions(kGpu));
     served = at::empty({64, 64}, at::TensorOptions(kGpu));

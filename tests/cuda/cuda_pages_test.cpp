@@ -191,7 +191,7 @@ TEST_CASE("a program on another stream comes after the work on the pages that th
   auto a = device.makeSlab(shapeOfBytes(bytes)), b = device.makeSlab(shapeOfBytes(bytes));
   const auto on = [&](const std::shared_ptr<Slab>& arena) {
     cudaPages(0).retain(arena->base());
-    c10::DataPtr memory(arena->base(), arena->base(), CudaAllocator::install().raw_deleter(), kGpu);
+    c10::DataPtr memory(arena->base(), arena->base(), CudaAllocator::deleter(), kGpu);
     c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), nullptr, false);
     return at::empty({0}, at::TensorOptions(kGpu)).set_(storage, 0, {bytes / 4}, {1});
   };
@@ -232,7 +232,7 @@ TEST_CASE("an arena that goes during a capture does not break it", "[law12]") {
   other->leave();
   const ServePlan plan = planOf({64 * 64 * 4, 64 * 64 * 4});
   auto arena = device.makeSlab(shapeOf(plan));
-  ArenaSession session(plan, arena, c10::DeviceType::CUDA);
+  ArenaSession session(plan, arena, kGpu);
   session.enterStep(0);
   auto capture = device.beginCapture({});
   other.reset();

@@ -5,6 +5,7 @@
 #include "runtime/cuda/cuda_pages.h"
 #include "runtime/cuda/cuda_warm_up_memory.h"
 
+#include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -38,7 +39,7 @@ ArenaShape shapeOfBytes(int64_t bytes) {
 /// The arena's memory as one tensor.
 at::Tensor all(const Slab& arena) {
   cudaPages(0).retain(arena.base());
-  c10::DataPtr memory(arena.base(), arena.base(), CudaAllocator::install().raw_deleter(), kGpu);
+  c10::DataPtr memory(arena.base(), arena.base(), CudaAllocator::deleter(), kGpu);
   c10::Storage storage(c10::Storage::use_byte_size_t(), arena.bytes(), std::move(memory), nullptr,
                        false);
   return at::empty({0}, at::TensorOptions(kGpu)).set_(storage, 0, {arena.bytes() / 4}, {1});
@@ -235,13 +236,28 @@ TEST_CASE("a warm-up ends while somebody else's allocations are routed to a pool
   device.beginWarmUp();
   (void)floats(100 * kMiB);
   device.endWarmUp();
-  other.beginWarmUp();
-  device.dropWarmUp();
-  device.tidyWarmUp();
-  CHECK(reserved() >= before + 100 * kMiB);
-  other.endWarmUp();
+  SECTION("another warm-up's, which is paused for that") {
+    other.beginWarmUp();
+    const at::Tensor first = floats(kMiB);
+    device.dropWarmUp();
+    const at::Tensor second = floats(kMiB);
+    other.endWarmUp();
+    CHECK(WarmUpMemory::anyContains(first.data_ptr()));
+    CHECK(WarmUpMemory::anyContains(second.data_ptr()));
+  }
+  SECTION("somebody else's, which cannot be") {
+    CUDAAllocator& pytorch = device.allocator().base();
+    const auto pool = at::cuda::graph_pool_handle();
+    pytorch.beginAllocateToPool(0, pool, [](cudaStream_t) { return false; });
+    device.dropWarmUp();
+    device.tidyWarmUp();
+    CHECK(reserved() >= before + 100 * kMiB);
+    pytorch.endAllocateToPool(0, pool);
+    pytorch.releasePool(0, pool);
+  }
   other.dropWarmUp();
   device.synchronize();
+  for (int call = 0; call < 4; ++call) device.tidyWarmUp();
   device.tidyWarmUp();
   CHECK(reserved() == before);
 }

@@ -129,6 +129,21 @@ class CountedSource final : public PageSource {
   void finish(const std::vector<c10::Stream>& streams) override {
     for (c10::Stream each : streams) finished.push_back(each.id());
   }
+  /// Done when `busy` no longer names one of its streams.
+  std::unique_ptr<Work> work(const std::vector<c10::Stream>& streams) override {
+    struct Counted final : Work {
+      const CountedSource& source;
+      std::vector<c10::Stream> streams;
+      Counted(const CountedSource& source, std::vector<c10::Stream> streams)
+          : source(source), streams(std::move(streams)) {}
+      bool isDone() noexcept override {
+        return std::none_of(streams.begin(), streams.end(),
+                            [this](c10::Stream each) { return source.busy.count(each.id()) > 0; });
+      }
+      bool wait() noexcept override { return source.mayWait; }
+    };
+    return std::make_unique<Counted>(*this, streams);
+  }
   static c10::Stream streamOf(int64_t id) {
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCPU), id);
   }
@@ -146,6 +161,8 @@ class CountedSource final : public PageSource {
   std::map<char*, Piece> mapped;
   std::vector<std::pair<int64_t, int64_t>> ordered;
   std::vector<int64_t> finished;
+  std::set<int64_t> busy;
+  bool mayWait = true;
 };
 
 struct Counted {
@@ -235,6 +252,89 @@ TEST_CASE("an arena takes the pages that it is given, behind the work that was o
     CHECK(device.source->behind(*before) == std::set<PageHandle>{101, 102});
   }
   CHECK(device.source->ordered == Order{{1, 2}});
+}
+
+TEST_CASE("the first step on given pages comes after older work on the pages beside them") {
+  using Order = std::vector<std::pair<int64_t, int64_t>>;
+  Counted device;
+  device.source->stream = 2;
+  auto older = device.pages.make(shapeOf(8));
+  REQUIRE(enter(*older));
+  older->leave();
+  device.source->created += 4 * 4096;
+  device.source->stream = 1;
+  auto a = device.pages.make(shapeOf(12), {101});  // two of the older one's, and the given one
+  REQUIRE(device.source->behind(*a).count(101) == 1);
+  REQUIRE_FALSE(disjoint(device.source->behind(*a), device.source->behind(*older)));
+  REQUIRE(enter(*a));
+  CHECK(device.source->ordered == Order{{2, 1}});
+}
+
+TEST_CASE("a step on pages that have moved comes after older work on those that came") {
+  using Order = std::vector<std::pair<int64_t, int64_t>>;
+  Counted device;
+  ArenaShape holding = shapeOf(4);
+  holding.results = {{0, 4 * 4096}};
+  holding.resultBooks = {std::make_shared<LoanBook>()};
+  auto a = device.pages.make(shapeOf(4)), holds = device.pages.make(holding);
+  device.source->stream = 1;
+  auto other = device.pages.make(shapeOf(8));  // on their page, and one more
+  REQUIRE(enter(*other));
+  other->leave();
+  device.source->stream = 2;
+  std::vector<float> memory(4);
+  at::Tensor lent;
+  for (Slab* each : {a.get(), holds.get()}) {
+    REQUIRE(enter(*each));
+    each->leave();
+  }
+  device.source->stream = 2;
+  lent = Lender(holds).lend(at::from_blob(memory.data(), {4}), holding.resultBooks[0]);
+  device.source->ordered.clear();
+  const auto before = device.source->behind(*a);
+  REQUIRE(enter(*a));  // moves away from what is held, to the other one's second page
+  REQUIRE(disjoint(device.source->behind(*a), before));
+  REQUIRE_FALSE(disjoint(device.source->behind(*a), device.source->behind(*other)));
+  CHECK(device.source->ordered == Order{{1, 2}});
+}
+
+TEST_CASE("an arena that goes waits for nothing, and others have its pages behind its work") {
+  using Order = std::vector<std::pair<int64_t, int64_t>>;
+  Counted device;
+  device.source->stream = 1;
+  auto a = device.pages.make(shapeOf(8));
+  REQUIRE(enter(*a));
+  a->leave();
+  device.source->busy = {1};
+  a.reset();
+  CHECK(device.source->finished.empty());
+  CHECK(device.pages.bytes() == 8 * 4096);  // work is still going on there
+  CHECK(device.source->mapped.size() == 2);
+  device.source->stream = 2;
+  auto b = device.pages.make(shapeOf(8));
+  CHECK(device.pages.bytes() == 8 * 4096);
+  REQUIRE(enter(*b));
+  CHECK(device.source->ordered == Order{{1, 2}});
+  CHECK(device.source->mapped.size() == 4);
+  b->leave();
+  SECTION("a later step finds that the work is done") {
+    device.source->busy.clear();
+    REQUIRE(enter(*b));
+    CHECK(device.source->mapped.size() == 2);
+    CHECK(device.pages.arenas() == 1);
+    b->leave();
+  }
+  SECTION("whoever asks for memory waits for it") {
+    CHECK(device.pages.releaseAtRest() == 8 * 4096);
+    CHECK(device.source->mapped.empty());
+    CHECK(device.pages.arenas() == 1);
+  }
+  SECTION("but not while a stream is being captured") {
+    device.source->mayWait = false;
+    CHECK(device.pages.releaseAtRest() == 0);
+    CHECK(device.source->mapped.size() == 2);
+    CHECK(device.pages.arenas() == 2);
+  }
 }
 
 TEST_CASE("pages given for an arena that cannot be made are not kept") {

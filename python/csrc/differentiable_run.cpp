@@ -50,9 +50,10 @@ void LoadedProgram::setAutograd(const AutogradPlan::Lists& lists, const at::Tens
 
 std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::Tensor>& values) {
   if (!isPlainCall(values)) return {};
-  const std::lock_guard lock(mutex_);
+  const auto lock = turn();
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
-  std::vector<c10::IValue> inputs = allInputs("forward", values);
+  const AliveTensors alive(bound("forward").weak);
+  std::vector<c10::IValue> inputs = allInputs("forward", alive, values);
   const auto isTrained = [&](int64_t i) { return inputs[i].toTensor().requires_grad(); };
   if (std::any_of(autograd_->frozen.begin(), autograd_->frozen.end(), isTrained)) return {};
   std::vector<at::Tensor> differentiable;
@@ -77,11 +78,12 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
 
 std::vector<c10::IValue>
 LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, bool last) {
-  const std::lock_guard lock(mutex_);
-  std::vector<c10::IValue> inputs = bound("backward").values;
+  const auto lock = turn();
+  const AliveTensors alive(bound("backward").weak);
+  std::vector<c10::IValue> inputs = boundValues("backward", alive);
   for (auto& [position, value] : values) inputs[position] = std::move(value);
   if (last) return runLogged("backward", std::move(inputs));
-  return runtime_->runUncaptured("backward", std::move(inputs));
+  return runCounted("backward", std::move(inputs), /*captured=*/false);
 }
 
 void LoadedProgram::repeatResults(bool repeats) {

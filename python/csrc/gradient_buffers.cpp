@@ -107,9 +107,12 @@ GradientBuffers::GradientBuffers(const Entry& entry) : bufferOf_(entry.inputs.si
   compared_.resize(entry.inputs.size());
 }
 
-void GradientBuffers::prepare(std::vector<c10::IValue>& inputs, bool hooks, Remarks& remarks) {
+void GradientBuffers::check(const std::vector<c10::IValue>& inputs, bool hooks) const {
   for (const Buffer& buffer : buffers_)
     checkGradientOf(inputs[buffer.owner].toTensor(), buffer.name, hooks);
+}
+
+void GradientBuffers::prepare(std::vector<c10::IValue>& inputs, Remarks& remarks) {
   const c10::AutoGradMode noGraph(false);
   begun_.clear();
   for (Buffer& buffer : buffers_)

@@ -29,9 +29,11 @@ class GradientBuffers {
   explicit GradientBuffers(const Entry& entry);
 
   bool empty() const { return buffers_.empty(); }
-  /// Before a step: puts a buffer for each gradient into `inputs`, one value an entry input.
-  /// TORCH_CHECK as checkGradientOf(); nothing was changed then.
-  void prepare(std::vector<c10::IValue>& inputs, bool hooks, Remarks& remarks);
+  /// checkGradientOf() of each tensor that a gradient belongs to.
+  void check(const std::vector<c10::IValue>& inputs, bool hooks) const;
+  /// Before a step: puts a buffer for each gradient into `inputs`, one value an entry input, which were
+  /// checked.
+  void prepare(std::vector<c10::IValue>& inputs, Remarks& remarks);
   /// After the step, with the same inputs.
   void finish(const std::vector<c10::IValue>& inputs);
   /// Instead of finish(), if the step threw: what was None is None again.

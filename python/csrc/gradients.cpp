@@ -23,12 +23,13 @@ at::Tensor asFirstGradient(at::Tensor gradient, const at::Tensor& leaf) {
 }
 
 void refuseHooks(const at::Tensor& tensor, const std::string& name) {
-  TORCH_CHECK(
-      torch::autograd::impl::hooks(tensor).empty() &&
-          !torch::autograd::impl::post_acc_grad_hooks(tensor),
-      "\"", name,
-      "\" has a hook on its gradient, and a step runs without autograd; remove the hook, or "
-      "use torch.compile(backend=\"gravure\"), which runs it");
+  const bool hooked = !torch::autograd::impl::hooks(tensor).empty() ||
+                      torch::autograd::impl::post_acc_grad_hooks(tensor);
+  if (!hooked) return;
+  throw StepRefusal(
+      "hook", "\"" + name +
+                  "\" has a hook on its gradient, and a step runs without autograd; remove the "
+                  "hook, or use torch.compile(backend=\"gravure\"), which runs it");
 }
 
 /// DistributedDataParallel, FSDP1 and Megatron keep the node that accumulates, for their hooks on it.
@@ -56,8 +57,11 @@ GradientTargets::GradientTargets(const Entry& entry, bool areStatic) : areStatic
 }
 
 void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hooks) {
-  TORCH_CHECK(tensor.requires_grad(), "\"", name,
-              "\" does not require a gradient; it did when the step was compiled");
+  if (!tensor.requires_grad()) {
+    throw StepRefusal("training", "\"" + name +
+                                      "\" does not require a gradient; it did when the step was "
+                                      "compiled");
+  }
   TORCH_CHECK(tensor.is_leaf(), "\"", name,
               "\" requires a gradient and was computed outside of the step; compute it inside, or "
               "detach it");
@@ -86,8 +90,10 @@ void GradientTargets::setFrozen(const Entry& entry, const std::vector<int64_t>& 
 
 void GradientTargets::check(const std::vector<c10::IValue>& inputs, bool hooks) const {
   for (const auto& [input, name] : frozen_) {
-    TORCH_CHECK(!inputs[input].toTensor().requires_grad(), "\"", name,
-                "\" requires a gradient; it did not when the step was compiled");
+    if (!inputs[input].toTensor().requires_grad()) continue;
+    throw StepRefusal("training", "\"" + name +
+                                      "\" requires a gradient; it did not when the step was "
+                                      "compiled");
   }
   for (const Target& target : targets_) {
     const at::Tensor& tensor = inputs[target.input].toTensor();

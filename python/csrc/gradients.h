@@ -4,6 +4,7 @@
 #include "ir/program.h"
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
 
 #include <string>
 #include <utility>
@@ -11,8 +12,21 @@
 
 namespace gravure {
 
-/// TORCH_CHECK naming a tensor whose gradient could not be given as autograd would: one that is no leaf,
-/// does not require a gradient, or has hooks on the node that accumulates, or (`hooks`) had one itself ever.
+/// A step that has not run, for what its caller may settle: "training" or "hook", as
+/// LoadedProgram::refusal() says.
+class StepRefusal final : public c10::Error {
+ public:
+  StepRefusal(std::string kind, const std::string& message)
+      : c10::Error({"", "", 0}, message), kind_(std::move(kind)) {}
+  const std::string& kind() const { return kind_; }
+
+ private:
+  std::string kind_;
+};
+
+/// Refuses, by name, a tensor whose gradient could not be given as autograd would. TORCH_CHECK: it is no
+/// leaf, or has hooks on the node that accumulates. StepRefusal: it does not require a gradient, or
+/// (`hooks`) had a hook itself ever.
 void checkGradientOf(const at::Tensor& tensor, const std::string& name, bool hooks);
 
 /// Which outputs of an entry are gradients, and of which inputs.
@@ -27,9 +41,9 @@ class GradientTargets {
   /// Says which inputs required no gradient when the step was compiled.
   void setFrozen(const Entry& entry, const std::vector<int64_t>& inputs);
 
-  /// checkGradientOf() of each input; TORCH_CHECK naming a frozen one that requires a gradient now, an
-  /// updated one that has a gradient already, or, with static results, one whose `.grad` is the gradient
-  /// that this step would write over.
+  /// checkGradientOf() of each input; StepRefusal naming a frozen one that requires a gradient now;
+  /// TORCH_CHECK naming an updated one that has a gradient already, or, with static results, one whose
+  /// `.grad` is the gradient that this step would write over.
   void check(const std::vector<c10::IValue>& inputs, bool hooks) const;
 
   /// Adds each gradient to `.grad` of its input: the first one becomes it, later ones are added in

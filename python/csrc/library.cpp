@@ -2,6 +2,7 @@
 // No Python header is used, so one file serves every Python version.
 
 #include "python/csrc/loaded_program.h"
+#include "python/csrc/operator_facts.h"
 #include "python/csrc/planned_runs.h"
 #include "python/csrc/planning.h"
 
@@ -15,10 +16,12 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def_static("of_text", &LoadedProgram::ofText)
       .def_static("explain", &explainProgram)
       .def_static("planned_runs", &plannedRuns)
+      .def_static("operator_facts", &operatorFacts)
       .def("entries", &LoadedProgram::entries)
       .def("inputs", &LoadedProgram::inputs)
       .def("outputs", &LoadedProgram::outputs)
       .def("bind", &LoadedProgram::bind)
+      .def("bind_weakly", &LoadedProgram::bindWeakly)
       .def("bundle_outputs", &LoadedProgram::bundleOutputs)
       .def("bundle_inputs", &LoadedProgram::bundleInputs)
       .def("run", &LoadedProgram::run)
@@ -28,6 +31,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("run_differentiable", &LoadedProgram::runDifferentiable)
       .def("run_step", &LoadedProgram::runStep)
       .def("run_step_tensors", &LoadedProgram::runStepTensors)
+      .def("refusal", &LoadedProgram::refusal)
       .def("set_updated", &LoadedProgram::setUpdated)
       .def("set_frozen", &LoadedProgram::setFrozen)
       .def("remarks_text", &LoadedProgram::remarksText)

@@ -1,5 +1,7 @@
 #include "python/csrc/load_options.h"
 
+#include "passes/piece_rows.h"
+
 #include <c10/util/Exception.h>
 #include <llvm/ADT/SmallVector.h>
 #include <llvm/ADT/StringRef.h>
@@ -76,6 +78,7 @@ std::vector<std::string> parseList(const std::string& value) {
 
 LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options) {
   LoadOptions parsed;
+  parsed.passes.pieceAlignment = pieceAlignmentOfBlas();
   for (const auto& item : options) {
     const std::string& name = item.key();
     const std::string& value = item.value();

@@ -3,13 +3,18 @@
 #include "ir/program_text.h"
 #include "ir/verify.h"
 #include "passes/partition_plan.h"
+#include "python/csrc/interrupts.h"
 #include "python/csrc/load_options.h"
 #include "python/csrc/planning.h"
 #include "python/csrc/saved_bundle.h"
+#include "runtime/guards.h"
+#include "runtime/step_scope.h"
 
 #include <llvm/Support/raw_ostream.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 #include <utility>
 
 namespace gravure {
@@ -89,6 +94,7 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
     : staticResults_(options.runtime.results == ResultPolicy::Static) {
   std::unique_ptr<Device> made = makeDevice(device, options.poison);
   verifyProgram(program);
+  for (const Entry& entry : program.entries) versions_.emplace(entry.name, entry);
   passes_.options = options.passes;
   passes_.options.alignment = made->alignment();
   PipelineOptions pipeline;
@@ -98,13 +104,16 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
     }
   };
   runPasses(program, passes_, {}, pipeline);
+  for (const Entry& entry : program.entries) versions_.at(entry.name).follow(entry);
   if (options.requireNodes) requireAllCaptured(program, passes_);
   logMissed(passes_.remarks, 0);
   RuntimeOptions runtime = options.runtime;
   runtime.onCapture = [this](const std::string& entry, int64_t done, int64_t total) {
     progress_.show(entry, done, total);
   };
+  runtime.isInterrupt = &isInterrupt;
   runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), std::move(runtime));
+  makeBound();
   if (!runtime_->communicates()) return;
   const std::lock_guard lock(Communicating::all().mutex);
   Communicating::all().programs.insert(this);
@@ -117,8 +126,17 @@ LoadedProgram::~LoadedProgram() {
 }
 
 void LoadedProgram::dropCollectives(const std::string& group) {
-  const std::lock_guard lock(Communicating::all().mutex);
-  for (LoadedProgram* program : Communicating::all().programs) {
+  // Without its lock: what captures keep may be Python's, and whoever has Python's lock may be dropping
+  // a program.
+  std::vector<c10::intrusive_ptr<LoadedProgram>> programs;
+  {
+    const std::lock_guard lock(Communicating::all().mutex);
+    for (LoadedProgram* each : Communicating::all().programs) {
+      auto program = c10::weak_intrusive_ptr<LoadedProgram>::reclaim_copy(each).lock();
+      if (program) programs.push_back(std::move(program));
+    }
+  }
+  for (const auto& program : programs) {
     // A thread that hangs in a step would let the process never end.
     const std::unique_lock one(program->mutex_, std::try_to_lock);
     if (one.owns_lock()) {
@@ -150,30 +168,65 @@ Described LoadedProgram::outputs(const std::string& name) const {
   return describeAll(entry(name).outputs);
 }
 
-LoadedProgram::Bound& LoadedProgram::bound(const std::string& name) {
-  auto found = bound_.find(name);
-  if (found != bound_.end()) return found->second;
-  Bound fresh;
-  fresh.values.resize(entry(name).inputs.size());
-  for (size_t i = 0; i < fresh.values.size(); ++i) fresh.open.push_back(static_cast<int64_t>(i));
-  return bound_.emplace(name, std::move(fresh)).first->second;
+/// Made for all entries at once: runs inside of a step only read them.
+void LoadedProgram::makeBound() {
+  for (const Entry& each : runtime_->program().entries) {
+    Bound& fresh = bound_[each.name];
+    fresh.values.resize(each.inputs.size());
+    for (size_t i = 0; i < fresh.values.size(); ++i) fresh.open.push_back(static_cast<int64_t>(i));
+  }
 }
 
-void LoadedProgram::bind(const std::string& name, const std::vector<int64_t>& positions,
-                         const Values& values) {
-  const std::lock_guard lock(mutex_);
-  TORCH_CHECK(positions.size() == values.size(), "bind: ", positions.size(), " positions for ",
-              values.size(), " values");
+LoadedProgram::Bound& LoadedProgram::bound(const std::string& name) {
+  return bound_.at(entry(name).name);
+}
+
+LoadedProgram::Bound& LoadedProgram::bindingAt(const std::string& name,
+                                               const std::vector<int64_t>& positions,
+                                               size_t given) {
+  TORCH_CHECK(positions.size() == given, "bind: ", positions.size(), " positions for ", given,
+              " values");
   Bound& state = bound(name);
   const auto count = static_cast<int64_t>(state.values.size());
   for (int64_t at : positions) {
     TORCH_CHECK(at >= 0 && at < count, "bind: entry ", name, " has ", count,
                 " inputs, and none at position ", at);
   }
-  for (size_t i = 0; i < positions.size(); ++i) {
-    state.values[positions[i]] = values.get(i);
-    std::erase(state.open, positions[i]);
+  for (int64_t at : positions) {
+    std::erase(state.open, at);
+    std::erase_if(state.weak, [at](const auto& each) { return each.first == at; });
   }
+  return state;
+}
+
+void LoadedProgram::bind(const std::string& name, const std::vector<int64_t>& positions,
+                         const Values& values) {
+  const std::lock_guard lock(mutex_);
+  Bound& state = bindingAt(name, positions, values.size());
+  for (size_t i = 0; i < positions.size(); ++i) state.values[positions[i]] = values.get(i);
+}
+
+void LoadedProgram::bindWeakly(const std::string& name, const std::vector<int64_t>& positions,
+                               const std::vector<at::Tensor>& values) {
+  const std::lock_guard lock(mutex_);
+  Bound& state = bindingAt(name, positions, values.size());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    state.values[positions[i]] = c10::IValue();
+    state.weak.emplace_back(positions[i], values[i].getIntrusivePtr());
+  }
+}
+
+std::vector<c10::IValue> LoadedProgram::boundValues(const std::string& name,
+                                                    const AliveTensors& alive) {
+  const Bound& state = bound(name);
+  std::vector<c10::IValue> values = state.values;
+  for (size_t i = 0; i < state.weak.size(); ++i) {
+    const int64_t position = state.weak[i].first;
+    TORCH_CHECK(alive.tensors()[i].defined(), inputName(entry(name), position),
+                " is bound and gone; bind another one");
+    values[position] = alive.tensors()[i];
+  }
+  return values;
 }
 
 void LoadedProgram::bundleOutputs(const std::string& name, const std::vector<int64_t>& positions) {
@@ -203,14 +256,15 @@ void LoadedProgram::bundleInputs(const std::string& name, const std::vector<int6
 
 /// `last`: nobody will run the entry with the same bundle again.
 template <typename List>
-std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name, const List& values,
+std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name,
+                                                  const AliveTensors& alive, const List& values,
                                                   bool last) {
   const Bound& state = bound(name);
   const size_t first = state.bundledIn.empty() ? 0 : 1;
   TORCH_CHECK(values.size() == state.open.size() + first, "entry ", name, " takes ",
               state.open.size() + first, " inputs that are not bound, and was given ",
               values.size());
-  std::vector<c10::IValue> inputs = state.values;
+  std::vector<c10::IValue> inputs = boundValues(name, alive);
   if (first > 0) {
     std::vector<c10::IValue> saved = bundled(at(values, 0).toTensor(), last);
     for (size_t i = 0; i < state.members.size(); ++i) {
@@ -236,10 +290,17 @@ std::vector<c10::IValue> LoadedProgram::withBundle(const std::string& name,
   return rest;
 }
 
+/// Nothing for a run inside of a step: it changes nothing here, and the step may be waiting for it.
+std::unique_lock<std::recursive_mutex> LoadedProgram::turn() const {
+  if (StepScope::isInside()) return {};
+  return std::unique_lock(mutex_);
+}
+
 std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
                                                   std::vector<c10::IValue> inputs) {
+  if (StepScope::isInside()) return runCounted(name, std::move(inputs), /*captured=*/true);
   if (repeats_ && repeated_.count(name) != 0) return repeated(name);
-  auto results = runtime_->run(name, std::move(inputs));
+  auto results = runCounted(name, std::move(inputs), /*captured=*/true);
   if (repeats_) repeated_[name] = results;
   const Remarks& remarks = runtime_->remarks();
   if (remarks.all().size() > logged_) {
@@ -249,20 +310,34 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
   return results;
 }
 
+std::vector<c10::IValue> LoadedProgram::runCounted(const std::string& name,
+                                                   std::vector<c10::IValue> inputs, bool captured) {
+  const SharedVersions& versions = versions_.at(name);
+  const std::vector<at::Tensor> counters = versions.counters(inputs);
+  auto results = captured ? runtime_->run(name, std::move(inputs))
+                          : runtime_->runUncaptured(name, std::move(inputs));
+  versions.share(counters, results);
+  return results;
+}
+
 LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
-  const std::lock_guard lock(mutex_);
-  return asList(withBundle(name, runLogged(name, allInputs(name, values))));
+  const auto lock = turn();
+  const AliveTensors alive(bound(name).weak);
+  return asList(withBundle(name, runLogged(name, allInputs(name, alive, values))));
 }
 
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
                                                   const std::vector<at::Tensor>& values) {
-  const std::lock_guard lock(mutex_);
-  return asTensors(withBundle(name, runLogged(name, allInputs(name, values))));
+  const auto lock = turn();
+  const AliveTensors alive(bound(name).weak);
+  return asTensors(withBundle(name, runLogged(name, allInputs(name, alive, values))));
 }
 
 LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
-  const std::lock_guard lock(mutex_);
-  auto results = runtime_->runUncaptured(name, allInputs(name, values, /*last=*/false));
+  const auto lock = turn();
+  const AliveTensors alive(bound(name).weak);
+  auto results =
+      runCounted(name, allInputs(name, alive, values, /*last=*/false), /*captured=*/false);
   return asList(withBundle(name, std::move(results)));
 }
 
@@ -280,9 +355,14 @@ LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
 std::vector<c10::IValue> LoadedProgram::step(const std::string& name,
                                              std::vector<c10::IValue> inputs, bool checkHooks) {
   auto& [targets, buffers] = gradientsOf(name);
-  targets.check(inputs, checkHooks);
+  try {
+    targets.check(inputs, checkHooks);
+    buffers.check(inputs, checkHooks);
+  } catch (const StepRefusal&) {
+    return {};
+  }
   if (buffers.empty()) return targets.accumulate(inputs, runLogged(name, inputs));
-  buffers.prepare(inputs, checkHooks, runtime_->remarks());
+  buffers.prepare(inputs, runtime_->remarks());
   std::vector<c10::IValue> results;
   try {
     results = runLogged(name, inputs);
@@ -297,14 +377,31 @@ std::vector<c10::IValue> LoadedProgram::step(const std::string& name,
 LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
                                              bool checkHooks) {
   const std::lock_guard lock(mutex_);
-  return asList(step(name, allInputs(name, values), checkHooks));
+  const AliveTensors alive(bound(name).weak);
+  return asList(step(name, allInputs(name, alive, values), checkHooks));
 }
 
 std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
                                                       const std::vector<at::Tensor>& values,
                                                       bool checkHooks) {
   const std::lock_guard lock(mutex_);
-  return asTensors(step(name, allInputs(name, values), checkHooks));
+  const AliveTensors alive(bound(name).weak);
+  return asTensors(step(name, allInputs(name, alive, values), checkHooks));
+}
+
+std::tuple<std::string, std::string> LoadedProgram::refusal(const std::string& name,
+                                                            const Values& values, bool checkHooks) {
+  const std::lock_guard lock(mutex_);
+  const AliveTensors alive(bound(name).weak);
+  const std::vector<c10::IValue> inputs = allInputs(name, alive, values);
+  const auto& [targets, buffers] = gradientsOf(name);
+  try {
+    targets.check(inputs, checkHooks);
+    buffers.check(inputs, checkHooks);
+  } catch (const StepRefusal& refusal) {
+    return {refusal.kind(), refusal.what_without_backtrace()};
+  }
+  return {};
 }
 
 void LoadedProgram::setUpdated(const std::string& name, const std::vector<int64_t>& positions) {
@@ -341,6 +438,7 @@ std::string LoadedProgram::remarksJson() const {
 }
 
 std::string LoadedProgram::plan() const {
+  const std::lock_guard lock(mutex_);
   std::string text = partitionPlan_;
   llvm::raw_string_ostream os(text);
   const MemoryPlan& memory = runtime_->memoryPlan();
@@ -370,6 +468,7 @@ c10::Dict<std::string, int64_t> LoadedProgram::stats() const {
 }
 
 std::vector<std::string> LoadedProgram::partitionStates(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
   (void)entry(name);
   std::vector<std::string> names;
   for (PartitionState state : runtime_->partitionStates(name)) names.emplace_back(stateName(state));
@@ -378,12 +477,26 @@ std::vector<std::string> LoadedProgram::partitionStates(const std::string& name)
 
 void LoadedProgram::injectFault(const std::string& point, int64_t countdown) {
   TORCH_CHECK(countdown >= 1, "inject_fault: expected the 1st or a later pass, found ", countdown);
+  const std::lock_guard lock(mutex_);
   runtime_->device().injectFault(parseFaultPoint(point), countdown);
 }
 
 void LoadedProgram::synchronize() { runtime_->device().synchronize(); }
 
-void LoadedProgram::shutdown() { runtime_->shutdown(); }
+void LoadedProgram::shutdown() {
+  using namespace std::chrono_literals;
+  // A process that ends does not wait for a thread that hangs in a step.
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  for (const auto end = std::chrono::steady_clock::now() + 30s; !lock.owns_lock();) {
+    if (std::chrono::steady_clock::now() > end) {
+      TORCH_WARN("a program has run a step for more than 30 seconds while it was to end; it stays");
+      return;
+    }
+    std::this_thread::sleep_for(1ms);
+    (void)lock.try_lock();
+  }
+  runtime_->shutdown();
+}
 
 int64_t LoadedProgram::releaseMemory() { return releaseHostMemory() + releaseCudaMemory(); }
 

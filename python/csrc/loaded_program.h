@@ -5,7 +5,9 @@
 #include "python/csrc/autograd_plan.h"
 #include "python/csrc/gradient_buffers.h"
 #include "python/csrc/gradients.h"
+#include "python/csrc/shared_versions.h"
 #include "python/csrc/user_log.h"
+#include "python/csrc/weak_tensors.h"
 #include "runtime/runtime.h"
 
 #include <ATen/core/ivalue.h>
@@ -24,7 +26,9 @@ namespace gravure {
 struct LoadOptions;
 
 /// `torch.classes.gravure.Program`. Threads run it one after another: autograd's and a server's may
-/// come at any time.
+/// come at any time. What an operator of a step brings about does not wait for the step's end
+/// (runtime.h). Called without Python's lock (torch.classes sees to it), since whoever's turn it is may
+/// wait for that.
 class LoadedProgram final : public torch::CustomClassHolder {
  public:
   using Options = c10::Dict<std::string, std::string>;
@@ -56,6 +60,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// Keeps the values at `positions` for every run to come, so that run() takes only the rest:
   /// a call from Python costs with the number of values it passes.
   void bind(const std::string& entry, const std::vector<int64_t>& positions, const Values& values);
+  /// The same without keeping them alive: run() is an error once one of them is gone. A program must not
+  /// outlive the model that it was captured for.
+  void bindWeakly(const std::string& entry, const std::vector<int64_t>& positions,
+                  const std::vector<at::Tensor>& values);
   /// From now on run() of `entry` returns the outputs at `positions` (ascending) as one tensor, which
   /// comes last (saved_bundle.h).
   void bundleOutputs(const std::string& entry, const std::vector<int64_t>& positions);
@@ -82,12 +90,19 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> runBackward(std::vector<std::pair<int64_t, c10::IValue>> values,
                                        bool last);
   /// One step that ends as loss.backward() does: the gradients are added to the `.grad` of the inputs
-  /// that they belong to, and the other outputs returned, in order. TORCH_CHECK, before anything
-  /// runs, for an input that requires a gradient and is no leaf, or, with `checkHooks`, had a hook
-  /// ever: only Python knows whether it was removed.
+  /// that they belong to, and the other outputs returned, in order; nothing, and nothing has run, where
+  /// refusal() says why: who calls may know what to do. TORCH_CHECK, before anything runs, for an input
+  /// that requires a gradient and is no leaf.
   Values runStep(const std::string& entry, const Values& values, bool checkHooks);
   std::vector<at::Tensor> runStepTensors(const std::string& entry,
                                          const std::vector<at::Tensor>& values, bool checkHooks);
+
+  /// Why a step with these values does not run: a word for what is the case, and the message. "training":
+  /// an input requires a gradient, and did not when the step was compiled, or the other way round.
+  /// "hook": with `checkHooks`, its gradient had a hook ever: only Python knows whether it was removed.
+  /// "" if it runs.
+  std::tuple<std::string, std::string> refusal(const std::string& entry, const Values& values,
+                                               bool checkHooks);
 
   /// Inputs that `entry` updates itself: runStep() refuses one that has a gradient, or (as above) a hook
   /// on it.
@@ -122,14 +137,21 @@ class LoadedProgram final : public torch::CustomClassHolder {
  private:
   struct Bound {
     std::vector<c10::IValue> values;          // one an input; what is not bound is empty
+    WeakTensors weak;                         // likewise, not kept alive
     std::vector<int64_t> open;                // positions that run() fills
     std::vector<int64_t> bundledOut;          // outputs
     std::vector<int64_t> bundledIn, members;  // inputs, and which values of the bundle they are
   };
   const Entry& entry(const std::string& name) const;
+  void makeBound();
   Bound& bound(const std::string& name);
+  /// `positions` of as many `given` values are about to be bound.
+  Bound& bindingAt(const std::string& name, const std::vector<int64_t>& positions, size_t given);
+  /// One value an input of the entry; what is not bound is empty. `alive`: of its weak ones.
+  std::vector<c10::IValue> boundValues(const std::string& name, const AliveTensors& alive);
   template <typename List>
-  std::vector<c10::IValue> allInputs(const std::string& name, const List& values, bool last = true);
+  std::vector<c10::IValue> allInputs(const std::string& name, const AliveTensors& alive,
+                                     const List& values, bool last = true);
   std::vector<c10::IValue> withBundle(const std::string& name, std::vector<c10::IValue> results);
   std::vector<c10::IValue> step(const std::string& name, std::vector<c10::IValue> inputs,
                                 bool checkHooks);
@@ -140,8 +162,11 @@ class LoadedProgram final : public torch::CustomClassHolder {
   };
   Gradients& gradientsOf(const std::string& name);
   std::vector<c10::IValue> runLogged(const std::string& entry, std::vector<c10::IValue> inputs);
+  std::vector<c10::IValue> runCounted(const std::string& entry, std::vector<c10::IValue> inputs,
+                                      bool captured);
   std::vector<c10::IValue> repeated(const std::string& name) const;
   Remarks allRemarks() const;
+  std::unique_lock<std::recursive_mutex> turn() const;
 
   // A Python operator in the program may come back to it.
   mutable std::recursive_mutex mutex_;
@@ -150,6 +175,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   CaptureProgress progress_;
   size_t logged_ = 0;  // of the runtime's remarks
   std::unique_ptr<Runtime> runtime_;
+  std::map<std::string, SharedVersions> versions_;  // by entry
   std::map<std::string, Bound> bound_;
   std::shared_ptr<const AutogradPlan> autograd_;
   at::Tensor alive_;

@@ -19,7 +19,7 @@ std::string lineOf(const Remark& remark) {
 /// What costs a capture for good; all else costs one step, or was decided when the program was cut.
 bool lasts(const std::string& name) {
   return llvm::StringSwitch<bool>(name)
-      .Cases("capture-failed", "launch-failed", "no-arena", true)
+      .Cases("capture-failed", "launch-failed", "no-arena", "often-uncaptured", true)
       .Default(false);
 }
 

@@ -9,6 +9,7 @@ check_torch()  # on another torch, what follows fails in ways that say nothing
 # ruff: noqa: E402
 from .backend import compile_graph
 from .compile_step import compile_step
+from .drop_captures import drop_captures
 from .errors import ExportError
 from .explain import Explanation, explain
 from .export import export_joint, export_step
@@ -23,6 +24,7 @@ __all__ = [
     "Report",
     "compile_graph",
     "compile_step",
+    "drop_captures",
     "explain",
     "export_joint",
     "export_step",

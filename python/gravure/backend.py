@@ -16,8 +16,10 @@ from torch._guards import CompileContext, TracingContext
 
 from .aot_entries import FrameNamer
 from .codegen import ATEN, Style, in_first_style
+from .compile_lock import one_at_a_time
 from .compiled_graph import CompiledGraph
 from .constants import fold_constants
+from .drop_captures import drop_captures, drop_converted
 from .eager_tracing import traces_as_eager
 from .graph_break import graph_break_of
 from .names import InputSpec, Namer
@@ -36,13 +38,25 @@ logger = logging.getLogger("gravure")
 
 @traces_as_eager
 def compile_graph(
-    graph: fx.GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None
+    graph: fx.GraphModule,
+    inputs: list[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Dynamo's graph as a program that is warmed up, captured and replayed.
 
-    Raises ValueError for an option that there is not; ExportError, with `on_missed="raise"`, for a
-    graph that cannot become a program. Without it such a graph runs as it is, with a warning.
+    Raises ValueError for an option that there is not, and for any `mode`; ExportError, with
+    `on_missed="raise"`, for a graph that cannot become a program. Without it such a graph runs as
+    it is, with a warning.
     """
+    if mode is not None:
+        raise ValueError(
+            f"mode={mode!r} is Inductor's: this backend has options, and captures CUDA graphs "
+            'anyway; leave mode out, or for Inductor\'s kernels give options={"codegen": '
+            '"inductor"}'
+        )
+    drop_converted()
     chosen = CompileOptions.parse(options)
     if chosen.results == "accumulate":
         raise ValueError(
@@ -63,6 +77,10 @@ def compile_graph(
     return in_first_style(chosen, label, of_style, symbolic=symbolic)
 
 
+# torch._dynamo.reset() and torch.compiler.reset() call it.
+compile_graph.reset = drop_captures
+
+
 # Makes what runs a graph: from its label and the names of its values.
 Maker = Callable[[str, FrameNamer, CompileOptions, Style], CompiledGraph]
 
@@ -76,6 +94,7 @@ def _followed(
     return graph
 
 
+@one_at_a_time
 def compile_frame(
     graph: fx.GraphModule,
     inputs: Sequence[Any],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -14,14 +15,18 @@ import torch._dynamo.utils as dynamo_utils
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.optim import Optimizer
 
+from .compile_lock import compile_lock
 from .eager_tracing import traces_as_eager
 from .errors import ExportError
-from .optimizer_step import Settings, StateMissing, refuse_hooks
+from .left_out import leaving_out
+from .optimizer_step import Settings, StateMissing
 from .options import CompileOptions
 from .replaced import Scope
 from .step_call import OtherTraining
 from .step_compiler import StepCompiler, mark_loss
 from .trace import refusal, silent_functions
+
+logger = logging.getLogger("gravure")
 
 _NOT_FOR_STEPS = ("on_missed", "max_shapes", "max_modules")
 
@@ -60,12 +65,22 @@ def compile_step(
             )
     chosen = CompileOptions.parse(options)
     name = getattr(fn, "__name__", type(fn).__name__)
+    compiler = StepCompiler(fn, name, chosen, optimizer)
     if optimizer is None:
-        step = step_with(fn, name, StepCompiler(fn, name, chosen))
+        step = step_with(fn, name, compiler)
     else:
-        step = _with_optimizer(fn, optimizer, options, name)
-    step.gravure_step = (fn, options)  # type: ignore[attr-defined]  for gravure.explain
+        step = _with_optimizer(fn, optimizer, options, name, compiler)
+    # For gravure.explain and drop_captures.
+    step.gravure_step = CompiledStep(fn, options, compiler)  # type: ignore[attr-defined]
     return step
+
+
+class CompiledStep(NamedTuple):
+    """What a compiled step was made of."""
+
+    fn: Callable[..., Any]
+    options: Mapping[str, Any] | None
+    compiler: StepCompiler
 
 
 def _with_optimizer(
@@ -73,13 +88,12 @@ def _with_optimizer(
     optimizer: Optimizer,
     options: Mapping[str, Any] | None,
     name: str,
+    compiler: StepCompiler,
 ) -> Callable[..., Any]:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")
-    refuse_hooks(optimizer, name)
-    compiler = StepCompiler(fn, name, CompileOptions.parse(options), optimizer)
+    settings = Settings(optimizer, name)
     further = step_with(fn, name, compiler)
-    settings = Settings(optimizer)
 
     def makes_state(*args: Any, **kwargs: Any) -> Any:
         """By a program without the optimizer, which goes again, and its memory with it."""
@@ -98,11 +112,11 @@ def _with_optimizer(
 
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal first
+        number = settings.number()
         if first:
             result = makes_state(*args, **kwargs)
             first = False
             return result
-        number = settings.number()
         if number != compiler.settings:
             compiler.settings = number
         try:
@@ -169,8 +183,16 @@ def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> A
     settings = {"allow_rnn": True, "ignore_logging_functions": silent_functions()}
     unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
     try:
-        with torch._dynamo.config.patch(settings), unlogged:
-            return compiled(*args, **kwargs)
+        with compile_lock, torch._dynamo.config.patch(settings), unlogged, leaving_out() as silent:
+            result = compiled(*args, **kwargs)
+        if silent:
+            logger.warning(
+                "%s: its program leaves out what it says to people: %s; return what there is to "
+                "say, and say it after the step",
+                name,
+                ", ".join(silent),
+            )
+        return result
     except TorchDynamoException as error:
         inner = getattr(error, "inner_exception", None)
         if type(inner) is RuntimeError:  # the library's words say what to do

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -14,27 +15,33 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .aot_entries import FrameNamer, Run
 from .codegen import ATEN, Style
+from .compile_lock import compile_lock
 from .errors import ExportError
+from .kept_tensors import KeptTensors
 from .native_node import Traced
 from .options import CompileOptions
 from .program_maker import Half, Instance, ProgramMaker, boxed
-from .report import ending
+from .report import ending, program_ending
 
 _NUMBERS = itertools.count(1)
 _PENDING = 4096  # backwards that are still to come, at most
+_IN_VAIN = 8  # programs in a row whose module was gone before they were replayed
+_MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
+_PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
 logger = logging.getLogger("gravure")
 
 # Where a symbol's value is found: which argument, and which of its sizes (-1: itself).
 Place = tuple[int, int]
-# What a program is for: sizes, and the module, by its first parameter or buffer.
-Key = tuple[tuple[int, ...], int]
+# What programs are for: sizes, and a module, by the `id` of each parameter.
+Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class CompiledGraph:
     """Runs one graph. `failure` is why it runs as it is, without a program; "" if it does not.
 
     Modules of one class share a graph of Dynamo's (layers that are compiled one by one), and a
-    program is captured with the addresses of one: each module has its own.
+    program is captured with the addresses of one: each module has its own. It belongs to all of the
+    module's parameters (its buffers, if it has none), and goes when one of them is gone.
     """
 
     def __init__(
@@ -50,30 +57,84 @@ class CompiledGraph:
         self.failure = ""
         self.graph_break = ""  # where Dynamo ended it before its function did, and why
         self._maker = ProgramMaker(label, namer, options, style)
-        self._instances: dict[Key, Instance] = {}
+        self._instances: dict[Key, list[Instance]] = {}
+        self.ended: list[Any] = []  # of programs that are gone, for a report at exit
         self._any: Instance | None = None  # for all sizes and modules
         self._spare: Instance | None = None  # made while compiling, for the first call
         self._current: Instance | None = None  # of the last call
         self._several = False
+        self._is_around = False
         self._symbols: dict[Any, Place] = {}
         self._backward_symbols: dict[Any, Place] = {}  # those that it is given, too
-        self._first_kept = -1  # position of the first parameter or buffer
+        self._kept: list[int] = []  # positions of parameters and buffers
+        self._owners: list[int] | None = None  # and of those that a program belongs to
+        self._in_vain = 0
+        self._stranger = KeptTensors()  # of the last call for which no program was made
+        self._strange_calls = 0
         self._marker: tuple[int, int] | None = None
-        self._givers: dict[int, Instance] = {}  # by the address of what their forward saved
+        # By the address of what their forward saved.
+        self._givers: weakref.WeakValueDictionary[int, Instance] = weakref.WeakValueDictionary()
 
     def __del__(self) -> None:
         ending(self)
 
     @classmethod
     def around(cls, label: str, options: CompileOptions, instance: Instance) -> CompiledGraph:
-        """What is loaded already."""
+        """What is loaded already, and loads itself when it is called after it was let go of."""
         graph = cls(label, FrameNamer(), options)
-        graph._any = instance
+        graph._any, graph._is_around = instance, True
         return graph
 
     def all_instances(self) -> list[Instance]:
         others = [i for i in (self._spare, self._any) if i is not None]
-        return [*self._instances.values(), *others]
+        return [*self._of_modules(), *others]
+
+    def _of_modules(self) -> list[Instance]:
+        # Others may end while this looks.
+        return [each for several in list(self._instances.values()) for each in list(several)]
+
+    # ---- what is let go of
+
+    def drop(self, tensors: Set[int] | None = None) -> int:
+        """Lets go of the programs for modules with one of these tensors, by `id`, or of all.
+
+        Returns how many. The next call makes what it needs.
+        """
+        dropped = [i for i in self._of_modules() if tensors is None or i.knows(tensors)]
+        if tensors is None:
+            others = [i for i in (self._spare, self._any) if i is not None]
+            dropped += [each for each in others if each.program is not None]
+        for instance in dropped:
+            self._let_go(instance)
+        return len(dropped)
+
+    def drop_converted(self) -> None:
+        """Those whose module is on another device by now, or of another dtype: what they hold, the
+        module has left."""
+        for instance in self._of_modules():
+            if instance.was_converted():
+                self._let_go(instance)
+
+    def _let_go(self, instance: Instance) -> None:
+        program_ending(self, instance)
+        for key, several in list(self._instances.items()):
+            if instance in several:
+                several.remove(instance)
+            if not several:
+                self._instances.pop(key, None)
+        if self._current is instance:
+            self._current = None
+        if self._spare is instance:
+            self._spare = None
+        if self._any is instance and not self._is_around:
+            self._any = None
+        instance.let_go()
+
+    def _end(self, instance: Instance) -> None:
+        """Its module is gone."""
+        replayed = instance.program.stats()["replays"] > 0
+        self._in_vain = 0 if replayed else self._in_vain + 1
+        self._let_go(instance)
 
     # ---- what AOTAutograd compiles
 
@@ -94,12 +155,11 @@ class CompiledGraph:
         halves = self._maker.halves
         self._symbols = _places(halves[0].module)
         roles = [getattr(spec, "role", "") for spec in halves[0].specs]
-        kept = [i for i, role in enumerate(roles) if role in ("parameter", "buffer")]
-        self._first_kept = kept[0] if kept else -1
+        self._kept = [i for i, role in enumerate(roles) if role in ("parameter", "buffer")]
         if len(halves) > 1:
             self._marker = self._maker.marker()
-            found = _places(halves[1].module)
-            self._backward_symbols = {s: found[s] for s in self._symbols if s in found}
+            places = _places(halves[1].module)
+            self._backward_symbols = {s: places[s] for s in self._symbols if s in places}
         if not self._symbols:
             self._spare = self._make((), keeps=True)
 
@@ -139,15 +199,17 @@ class CompiledGraph:
 
     @boxed
     def _run_backward(self, args: list[Any]) -> Any:
-        instance = self._giver(args) if self._several else self._current
-        assert instance is not None and instance.backward is not None
+        instance = self._current
+        if instance is None or self._several:
+            instance = self._giver(args)
+        assert instance.backward is not None
         return instance.backward(args)
 
     def _giver(self, args: list[Any]) -> Instance:
         """Whose forward this backward belongs to, by what it saved.
 
-        Where that is not known (saved values that were moved), it is a program for the same sizes:
-        the backward runs uncaptured there, and right.
+        Where that is not known (saved values that were moved), or it is gone, it is a program for
+        the same sizes: the backward runs uncaptured there, and right.
         """
         giver = None
         if self._marker is not None:
@@ -157,9 +219,11 @@ class CompiledGraph:
         sizes = _read(args, self._backward_symbols)
         if giver is not None and (giver is self._any or self._in_backward(giver.sizes) == sizes):
             return giver
-        alike = (i for i in self._instances.values() if self._in_backward(i.sizes) == sizes)
+        alike = (each for each in self._of_modules() if self._in_backward(each.sizes) == sizes)
         found = next(alike, None) or self._any
-        assert found is not None
+        if found is None:
+            known = (s for s in self._maker.known_sizes if self._in_backward(s) == sizes)
+            found = self._make(next(known), keeps=False, captures=False)
         return found
 
     def _in_backward(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -167,58 +231,86 @@ class CompiledGraph:
         return tuple([known[symbol] for symbol in self._backward_symbols])
 
     def _choose(self, args: Sequence[Any]) -> Instance:
-        sizes = _read(args, self._symbols)
-        key = sizes, id(args[self._first_kept]) if self._first_kept >= 0 else 0
-        instance = self._instances.get(key)
+        if self._owners is None:
+            self._owners = _owners_among(args, self._kept)
+        owners = [args[i] for i in self._owners]
+        key = _read(args, self._symbols), tuple(map(id, owners))
+        several = self._instances.get(key, [])
+        for each in list(several):
+            if each.holds(args):
+                self._current = each
+                return each
+        instance = self._of_same_parameters(several, args)
         if instance is None:
-            instance = self._instance(key)
-            self._several = len(self._instances) + (self._any is not None) > 1
-        if not instance.holds(args) or not instance.kept:
+            instance = self._instance(key, owners)
+            self._several = len(self._of_modules()) + (self._any is not None) > 1
+        if instance is not self._any:
             instance.keep(args)
         self._current = instance
         return instance
 
-    def _instance(self, key: Key) -> Instance:
+    def _of_same_parameters(self, several: list[Instance], args: Sequence[Any]) -> Instance | None:
+        """Of the programs for these parameters the one for these buffers, too, if there is one.
+
+        A buffer that is another one since is the same module's if the former one is gone: else two
+        modules may share their parameters.
+        """
+        found = next((each for each in list(several) if each.may_hold(args)), None)
+        return found or (several[-1] if len(several) >= _MOST_BUFFERS else None)
+
+    def _instance(self, key: Key, owners: Sequence[torch.Tensor]) -> Instance:
         """A new instance, or the one for all where there are too many."""
-        if self._any is None and (excess := self._excess(key)):
-            if self.options.raises:
-                raise ExportError(self.label, *excess)
-            logger.warning("%s: %s; further ones run uncaptured; %s", self.label, *excess)
-            self._any = self._make((), keeps=False)
-        if self._any is not None:
+        if self._any is not None and self._any.program is None:
+            return self._any
+        if excess := self._excess(key, owners):
+            if self._any is None:
+                if self.options.raises:
+                    raise ExportError(self.label, *excess)
+                logger.warning("%s: %s; further ones run uncaptured; %s", self.label, *excess)
+                # What it captured it would hold, whatever becomes of the module.
+                self._any = self._make((), keeps=False, captures=bool(self._symbols))
             return self._any
         instance = self._spare or self._make(key[0], keeps=True)
         self._spare = None
         if instance.program is None:
             self._any = instance
         else:
-            self._instances[key] = instance
+            instance.belong(self._owners or (), _ending(weakref.ref(self)))
+            self._instances.setdefault(key, []).append(instance)
         return instance
 
-    def _excess(self, key: Key) -> tuple[str, str] | None:
+    def _excess(self, key: Key, owners: Sequence[torch.Tensor]) -> tuple[str, str] | None:
         """What there is too much of for another program, and the remedy."""
-        sizes, modules = (
-            (set(part) for part in zip(*self._instances, strict=True))
-            if (self._instances)
-            else (set(), set())
-        )
+        made = [each.sizes for each in self._of_modules()]
+        sizes, modules = set(made), made.count(key[0])
         if key[0] not in sizes and len(sizes) >= self.options.max_shapes:
             return (
                 f"it is called with more than {len(sizes)} sets of sizes",
                 "raise the option max_shapes, or pad to fewer sizes",
             )
-        if key[1] not in modules and len(modules) >= self.options.max_modules:
+        if modules >= self.options.max_modules:
+            return f"it is called for more than {modules} modules", "raise the option max_modules"
+        if self._in_vain >= _IN_VAIN and not self._stays(owners):
             return (
-                f"it is called for more than {len(modules)} modules",
-                "raise the option max_modules",
+                f"its parameters were others {self._in_vain} times before a program was captured",
+                "write new values into them (copy_), or pass what changes as an argument",
             )
         return None
 
-    def _make(self, sizes: tuple[int, ...], *, keeps: bool) -> Instance:
+    def _stays(self, owners: Sequence[torch.Tensor]) -> bool:
+        """Whether it is the same module call after call."""
+        if self._stranger.are(owners):
+            self._strange_calls += 1
+        else:
+            self._stranger.exchange(owners)
+            self._strange_calls = 1
+        return self._strange_calls > _PATIENCE
+
+    def _make(self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True) -> Instance:
         try:
-            with unset_fake_temporarily():
+            with compile_lock, unset_fake_temporarily():
                 known = dict(zip(self._symbols, sizes, strict=False))
-                return self._maker.make(known, keeps=keeps)
+                return self._maker.make(known, keeps=keeps, captures=captures)
         except Exception as error:
             # As a whole by Inductor is only a try: it will be made anew.
             if self.options.raises or self._maker.style.whole:
@@ -231,6 +323,22 @@ class CompiledGraph:
                 exc_info=not isinstance(error, (ExportError, RuntimeError)),
             )
         return self._maker.as_it_is()
+
+
+def _ending(graph: weakref.ref[CompiledGraph]) -> Callable[[Instance], None]:
+    """CompiledGraph._end, which does not keep the graph alive."""
+
+    def end(instance: Instance) -> None:
+        found = graph()
+        if found is not None:
+            found._end(instance)
+
+    return end
+
+
+def _owners_among(args: Sequence[Any], kept: list[int]) -> list[int]:
+    """Of what a module keeps, what does not change: its parameters, frozen ones too."""
+    return [i for i in kept if isinstance(args[i], torch.nn.Parameter)] or kept
 
 
 def _read(args: Sequence[Any], symbols: dict[Any, Place]) -> tuple[int, ...]:

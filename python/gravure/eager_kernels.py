@@ -19,6 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from .compile_lock import compile_lock
+
 _NAMES = (
     "cudnn_batch_norm",
     "lstm",
@@ -127,7 +129,12 @@ def _overloads() -> Iterator[torch._ops.OpOverload]:
 
 @contextlib.contextmanager
 def eager_kernels() -> Iterator[None]:
-    """Within, the operators above are eager's own."""
+    """Within, the operators above are eager's own: for all threads, of which one traces."""
+    with compile_lock:
+        yield from _exchanged()
+
+
+def _exchanged() -> Iterator[None]:
     before = []
     fake_before = None
     try:

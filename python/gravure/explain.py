@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fa
 from .aot_entries import FrameNamer
 from .backend import compile_frame
 from .codegen import ATEN, Style
+from .compile_lock import one_at_a_time
 from .compile_step import step_with
 from .compiled_graph import CompiledGraph
 from .eager_tracing import traces_as_eager
@@ -85,6 +86,7 @@ class Explanation:
         return json.dumps(asdict(self), indent=1)
 
 
+@one_at_a_time
 def explain(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -106,7 +108,7 @@ def explain(
     kwargs = dict(kwargs or {})
     step = getattr(fn, "gravure_step", None)
     if step is not None:
-        return _explain_step(step[0], tuple(args), kwargs, options or step[1])
+        return _explain_step(step.fn, tuple(args), kwargs, options or step.options)
     fn = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
     return _explain_graphs(fn, tuple(args), kwargs, options)
 
@@ -197,7 +199,7 @@ class _PlannedGraph(CompiledGraph):
     def __del__(self) -> None:
         """It is no compiled graph that a report at exit would name."""
 
-    def _make(self, sizes: tuple[int, ...], *, keeps: bool) -> Instance:
+    def _make(self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True) -> Instance:
         device = "host"
         try:
             with unset_fake_temporarily():

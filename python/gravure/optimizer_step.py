@@ -14,16 +14,12 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.optim.optimizer import (
-    Optimizer,
-    _default_to_fused_or_foreach,
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-)
+from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 
 from .errors import ExportError
 from .fx_import import EntryWriter
 from .names import InputSpec
+from .own_optimizers import refuse_hooks, refuse_others
 from .replaced import Check, never, unchanged
 
 _CONSTANT = (type(None), bool, int, float, complex, str, Tensor)
@@ -36,15 +32,22 @@ class StateMissing(ExportError):
 class Settings:
     """An optimizer's settings as a number, by which Dynamo tells programs apart."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, name: str) -> None:
+        """Raises ExportError for an optimizer that a step cannot end with."""
+        refuse_others(optimizer, name)
         self._optimizer = optimizer
+        self._name = name
+        self._step = type(optimizer).step
         self._known: dict[Any, int] = {}
         self._number = 0
         self._same: Check = never
 
     def number(self) -> int:
-        """That of the settings as they are."""
-        if not self._same():
+        """That of the settings as they are. Raises ExportError if the optimizer has become one that
+        a step cannot end with."""
+        refuse_hooks(self._optimizer, self._name)
+        if not self._same() or type(self._optimizer).step is not self._step:
+            refuse_others(self._optimizer, self._name)
             settings = settings_of(self._optimizer)
             self._number = self._known.setdefault(settings, len(self._known))
             self._same = self._watch()
@@ -72,13 +75,6 @@ def _setting(item: tuple[str, Any]) -> tuple[str, str]:
     return key, "" if isinstance(value, Tensor) else repr(value)
 
 
-def refuse_hooks(optimizer: Optimizer, name: str) -> None:
-    """Raises ExportError if something would have to be called around the step."""
-    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    if any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):
-        raise ExportError(name, "its optimizer has a step hook", "remove the hook")
-
-
 class Update:
     """What one program updates: parameters and state stay the caller's tensors, and are inputs."""
 
@@ -87,6 +83,7 @@ class Update:
         self._at = {id(value): i for i, value in enumerate(inputs)}
         self._name = type(optimizer).__name__
         self.parameters: list[Tensor] = []
+        self._others: list[Tensor] = []  # of the optimizer, and not updated
         self.names: list[str] = []
         self.positions: list[int] = []  # of the state, among the entry's inputs
         self._state: list[tuple[Tensor, str]] = []
@@ -95,7 +92,16 @@ class Update:
         self._same: Check = never
 
     def bind(self, program: Any) -> None:
-        """Binds the state, and the tensors among the settings, where they are others now."""
+        """Binds the state, and the tensors among the settings, where they are others now.
+
+        Raises RuntimeError for a gradient that the optimizer's own step would use, too.
+        """
+        if any(other.grad is not None for other in self._others):
+            raise RuntimeError(
+                f"a parameter of {self._name} that this step does not update has a gradient, which "
+                "optimizer.step() would use, and clear; give it an optimizer of its own, or call "
+                "zero_grad(set_to_none=True) before"
+            )
         if self._same():
             return
         optimizer = self._optimizer
@@ -104,6 +110,10 @@ class Update:
         groups = [optimizer.param_groups[i] for i, _ in self._settings]
         watched = [vars(optimizer), optimizer.state, *holders.values(), *groups]
         self._same = unchanged(watched, [optimizer.param_groups])
+
+    def forget(self) -> None:
+        """The next program has nothing bound."""
+        self._same = never
 
     def refuse_others(self, found: dict[int, Any]) -> None:
         """Raises RuntimeError for another tensor in the place of a parameter that it updates.
@@ -142,6 +152,8 @@ class Update:
                 self._name, "the loss reaches none of its parameters", "give it others"
             )
         self.parameters = [p for p, _ in taken]
+        updated = set(map(id, self.parameters))
+        self._others = [p for p in known if id(p) not in updated]
         self.names = [specs[i].name for _, i in taken]
         self.parameters_at = [i for _, i in taken]
         self._collect()

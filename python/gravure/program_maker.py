@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import operator
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch._functorch.partitioners import is_sym_node
 from .aot_entries import Call, FrameNamer, Run, device_of, picker, write_entry
 from .codegen import Stretches, Style, compile_graphs
 from .errors import ExportError
+from .kept_tensors import KeptTensors
 from .known_numbers import KnownNumbers
 from .names import InputSpec
 from .native_node import NativeCall, Traced, native_call
@@ -41,7 +42,8 @@ class Half:
 class Instance:
     """One loaded program, or the graphs themselves where there is none.
 
-    The program keeps the parameters and buffers of one module, so that a call passes only the rest.
+    The program knows the parameters and buffers of one module, so that a call passes only the rest.
+    It does not keep them alive.
     """
 
     def __init__(
@@ -53,26 +55,76 @@ class Instance:
         sizes: tuple[int, ...] = (),
         missed: list[str] | None = None,
         native: NativeCall | None = None,
+        captures: bool = True,
     ) -> None:
+        self.captures = captures  # or each of its calls runs uncaptured
         self.native = native  # both, as one node of autograd's graph
         self.forward = forward
         self.backward = backward
         self.program = program
         self.sizes = sizes
         self.missed = missed or []  # remarks on how it was made
-        self.kept: tuple[Any, ...] = ()
         self._entry = call.entry if call else ""
-        self._positions = [call.taken.index(i) for i in call.kept] if call else []
-        self._pick = picker(call.kept if call else [])
+        self._kept_at = call.kept if call else []  # among a call's arguments
+        self._positions = [call.taken.index(i) for i in self._kept_at]  # among the entry's inputs
+        self._pick = picker(self._kept_at)
+        self._owners: frozenset[int] = frozenset()
+        self._ended: Callable[[Instance], None] | None = None
+        self._kept = KeptTensors(_weakly(self))
+        self._kinds: list[Any] = []
+
+    def let_go(self) -> None:
+        """Nobody will call it any more."""
+
+    def belong(self, owners: Iterable[int], ended: Callable[[Instance], None]) -> None:
+        """`ended` is called when one of the tensors at `owners`, among a call's arguments, dies."""
+        self._owners, self._ended = frozenset(owners), ended
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """True if the parameters and buffers among `args` are those that are kept."""
-        return all(map(operator.is_, self._pick(args), self.kept))
+        """True if the parameters and buffers among `args` are those that the program knows."""
+        return self._kept.are(self._pick(args))
+
+    def may_hold(self, args: Sequence[Any]) -> bool:
+        """The same but for those that are gone."""
+        return self._kept.may_be(self._pick(args))
 
     def keep(self, args: Sequence[Any]) -> None:
-        self.kept = self._pick(args)
-        if self._positions:
-            self.program.bind(self._entry, self._positions, list(self.kept))
+        """From now on it is for those among `args`."""
+        kept = self._pick(args)
+        changed = self._kept.exchange(kept)
+        if changed:
+            self._kinds = [_kind(tensor) for tensor in kept]
+            positions = [self._positions[i] for i in changed]
+            self.program.bind_weakly(self._entry, positions, [kept[i] for i in changed])
+
+    def knows(self, tensors: Set[int]) -> bool:
+        """Whether it is for one of these, by `id`."""
+        return any(id(tensor) in tensors for tensor in self._kept.living() if tensor is not None)
+
+    def was_converted(self) -> bool:
+        """Whether its module is on another device since, or of another dtype: it cannot run so."""
+        pairs = zip(self._kept.living(), self._kinds, strict=True)
+        return any(tensor is not None and _kind(tensor) != kind for tensor, kind in pairs)
+
+    def _died(self, i: int) -> None:
+        if self._kept_at[i] in self._owners and self._ended is not None:
+            self._ended(self)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:
+    return tensor.device, tensor.dtype
+
+
+def _weakly(instance: Instance) -> Callable[[int], None]:
+    """Instance._died, which does not keep the instance alive."""
+    found = weakref.ref(instance)
+
+    def died(i: int) -> None:
+        alive = found()
+        if alive is not None:
+            alive._died(i)
+
+    return died
 
 
 class ProgramMaker:
@@ -113,11 +165,12 @@ class ProgramMaker:
         forward, *rest = [boxed(half.module) for half in self.halves]
         return Instance(forward, rest[0] if rest else None)
 
-    def make(self, known: dict[Any, int], *, keeps: bool) -> Instance:
+    def make(self, known: dict[Any, int], *, keeps: bool, captures: bool = True) -> Instance:
         """A program for these values of symbols. With `keeps` it is for one module's tensors."""
         text, calls, missed = self.text(known)
         device = self.device()
-        program = program_class().of_text(text, device, self.options.for_library())
+        options = self.options.for_library() | ({} if captures else {"uncaptured": "1"})
+        program = program_class().of_text(text, device, options)
         for call in calls:
             _bind_fixed(program, call)
         native = None
@@ -131,7 +184,7 @@ class ProgramMaker:
         runs = [_run_of(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
         kept, sizes = calls[0] if keeps else None, tuple(known.values())
         if len(calls) == 1:
-            return Instance(runs[0], None, program, kept, sizes, missed)
+            return Instance(runs[0], None, program, kept, sizes, missed, captures=captures)
         again = calls[1].caller(program.run_uncaptured, keeps=False)
         last = runs[1]
 
@@ -139,7 +192,12 @@ class ProgramMaker:
             # With retain_graph the saved values are needed again, and a replay overwrites them.
             return again(args) if _get_current_graph_task_keep_graph() else last(args)
 
-        return Instance(runs[0], backward, program, kept, sizes, missed, native)
+        return Instance(runs[0], backward, program, kept, sizes, missed, native, captures)
+
+    @property
+    def known_sizes(self) -> list[tuple[int, ...]]:
+        """Those of all programs that were made."""
+        return [tuple(value for _, value in key) for key in self._texts]
 
     def device(self) -> str:
         return device_of([half.module for half in self.spread], self.label)

@@ -11,6 +11,7 @@ from .known_numbers import KnownNumbers
 
 HEADER = "gravure 1"  # the first line: the version of the format
 
+# PyTorch's c10::toString(ScalarType), by which ir/type_text.cpp reads them.
 _SCALAR_TYPES: dict[torch.dtype, str] = {
     torch.uint8: "Byte",
     torch.int8: "Char",
@@ -33,6 +34,19 @@ _SCALAR_TYPES: dict[torch.dtype, str] = {
     torch.float8_e5m2fnuz: "Float8_e5m2fnuz",
     torch.float8_e4m3fnuz: "Float8_e4m3fnuz",
     torch.float8_e8m0fnu: "Float8_e8m0fnu",
+    torch.float4_e2m1fn_x2: "Float4_e2m1fn_x2",
+    torch.qint8: "QInt8",
+    torch.quint8: "QUInt8",
+    torch.qint32: "QInt32",
+    torch.quint4x2: "QUInt4x2",
+    torch.quint2x4: "QUInt2x4",
+    torch.bits1x8: "Bits1x8",
+    torch.bits2x4: "Bits2x4",
+    torch.bits4x2: "Bits4x2",
+    torch.bits8: "Bits8",
+    torch.bits16: "Bits16",
+    **{getattr(torch, f"uint{bits}"): f"UInt{bits}" for bits in range(1, 8)},
+    **{getattr(torch, f"int{bits}"): f"Int{bits}" for bits in range(1, 8)},
 }
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}

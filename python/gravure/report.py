@@ -72,20 +72,37 @@ def follow(graph: CompiledGraph) -> None:
     _LIVE.add(graph)
 
 
+def followed() -> list[CompiledGraph]:
+    """Those that are alive."""
+    return list(_LIVE)
+
+
 def ending(graph: CompiledGraph) -> None:
     """`graph` is about to go: what became of it is kept, if a report is written at exit."""
     if _PATH:
-        _ended.append(_of_graph(graph))
+        _ended.append(_with_ended(graph))
+
+
+def program_ending(graph: CompiledGraph, instance: Instance) -> None:
+    """The same for one of its programs."""
+    if _PATH and instance.program is not None:
+        graph.ended.append(_of_program(graph, instance))
+
+
+def _with_ended(graph: CompiledGraph) -> GraphReport:
+    living = _of_graph(graph)
+    living.programs[:0] = graph.ended
+    return living
 
 
 def _of_graph(graph: CompiledGraph) -> GraphReport:
     made = [i for i in graph.all_instances() if i.program is not None]
-    programs = [_of_program(i, captures=not graph.options.uncaptured) for i in made]
+    programs = [_of_program(graph, instance) for instance in made]
     return GraphReport(graph.number, graph.label, graph.failure, programs, graph.graph_break)
 
 
-def _of_program(instance: Instance, *, captures: bool) -> ProgramReport:
-    program = instance.program
+def _of_program(graph: CompiledGraph, instance: Instance) -> ProgramReport:
+    program, captures = instance.program, instance.captures and not graph.options.uncaptured
     remarks = json.loads(program.remarks_json())
     missed = Counter(missed_otherwise(remarks))
     missed.update(instance.missed)
@@ -155,7 +172,7 @@ def _at_exit() -> None:
     """Writes the report, then ends programs while the device still lives."""
     if os.getpid() != _PROCESS:
         return  # a forked child: programs and report are its parent's
-    graphs = [*_ended, *report().graphs]
+    graphs = sorted([*_ended, *map(_with_ended, _LIVE)], key=lambda graph: graph.number)
     if _PATH:
         text = Report(graphs).as_json() if _PATH.endswith(".json") else f"{Report(graphs)}\n"
         with open(_PATH, "w") as file:

@@ -1,4 +1,4 @@
-"""Calls the program of a step: what stays the same from call to call is bound, not passed."""
+"""The program of a step: what stays the same from call to call is bound, not passed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from torch import fx
 from .aot_entries import picker
 from .fx_import import EntryWriter
 from .optimizer_step import Update
+from .program_maker import Instance
 from .replaced import LookedUp, Scope
 
 ENTRY = "step"
+
+
+_FROZEN_OR_NOT, _HOOK = "training", "hook"  # what the library calls why it refused a step
 
 
 class OtherTraining(RuntimeError):
@@ -34,7 +38,6 @@ class Kept:
 
     def __init__(
         self,
-        program: Any,
         scope: Scope,
         graph: fx.GraphModule,
         inputs: Sequence[Any],
@@ -42,7 +45,6 @@ class Kept:
         update: Update | None,
     ) -> None:
         """`kept`: positions of parameters and buffers among `inputs`, those of Dynamo's graph."""
-        self.program = program
         self.update = update
         sources = scope.sources(graph, inputs, kept)
         self.looked_up = list(sources)
@@ -55,65 +57,95 @@ class Kept:
         self._pick_rest = picker(rest)
         self._held: tuple[Any, ...] = ()
 
-    def rest_of(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forget(self) -> None:
+        """The next call binds all of it, to another program: nothing is held until then."""
+        self._found.forget()
+        self._held = ()
+        if self.update is not None:
+            self.update.forget()
+
+    def rest_of(self, program: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Of what is passed to a call, what is not kept. All else is bound when it returns."""
         if self._found.changed():
             try:
-                self._bind(self.looked_up, self._found.values)
+                self._bind(program, self.looked_up, self._found.values)
             except RuntimeError:
                 self._found.forget()
                 raise
         if self.update is not None:
-            self.update.bind(self.program)
+            self.update.bind(program)
         if not self._passed:
             return args
         held = self._pick(args)
         if not self._held or not all(map(operator.is_, held, self._held)):
-            self._bind(self._passed, list(held))
+            self._bind(program, self._passed, list(held))
             self._held = held
         return self._pick_rest(args)
 
-    def named(self, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    def named(self, program: Any, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
         """Every input of a call, with its name."""
-        names = [name for _, name in self.program.inputs(ENTRY)]
+        names = [name for _, name in program.inputs(ENTRY)]
         pairs = zip([*self.looked_up, *self._others], [*self._found.values, *args], strict=True)
         return [(names[i], value) for i, value in pairs]
 
-    def _bind(self, positions: list[int], values: list[Any]) -> None:
+    def _bind(self, program: Any, positions: list[int], values: list[Any]) -> None:
         if self.update is not None:
             self.update.refuse_others(dict(zip(positions, values, strict=True)))
-        self.program.bind(ENTRY, positions, values)
+        program.bind(ENTRY, positions, values)
 
 
-def caller(
-    program: Any, places: list[int], kept: Kept, *, only_tensors: bool
-) -> Callable[..., Any]:
-    """What Dynamo's code calls: the graph's inputs in, but those looked up; its former outputs."""
-    run = program.run_step_tensors if only_tensors else program.run_step
-    hooked = False  # something was, once: the library still sees where
-    if kept.update is not None:
-        program.set_updated(ENTRY, kept.update.parameters_at)
+class StepProgram(Instance):
+    """The program of a step, loaded when it is called, and again when it was let go of."""
 
-    def call(*args: Any) -> list[Any]:
-        nonlocal hooked
-        rest = kept.rest_of(args)
-        if hooked:
-            _refuse_hooks(kept.named(args))
-        try:
-            results = run(ENTRY, rest, not hooked)
-        except RuntimeError as error:
-            if "when the step was compiled" in str(error):
-                values = [value for _, value in kept.named(args)]
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        places: list[int],
+        kept: Kept,
+        missed: list[str],
+        *,
+        only_tensors: bool,
+    ) -> None:
+        """`places`: of Dynamo's outputs, among the entry's that are no gradients."""
+        super().__init__(self.run, None, missed=missed)
+        self._load = load
+        self._places = places
+        self._kept = kept
+        self._only_tensors = only_tensors
+        self._hooked = False  # something was, once: the library still sees where
+        self._opened: tuple[Any, Callable[..., Any]] | None = None  # and how it is run
+
+    def let_go(self) -> None:
+        self.program = self._opened = None
+        self._kept.forget()
+
+    def open(self) -> tuple[Any, Callable[..., Any]]:
+        program = self._load()
+        self._kept.forget()
+        if self._kept.update is not None:
+            program.set_updated(ENTRY, self._kept.update.parameters_at)
+        run = program.run_step_tensors if self._only_tensors else program.run_step
+        self.program, self._opened = program, (program, run)
+        return self._opened
+
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        """The graph's inputs in, but those looked up; its former outputs."""
+        program, run = self._opened or self.open()
+        kept = self._kept
+        rest = kept.rest_of(program, args)
+        if self._hooked:
+            _refuse_hooks(kept.named(program, args))
+        # Nothing: then nothing has run.
+        while not (results := run(ENTRY, rest, not self._hooked)):
+            refusal, message = program.refusal(ENTRY, rest, not self._hooked)
+            if refusal == _FROZEN_OR_NOT:
+                values = [value for _, value in kept.named(program, args)]
                 trained = tuple([getattr(value, "requires_grad", False) for value in values])
-                raise OtherTraining(trained, str(error)) from None
-            if hooked or "has a hook" not in str(error):
-                raise
-            _refuse_hooks(kept.named(args))
-            hooked = True
-            results = run(ENTRY, rest, False)
-        return [results[i] if i >= 0 else None for i in places]
-
-    return call
+                raise OtherTraining(trained, message)
+            if refusal == _HOOK:
+                _refuse_hooks(kept.named(program, args))
+                self._hooked = True
+        return [results[i] if i >= 0 else None for i in self._places]
 
 
 def _refuse_hooks(named: Sequence[tuple[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,12 +27,11 @@ from .known_numbers import KnownNumbers
 from .names import InputSpec, Namer
 from .optimizer_step import Update
 from .options import CompileOptions
-from .program_maker import Instance
 from .program_text import HEADER
 from .replaced import Scope
 from .report import follow
 from .runtime import program_class
-from .step_call import ENTRY, Kept, bind_constants, caller, leave_out
+from .step_call import ENTRY, Kept, StepProgram, bind_constants, leave_out
 from .trace import (
     Capture,
     OutputSpec,
@@ -85,6 +85,7 @@ class StepCompiler:
         self.name = name
         self.options = options
         self.programs = 0
+        self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
     def train(self, trained: tuple[bool, ...]) -> None:
         """Has Dynamo find, or compile, a program for these inputs that require a gradient."""
@@ -94,26 +95,41 @@ class StepCompiler:
         self.training = number
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        library = program_class()
+        program_class()
         written = self.write(graph, inputs)
+        frozen = [i for i in written.kept if not inputs[i].requires_grad]
+        assert self.scope is not None
         with unset_fake_temporarily():
-            options = self.options.for_library()
-            program = library.of_text(written.text, written.device, options)
-            bind_constants(program, written.writer)
-            program.set_frozen(ENTRY, [i for i in written.kept if not inputs[i].requires_grad])
-            assert self.scope is not None
-            kept = Kept(program, self.scope, graph, inputs, written.kept, written.update)
+            kept = Kept(self.scope, graph, inputs, written.kept, written.update)
+            program = StepProgram(
+                functools.partial(self._load, written, frozen),
+                written.places,
+                kept,
+                written.stretches.missed if written.stretches else [],
+                only_tensors=written.only_tensors,
+            )
+            program.open()
         self.programs += 1
         leave_out(graph, kept.looked_up)
-        run = caller(program, written.places, kept, only_tensors=written.only_tensors)
-        missed = written.stretches.missed if written.stretches else []
-        instance = Instance(run, None, program, missed=missed)
-        engraved = CompiledGraph.around(written.label, self.options, instance)
+        engraved = CompiledGraph.around(written.label, self.options, program)
+        self.graphs.add(engraved)
+        follow(engraved)
+
+        def run(*args: Any) -> list[Any]:
+            return program.run(args)
+
         # Both live as long as it can run.
         run.compiled_graph = engraved  # type: ignore[attr-defined]
         run.called = written.stretches, written.writer.held  # type: ignore[attr-defined]
-        follow(engraved)
         return run
+
+    def _load(self, written: WrittenStep, frozen: list[int]) -> Any:
+        with unset_fake_temporarily():
+            options = self.options.for_library()
+            program = program_class().of_text(written.text, written.device, options)
+            bind_constants(program, written.writer)
+            program.set_frozen(ENTRY, frozen)
+        return program
 
     def write(self, graph: fx.GraphModule, inputs: list[Any]) -> WrittenStep:
         """Raises ExportError. The loss becomes the first of `graph`'s outputs."""

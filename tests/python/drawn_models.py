@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -49,7 +49,7 @@ def _written(_: Part, x: Tensor) -> Tensor:
 
 
 def _embedded(part: Part, x: Tensor) -> Tensor:
-    return x + part.table(torch.arange(x.shape[0]) % 5)
+    return x + part.table(torch.arange(x.shape[0], device=x.device) % 5)
 
 
 def _attended(_: Part, x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def _attended(_: Part, x: Tensor) -> Tensor:
 
 
 def _noisy(part: Part, x: Tensor) -> Tensor:
-    return x + torch.randn_like(x) * 0.1 + torch.rand(WIDTH) if part.training else x
+    return x + torch.randn_like(x) * 0.1 + torch.rand_like(x[0]) if part.training else x
 
 
 def _scaled(_: Part, x: Tensor) -> Tensor:
@@ -110,25 +110,69 @@ def _masked(part: Part, x: Tensor) -> Tensor:
     return y.masked_fill(x.detach() < -1, 0.5)[:, torch.tensor([1, 0, 3, 2, 5, 4, 7, 6])]
 
 
-KINDS = (_residual, _averaged, _normed, _mixed, _written, _embedded, _attended, _noisy, _scaled,
-         _summed, _transposed, _sorted, _copied, _convolved, _rounded, _counted, _constant,
-         _masked)  # fmt: skip
+KINDS = {kind.__name__[1:]: kind for kind in (
+    _residual, _averaged, _normed, _mixed, _written, _embedded, _attended, _noisy, _scaled,
+    _summed, _transposed, _sorted, _copied, _convolved, _rounded, _counted, _constant,
+    _masked)}  # fmt: skip
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer": lambda: nn.LayerNorm(WIDTH),
+    "batch": lambda: nn.BatchNorm1d(WIDTH),
+    "none": nn.Identity,
+}
 # AOTAutograd writes statistics once where eager writes them in the recomputation, too.
-_NOT_CHECKPOINTED = (_averaged, _normed)
+_NOT_CHECKPOINTED = ("averaged", "normed")
+
+
+class PartPlan(NamedTuple):
+    """What one part is: plain data, which a test can print."""
+
+    kind: str = "residual"
+    checkpointed: bool = False
+    dropout: float = 0.0
+    shared: bool = False
+    norm: str = "layer"
+
+
+class ModelPlan(NamedTuple):
+    """What a model is, and what it returns beside its loss."""
+
+    parts: tuple[PartPlan, ...]
+    more: int = 0
+    views: bool = False
+    none: bool = False
+
+
+def _draw_part(draw: Random) -> PartPlan:
+    kind = draw.choice(list(KINDS))
+    return PartPlan(
+        kind,
+        checkpointed=draw.random() < 0.2 and kind not in _NOT_CHECKPOINTED,
+        dropout=draw.choice([0.0, 0.3]),
+        shared=draw.random() < 0.2,
+        norm=draw.choice(list(NORMS)),
+    )
+
+
+def draw_plan(draw: Random, *, views: bool) -> ModelPlan:
+    """The plan of a model of one to six parts. `views`: it may return a view of a result, too."""
+    return ModelPlan(
+        tuple([_draw_part(draw) for _ in range(draw.randint(1, 6))]),
+        more=draw.choice([0, 0, 1, 2]),
+        views=views and draw.random() < 0.2,
+        none=draw.random() < 0.2,
+    )
 
 
 class Part(nn.Module):
     count: Tensor
     average: Tensor
 
-    def __init__(self, draw: Random, shared: nn.Linear) -> None:
+    def __init__(self, plan: PartPlan, shared: nn.Linear) -> None:
         super().__init__()
-        self.kind = draw.choice(KINDS)
-        self.checkpointed = draw.random() < 0.2 and self.kind not in _NOT_CHECKPOINTED
-        self.dropout = draw.choice([0.0, 0.3])
-        self.linear = shared if draw.random() < 0.2 else nn.Linear(WIDTH, WIDTH)
-        norms = [nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH), nn.Identity()]
-        self.norm: nn.Module = draw.choice(norms)
+        self.kind, self.checkpointed = KINDS[plan.kind], plan.checkpointed
+        self.dropout = plan.dropout
+        self.linear = shared if plan.shared else nn.Linear(WIDTH, WIDTH)
+        self.norm = NORMS[plan.norm]()
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("average", torch.zeros(WIDTH))
         self.unused, self.scale = nn.Parameter(torch.ones(3)), nn.Parameter(torch.randn(WIDTH))
@@ -143,12 +187,11 @@ class Part(nn.Module):
 class DrawnModel(nn.Module):
     """Returns its loss, and what else it drew: results, inner values, a view, None."""
 
-    def __init__(self, draw: Random, *, views: bool) -> None:
+    def __init__(self, plan: ModelPlan) -> None:
         super().__init__()
         shared = nn.Linear(WIDTH, WIDTH)
-        self.parts = nn.ModuleList(Part(draw, shared) for _ in range(draw.randint(1, 6)))
-        self.more = draw.choice([0, 0, 1, 2])
-        self.views, self.none = views and draw.random() < 0.2, draw.random() < 0.2
+        self.parts = nn.ModuleList(Part(part, shared) for part in plan.parts)
+        self.more, self.views, self.none = plan.more, plan.views, plan.none
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Any:

@@ -68,7 +68,8 @@ def test_fsdp2_between_compiled_layers(pair: Found) -> None:
         assert found["equal"]
         assert found["states"] == [PAIR, PAIR]
         assert found["replays"] > 0
-        assert all(remark.startswith("guard-failed: parameter") for remark in found["missed"])
+        said = ("guard-failed: parameter", "often-uncaptured: ")  # the second once
+        assert all(remark.startswith(said) for remark in found["missed"])
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

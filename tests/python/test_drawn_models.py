@@ -10,7 +10,7 @@ from typing import Any
 import gravure
 import pytest
 import torch
-from drawn_models import DrawnModel, batch, results_of, seen, train
+from drawn_models import DrawnModel, batch, draw_plan, results_of, seen, train
 from running import need_library
 
 need_library()
@@ -21,7 +21,7 @@ SEEDS = range(*map(int, os.environ.get("GRAVURE_DRAWN", "0:16").split(":")))
 
 def pair(seed: int, *, views: bool) -> tuple[DrawnModel, DrawnModel]:
     torch.manual_seed(seed)
-    model = DrawnModel(Random(seed), views=views).train()
+    model = DrawnModel(draw_plan(Random(seed), views=views)).train()
     return model, copy.deepcopy(model)
 
 

@@ -267,7 +267,5 @@ class Counting(torch.optim.SGD):
 def test_an_optimizer_that_counts_in_python_is_refused() -> None:
     model = Net()
     optimizer = Counting(model.parameters(), 0.1)
-    step = gravure.compile_step(loss_of(model), optimizer=optimizer)
-    step(torch.randn(5, 8))
-    with pytest.raises(gravure.ExportError, match="changes Python values"):
-        step(torch.randn(5, 8))
+    with pytest.raises(gravure.ExportError, match="not one of torch.optim's own"):
+        gravure.compile_step(loss_of(model), optimizer=optimizer)

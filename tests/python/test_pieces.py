@@ -173,6 +173,64 @@ def test_two_forwards_before_their_backwards(device: str) -> None:
         assert found[0] == found[1], f"step {step}"
 
 
+def whole_and_loss(x: Tensor, w: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The backward needs the pieces; the caller gets what was put together of them."""
+    pieces = [part @ w[i] for i, part in enumerate(pieces_of(x, counts))]
+    return torch.cat(pieces), sum(F.gelu(piece).sum() for piece in pieces)
+
+
+def pointwise_and_loss(x: Tensor, w: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    pieces = [(part @ w[i]) * part for i, part in enumerate(pieces_of(x, counts))]
+    return torch.cat(pieces), sum(F.gelu(piece).sum() for piece in pieces)
+
+
+# What the caller gets of the whole.
+GIVEN: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
+    "whole": lambda whole, x: (whole,),
+    "view": lambda whole, x: (whole.t(),),
+    "twice": lambda whole, x: (whole, whole),
+    "with its view": lambda whole, x: (whole, whole.view(-1)),
+    "split": lambda whole, x: whole.split([16, 32]),
+    "with an input": lambda whole, x: (whole, x),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", [{}, {"uncaptured": True}], ids=["captured", "uncaptured"])
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("function", [whole_and_loss, pointwise_and_loss])
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_write_into_a_result_reaches_no_piece_that_is_saved(
+    function: Callable[..., Any], given: str, options: dict[str, Any], device: str
+) -> None:
+    torch._dynamo.reset()
+
+    def call(x: Tensor, w: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+        whole, loss = function(x, w, counts)
+        return *GIVEN[given](whole, x), loss
+
+    poison = {"poison": True} if device == "cpu" else {}
+    compiled = torch.compile(call, backend="gravure", options=poison | options)
+    for step, counts in enumerate(COUNTS):
+        data = batch(counts, step, device)
+        generator = torch.Generator().manual_seed(step)
+        weights = torch.randn(EXPERTS, DIM, DIM, generator=generator).to(device)
+        for target in range(len(GIVEN[given](data[0], data[0]))):
+            found = []
+            for run in (call, compiled):
+                x, w = data[0].clone(), weights.clone().requires_grad_()
+                *results, loss = run(x, w, data[1])
+                with torch.no_grad():
+                    results[target].mul_(3)
+                try:
+                    loss.backward()
+                    found.append([*map(bits, results), bits(loss), bits(w.grad)])
+                except RuntimeError as error:
+                    assert "modified by an inplace operation" in str(error)
+                    found.append("noticed")
+            assert found[0] == found[1], f"step {step}, result {target}"
+
+
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
 def test_what_was_worked_on_in_pieces_is_worked_on_at_once() -> None:
     """Where the whole's size is known it can be captured: of the products of all pieces, all."""

@@ -1,0 +1,33 @@
+#pragma once
+// Inputs that a program knows and does not keep alive.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
+
+#include <utility>
+#include <vector>
+
+namespace gravure {
+
+/// By position among an entry's inputs.
+using WeakTensors = std::vector<
+    std::pair<int64_t, c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>>>;
+
+/// Keeps such inputs alive for one call. The second reference to a tensor of Python's takes Python's lock,
+/// and so does letting go of it (Note [PyObject preservation for Tensor and Storages], c10): here once
+/// for all, and nowhere else in the call.
+class AliveTensors {
+ public:
+  explicit AliveTensors(const WeakTensors& weak);
+  ~AliveTensors();
+  AliveTensors(const AliveTensors&) = delete;
+  AliveTensors& operator=(const AliveTensors&) = delete;
+
+  /// One for each that was given; undefined where it is gone.
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace gravure

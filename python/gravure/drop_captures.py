@@ -1,0 +1,38 @@
+"""`gravure.drop_captures()`: lets go of programs, and of all that they hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from .report import followed
+
+
+def drop_captures(compiled: Any = None) -> int:
+    """Lets go of programs: their captures, their memory, and every tensor that they hold.
+
+    Those of `compiled`, a model, compiled or not, or a step of `compile_step`; without it those of
+    every compiled model, function and step. The next call makes and captures what it needs anew.
+    What somebody holds of a step's results stays as it is. Returns how many programs there were.
+    Raises TypeError for a function: its programs are known by the module that they belong to alone.
+    """
+    if compiled is None:
+        return sum(graph.drop() for graph in followed())
+    step = getattr(compiled, "gravure_step", None)
+    if step is not None:
+        return sum(graph.drop() for graph in list(step.compiler.graphs))
+    module = getattr(compiled, "_orig_mod", compiled)
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"drop_captures takes a module or a compiled step, not a {type(module).__name__}; "
+            "drop_captures() lets go of all"
+        )
+    tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    return sum(graph.drop(tensors) for graph in followed())
+
+
+def drop_converted() -> None:
+    """Those whose module is on another device, or of another dtype, since they were captured."""
+    for graph in followed():
+        graph.drop_converted()

@@ -1,0 +1,42 @@
+"""Loops that drawn_loops.py found, shrunk: each went wrong once, most of them without a word."""
+
+from __future__ import annotations
+
+import pytest
+from drawn_loops import FINE, Loop, run, script
+from loop_actions import Action
+from running import need_library
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+STEP = Action("step")
+FOUND = {
+    # A result shared memory with what was saved: the gradient was computed from what was written.
+    "result-of-pieces-written": Loop(
+        "Experts", (Action("forward"), Action("write_into_result"), Action("backward"))
+    ),
+    # Never captured, without a word.
+    "buffer-reassigned": Loop("Averaged", ()),
+    "buffer-reassigned-in-a-step": Loop("Averaged", (), way="step"),
+    "another-layout": Loop("Images", (STEP, STEP, STEP, STEP, Action("move", 3), STEP)),
+    "adapters-on-one-base": Loop("Adapters", (STEP,), way="layers"),
+    # Trained wrongly: the program went on with the optimizer's step as it had been traced.
+    "attribute-of-an-optimizer": Loop(
+        "Mlp", (STEP, STEP, Action("another_attribute"), STEP, STEP), "optimizer", "scaled"
+    ),
+    "optimizer-that-wraps": Loop("Mlp", (STEP,) * 6, "optimizer", "lookahead"),
+    "patched-step": Loop("Mlp", (STEP, STEP, Action("patch_step"), STEP, STEP), "optimizer"),
+    "hook-on-a-step": Loop("Mlp", (STEP, STEP, Action("hook_on_step"), STEP, STEP), "optimizer"),
+    "gradient-of-another": Loop("Mlp", (STEP, STEP, Action("another_group"), STEP), "optimizer"),
+    # Its backward computed with a parameter that was written since, where sizes are open.
+    "parameter-written-open-sizes": Loop(
+        "Mlp", (Action("forward", c=1), STEP, Action("backward")), "call", "momentum", dynamic=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_loop_that_was_wrong(name: str) -> None:
+    outcome = run(FOUND[name])
+    assert outcome.kind in FINE, f"{outcome.text}\n\n{script(FOUND[name])}"

@@ -1,0 +1,105 @@
+"""Buffers that code reassigns, and memory formats that change: captured again, or said."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+from running import need_library
+from torch import Tensor
+from training import leaves, state_of
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class Averaging(nn.Module):
+    """Keeps a mean of what it computes, in a new tensor each time."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.mean = 0.9 * self.mean + y.detach().mean(0)
+        return (y * self.mean).tanh()
+
+
+def _convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+
+
+def _uncaptured() -> int:
+    return sum(p.stats["uncaptured_steps"] for g in gravure.report().graphs for p in g.programs)
+
+
+def _runs(count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(4, 8, generator=generator) for _ in range(count)]
+
+
+def test_a_buffer_that_is_reassigned_is_captured() -> None:
+    model = Averaging()
+    ours = copy.deepcopy(model)
+    compiled = torch.compile(ours, backend="gravure")
+    for x in _runs(16):
+        for net, call in ((model, model), (ours, compiled)):
+            net.zero_grad()
+            call(x).sum().backward()
+        assert state_of(ours) == state_of(model)
+    assert _uncaptured() <= 8  # two each to warm up, one or two in which the buffer moved
+
+
+def test_a_memory_format_that_changes_is_captured_anew(caplog: pytest.LogCaptureFixture) -> None:
+    model = _convolutions()
+    ours = copy.deepcopy(model)
+    compiled = torch.compile(ours, backend="gravure")
+    generator = torch.Generator().manual_seed(7)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for i in range(24):
+            x = torch.randn(2, 3, 8, 8, generator=generator)
+            for net, call in ((model, model), (ours, compiled)):
+                if i == 5:
+                    net.to(memory_format=torch.channels_last)
+                net.zero_grad()
+                found = call(x)
+                found.sum().backward()
+                if net is model:
+                    expected = leaves(found)
+            assert leaves(found) == expected and state_of(ours) == state_of(model)
+    assert _uncaptured() <= 4 + 10
+    assert not caplog.records
+
+
+def test_formats_that_come_and_go_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = _convolutions()
+    compiled = torch.compile(model, backend="gravure")
+    formats = (torch.channels_last, torch.contiguous_format)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for i in range(80):
+            model.to(memory_format=formats[i // 3 % 2])
+            compiled(torch.randn(2, 3, 8, 8)).sum().backward()
+            model.zero_grad()
+    lines = [r.getMessage() for r in caplog.records if "often-uncaptured" in r.getMessage()]
+    assert 1 <= len(lines) <= 2 and "keep one memory format" in lines[0]
+
+
+def test_a_whole_step_of_a_reassigned_buffer() -> None:
+    model = Averaging()
+    ours = copy.deepcopy(model)
+    step = gravure.compile_step(lambda x: ours(x).square().mean())
+    for x in _runs(12):
+        for net in (model, ours):
+            net.zero_grad()
+        found = step(x)
+        loss = model(x).square().mean()
+        loss.backward()
+        assert leaves(found) == leaves(loss.detach()) and state_of(ours) == state_of(model)

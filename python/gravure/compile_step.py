@@ -16,7 +16,6 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.optim import Optimizer
 
 from .compile_lock import compile_lock
-from .eager_tracing import traces_as_eager
 from .errors import ExportError
 from .left_out import leaving_out
 from .optimizer_step import Settings, StateMissing
@@ -147,9 +146,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
     compiler.scope = Scope(fn, call.__globals__)
-    compiled = torch.compile(
-        fresh, backend=traces_as_eager(compiler), fullgraph=True, dynamic=False
-    )
+    compiled = torch.compile(fresh, backend=compiler.backend(), fullgraph=True, dynamic=False)
 
     def step(*args: Any, **kwargs: Any) -> Any:
         try:

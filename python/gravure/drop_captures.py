@@ -21,7 +21,7 @@ def drop_captures(compiled: Any = None) -> int:
         return sum(graph.drop() for graph in followed())
     step = getattr(compiled, "gravure_step", None)
     if step is not None:
-        return sum(graph.drop() for graph in list(step.compiler.graphs))
+        return sum(graph.drop() for graph in step.compiler.graphs)
     module = getattr(compiled, "_orig_mod", compiled)
     if not isinstance(module, nn.Module):
         raise TypeError(

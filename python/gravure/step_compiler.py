@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -20,6 +20,7 @@ from .backend import input_spec, label_of
 from .codegen import Stretches, Style, compile_graphs, in_first_style
 from .compiled_graph import CompiledGraph
 from .eager_kernels import LIBRARY
+from .eager_tracing import traces_as_eager
 from .errors import ExportError
 from .export import step_entry
 from .fx_import import EntryWriter
@@ -66,8 +67,19 @@ class WrittenStep:
     update: Update | None
 
 
+class _Made(NamedTuple):
+    """What runs one of Dynamo's graphs. All of it belongs to the step, and goes with it."""
+
+    program: StepProgram
+    graph: CompiledGraph
+    called: list[Any]  # what the program calls by name
+
+
 class StepCompiler:
-    """Dynamo's backend: from its graph of a step to what runs it."""
+    """From Dynamo's graph of a step to what runs it.
+
+    It keeps its programs: Dynamo's tables, which may outlive a step, have weak references alone.
+    """
 
     def __init__(
         self,
@@ -85,7 +97,26 @@ class StepCompiler:
         self.name = name
         self.options = options
         self.programs = 0
-        self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        # By what Dynamo calls, for as long as it may.
+        self._made: weakref.WeakKeyDictionary[Callable[..., Any], _Made] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @property
+    def graphs(self) -> list[CompiledGraph]:
+        """What was made of Dynamo's graphs, as far as it may still be called."""
+        return [made.graph for made in self._made.values()]
+
+    def backend(self) -> Callable[..., Any]:
+        """This as a backend of Dynamo's, which keeps each that it has seen for ever."""
+        found = weakref.ref(self)
+
+        def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            compiler = found()
+            assert compiler is not None
+            return compiler(graph, inputs)
+
+        return traces_as_eager(compile_graph)
 
     def train(self, trained: tuple[bool, ...]) -> None:
         """Has Dynamo find, or compile, a program for these inputs that require a gradient."""
@@ -112,15 +143,16 @@ class StepCompiler:
         self.programs += 1
         leave_out(graph, kept.looked_up)
         engraved = CompiledGraph.around(written.label, self.options, program)
-        self.graphs.add(engraved)
         follow(engraved)
+        found = weakref.ref(program)
 
         def run(*args: Any) -> list[Any]:
-            return program.run(args)
+            alive = found()
+            assert alive is not None
+            return alive.run(args)
 
-        # Both live as long as it can run.
-        run.compiled_graph = engraved  # type: ignore[attr-defined]
-        run.called = written.stretches, written.writer.held  # type: ignore[attr-defined]
+        called = [written.stretches, written.writer.held]
+        self._made[run] = _Made(program, engraved, called)
         return run
 
     def _load(self, written: WrittenStep, frozen: list[int]) -> Any:

@@ -62,14 +62,16 @@ def test_gradients_that_hooks_average(pair: Found) -> None:
 
 
 def test_fsdp2_between_compiled_layers(pair: Found) -> None:
-    """It gathers a parameter into memory that may be elsewhere: that step runs uncaptured."""
+    """It gathers a parameter, and again for the backward, into memory that may be elsewhere: that
+    run is uncaptured."""
     for rank in pair["fsdp2"]:
         found = rank["layers"]
         assert found["equal"]
         assert found["states"] == [PAIR, PAIR]
         assert found["replays"] > 0
-        said = ("guard-failed: parameter", "often-uncaptured: ")  # the second once
-        assert all(remark.startswith(said) for remark in found["missed"])
+        said = ("guard-failed: parameter", "guard-failed: saved", "often-uncaptured: ")
+        others = [remark for remark in found["missed"] if not remark.startswith(said)]
+        assert others == []
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

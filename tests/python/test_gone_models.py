@@ -422,6 +422,34 @@ def test_captures_of_a_step_are_dropped(device: str, updated: bool) -> None:
     assert programs(older)[-1].stats["replays"] > 0
 
 
+@pytest.mark.parametrize("updated", [False, True])
+@pytest.mark.parametrize("kind", ["function", "module"])
+def test_a_step_that_is_gone_lets_go_of_its_model(device: str, kind: str, updated: bool) -> None:
+    older, held = numbers(), []
+    for _ in range(3):
+        model = Mlp().to(device)
+
+        class Loss(nn.Module):
+            def __init__(self, model: nn.Module) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.model(x).square().mean()
+
+        whole = Loss(model)
+        fn = whole if kind == "module" else lambda x, model=model: model(x).square().mean()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) if updated else None
+        step = gravure.compile_step(fn, optimizer=optimizer, options=POISON)
+        for _ in range(6):
+            step(torch.randn(5, 8, device=device))
+        assert programs(older)[-1].stats["replays"] > 0
+        held += [weakref.ref(value) for value in (model, *model.parameters())]
+    del model, whole, fn, optimizer, step
+    gc.collect()
+    assert [ref for ref in held if ref() is not None] == [] and programs(older) == []
+
+
 def test_what_captures_may_be_dropped_of() -> None:
     with pytest.raises(TypeError, match=r"a module or a compiled step.*drop_captures\(\)"):
         gravure.drop_captures(compiled(lambda x: x + 1))

@@ -35,7 +35,7 @@ void Numbering::addEdges(const Node* node) {
       for (const Value* result : block->outputs()) use(result);
     }
   };
-  visitNested(node, visit);
+  forEachNode(node, visit);
 }
 
 void Numbering::define(const Value* value, int32_t node) {

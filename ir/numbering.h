@@ -8,6 +8,7 @@
 // Edges are kept as flat arrays of numbers: a large graph lies scattered in memory, and going through
 // it once for all analyses costs less than going through it once for each.
 
+#include "ir/nested_nodes.h"
 #include "ir/op_facts.h"
 #include "ir/program.h"
 
@@ -52,7 +53,7 @@ class Numbering {
   /// Calls `visit(const Node*)` for node `i` and each node in its blocks, in order.
   template <typename Visit>
   void forEachNested(int32_t i, Visit&& visit) const {
-    visitNested(nodes_[i], visit);
+    forEachNode(nodes_[i], visit);
   }
   /// Numbers of the values that node `i` uses: its inputs, and the inputs of the nodes and the results
   /// of its blocks. A value may occur several times.
@@ -71,13 +72,6 @@ class Numbering {
   }
 
  private:
-  template <typename Visit>
-  static void visitNested(const Node* node, Visit& visit) {
-    visit(node);
-    for (const Block* block : node->blocks()) {
-      for (const Node* inner : block->nodes()) visitNested(inner, visit);
-    }
-  }
   static llvm::ArrayRef<int32_t> slice(const std::vector<int32_t>& all,
                                        const std::vector<int32_t>& begin, int32_t i) {
     return llvm::ArrayRef<int32_t>(all).slice(begin[i], begin[i + 1] - begin[i]);

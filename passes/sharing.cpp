@@ -1,6 +1,7 @@
 #include "passes/sharing.h"
 
 #include "ir/cudagraph_ops.h"
+#include "ir/nested_nodes.h"
 #include "ir/op_facts.h"
 
 #include <llvm/ADT/DenseSet.h>
@@ -12,15 +13,6 @@
 
 namespace gravure {
 namespace {
-
-/// Calls `visit` for each node below `block`, in order.
-template <typename Visit>
-void forEachNode(const Block* block, Visit&& visit) {
-  for (const Node* node : block->nodes()) {
-    visit(node);
-    for (const Block* inner : node->blocks()) forEachNode(inner, visit);
-  }
-}
 
 /// Calls `visit(now, before)` for the places that two states of an entry have in common: passes add some
 /// and take some away, and keep the others in order.

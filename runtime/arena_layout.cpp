@@ -178,7 +178,8 @@ class LayoutBuilder {
         if (device && !devices_.computes(*device)) continue;
         // The copy is of this step even where facts take it for its operand's alias.
         const int64_t end = std::max(lives_.end(storage), stage.step + 1);
-        add(&layout_.staged.back()[s][i], {stage.step, end, false}, *bytes, stage.node,
+        const int64_t remainder = stage.remainders.empty() ? 0 : stage.remainders[i];
+        add(&layout_.staged.back()[s][i], {stage.step, end, false}, *bytes + remainder, stage.node,
             static_cast<int64_t>(i));
       }
     }

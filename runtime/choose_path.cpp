@@ -1,3 +1,4 @@
+#include "runtime/address_remainder.h"
 #include "runtime/handing.h"
 #include "runtime/runtime_impl.h"
 
@@ -90,7 +91,9 @@ bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& 
     checkInputs(entry, inputs);
     return false;
   }
-  if (!inputsHold(entry, inputs) || !laidAsRecorded(entry, inputs)) return false;
+  if (!inputsHold(entry, inputs) || !laidAsRecorded(entry, inputs) ||
+      !liesAsRecorded(entry, inputs))
+    return false;
   if (at::get_num_threads() != threads_) {
     const std::string why =
         "the number of threads differs from that of the warm-up, and kernels allocate by it";
@@ -354,6 +357,34 @@ bool Runtime::Impl::laidAsRecorded(EntryState& entry, const std::vector<c10::IVa
       "entry '" + entry.code->entry->name + "': inputs have other strides than in the warm-up";
   planForNewLayout(found);
   ranUncaptured(entry, found, kKeepLayout);
+  return false;
+}
+
+/// Staged inputs, by whose addresses kernels round. Those that lie so twice have memory planned anew.
+bool Runtime::Impl::liesAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  std::vector<std::pair<size_t, int64_t>> others;
+  for (size_t s = 0; s < entry.code->stages.size(); ++s) {
+    const Stage& stage = entry.code->stages[s];
+    for (size_t i = 0; i < stage.from.size(); ++i) {
+      const at::Tensor& buffer = entry.served.staged[s][i];
+      const Slot from = stage.from[i];
+      if (!buffer.defined() || entry.code->sources[from] != SlotSource::Input) continue;
+      const int64_t found = stagedRemainder(buffer, inputs[from].toTensor());
+      if (found != addressRemainder(buffer)) others.emplace_back(from, found);
+    }
+  }
+  const bool again = others == entry.othersLay;
+  entry.othersLay = others;
+  if (others.empty()) return true;
+  const auto [input, bytes] = others.front();
+  const std::string found = inputName(*entry.code->entry, input) + " lies " +
+                            std::to_string(bytes) +
+                            " bytes past a multiple of 16, otherwise than in the warm-up, and "
+                            "kernels round by that";
+  once_.missedAs(std::to_string(input), "guard-failed", nullptr,
+                 found + "; this step ran uncaptured");
+  ranUncaptured(entry, found, "give a tensor of its own (`clone()`) instead of a part of another");
+  if (again) planForNewLayout(found);
   return false;
 }
 

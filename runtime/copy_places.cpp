@@ -20,6 +20,14 @@ bool sameLayout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+bool isLaid(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  if (tensor.sizes() != sizes) return false;
+  for (size_t i = 0; i < strides.size(); ++i) {
+    if (sizes[i] != 1 && tensor.stride(i) != strides[i]) return false;
+  }
+  return true;
+}
+
 bool sharesPlaces(at::IntArrayRef sizes, at::IntArrayRef strides) {
   for (size_t axis = 0; axis < sizes.size(); ++axis) {
     if (strides[axis] == 0 && sizes[axis] > 1) return true;

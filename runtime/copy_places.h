@@ -11,6 +11,8 @@ namespace gravure {
 
 /// True if both have the same sizes and strides.
 bool sameLayout(const at::Tensor& a, const at::Tensor& b);
+/// The same, but that a dimension of one element may have any stride.
+bool isLaid(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides);
 
 /// True if elements of such a layout share a place because a stride is 0: nothing may be copied there
 /// element by element.

@@ -1,5 +1,6 @@
 #include "runtime/executor.h"
 
+#include "runtime/address_remainder.h"
 #include "runtime/communication.h"
 #include "runtime/copy_places.h"
 #include "runtime/planned_places.h"
@@ -257,19 +258,25 @@ at::Tensor conform(const at::Tensor& tensor, const Value* staged) {
   const auto* type = staged->type()->castRaw<c10::TensorType>();
   const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;
   if (!strides || strides->size() != tensor.sizes().size() || tensor.numel() == 0) return tensor;
-  bool same = true;
-  for (size_t i = 0; i < strides->size(); ++i) {
-    same &= tensor.size(i) == 1 || tensor.stride(i) == (*strides)[i];
-  }
+  const bool same = isLaid(tensor, tensor.sizes(), *strides);
   if (same || sharesPlaces(tensor.sizes(), *strides)) return tensor;
   at::Tensor copy = at::empty_strided(tensor.sizes(), *strides, tensor.options());
   copy.copy_(tensor);
   return copy;
 }
 
+}  // namespace
+
+int64_t stagedRemainder(const at::Tensor& buffer, const at::Tensor& value) {
+  return isLaid(value, buffer.sizes(), buffer.strides()) ? addressRemainder(value) : 0;
+}
+
+namespace {
+
 /// False where the launch's guard is to see the value itself, and to refuse it.
 bool hasBuffer(const at::Tensor& buffer, const c10::IValue& value) {
   if (!buffer.defined() || !value.isTensor()) return false;
+  if (stagedRemainder(buffer, value.toTensor()) != addressRemainder(buffer)) return false;
   return !sharesPlaces(buffer.sizes(), buffer.strides()) || sameLayout(buffer, value.toTensor());
 }
 
@@ -279,6 +286,7 @@ void Executor::runStage(uint32_t index) {
   Stage& stage = code_.stages[index];
   if (session_) session_->enterStep(-1);
   CopyBatches copies;
+  if (recorder_) stage.remainders.assign(stage.from.size(), 0);
   for (size_t i = 0; i < stage.from.size(); ++i) {
     const c10::IValue& value = frame_[stage.from[i]];
     if (served_ && hasBuffer(served_->staged[index][i], value)) {
@@ -287,7 +295,9 @@ void Executor::runStage(uint32_t index) {
       stats_.stagedBytes += static_cast<int64_t>(buffer.nbytes());
       frame_[stage.to[i]] = buffer;
     } else if (value.isTensor() && value.toTensor().defined()) {
-      frame_[stage.to[i]] = conform(value.toTensor(), stage.node->output(i));
+      const at::Tensor operand = conform(value.toTensor(), stage.node->output(i));
+      if (recorder_) stage.remainders[i] = addressRemainder(operand);
+      frame_[stage.to[i]] = operand;
     } else {
       frame_[stage.to[i]] = value;
     }

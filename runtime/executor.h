@@ -46,6 +46,10 @@ struct ServedEntry {
       staged;  // [stage][operand]: buffers in the arena, or undefined
 };
 
+/// addressRemainder of what a partition reads of `value`, uncaptured: itself if it is laid out as its staged
+/// `buffer`, else a copy.
+int64_t stagedRemainder(const at::Tensor& buffer, const at::Tensor& value);
+
 /// Runs below autograd and autocast, as eager's kernels see it.
 class Executor {
  public:

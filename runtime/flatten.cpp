@@ -2,6 +2,7 @@
 
 #include "ir/args.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/nested_nodes.h"
 #include "ir/op_facts.h"
 #include "runtime/compile_call.h"
 #include "runtime/results.h"
@@ -214,15 +215,9 @@ class Flattener {
   /// each step. What `forward` writes and saves is not written again by `backward`.
   void findWrittenInputs() {
     llvm::DenseSet<int64_t> written;
-    const auto visit = [&](const auto& visitNested, const Node* node) -> void {
+    forEachNode(code_.entry->graph->block(), [&](const Node* node) {
       for (const Value* value : writtenInputs(node)) written.insert(timeline_.storageOf(value));
-      for (const Block* block : node->blocks()) {  // a branch is one step with all that it does
-        for (const Node* inner : block->nodes()) visitNested(visitNested, inner);
-      }
-    };
-    for (const Node* node : timeline_.steps()) {
-      if (node->owningGraph() == code_.entry->graph.get()) visit(visit, node);
-    }
+    });
     const auto inputs = code_.entry->graph->inputs();
     for (size_t i = 0; i < inputs.size(); ++i) {
       const int64_t storage = timeline_.storageOf(inputs[i]);

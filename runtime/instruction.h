@@ -124,6 +124,8 @@ struct Stage {
   int64_t step = -1;
   std::vector<Slot> from, to;
   std::vector<Slot> releases;
+  std::vector<int64_t>
+      remainders;  // addressRemainder of each in the last warm-up, once there was one
 };
 
 /// How a value of the arena is handed to the caller.

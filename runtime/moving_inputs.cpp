@@ -1,8 +1,8 @@
 #include "runtime/moving_inputs.h"
 
+#include "runtime/address_remainder.h"
 #include "runtime/copy_places.h"
 
-#include <ATen/ops/empty_strided.h>
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
 
@@ -66,7 +66,7 @@ void MovingInputs::stage(size_t input, const at::Tensor& value) {
   Staged staged;
   staged.input = input;
   staged.written = llvm::is_contained(code_.written, input);
-  staged.copy = at::empty_strided(value.sizes(), value.strides(), value.options());
+  staged.copy = emptyAlike(value);
   staged_.push_back(std::move(staged));
   last_[input].staged = true;
 }
@@ -75,7 +75,8 @@ int64_t MovingInputs::stranger(const std::vector<c10::IValue>& inputs) const {
   for (const Staged& each : staged_) {
     const c10::IValue& value = inputs[each.input];
     if (!value.isTensor() || !sameLayout(value.toTensor(), each.copy) ||
-        value.toTensor().scalar_type() != each.copy.scalar_type())
+        value.toTensor().scalar_type() != each.copy.scalar_type() ||
+        addressRemainder(value.toTensor()) != addressRemainder(each.copy))
       return static_cast<int64_t>(each.input);
     const auto meets = [&](size_t other) {
       return other != each.input && memoryOf(inputs[other]) == memoryOf(value);

@@ -57,6 +57,7 @@ struct EntryState {
   std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
   std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
   std::vector<Stranger> strangers;                           // of the last step
+  std::vector<std::pair<size_t, int64_t>> othersLay;  // staged ones: their addressRemainder there
   std::unique_ptr<MovingInputs> moving;
   std::vector<std::vector<int64_t>> laid;  // by input that is not staged: strides in warm-up
   int64_t runs = 0;                        // in which its inputs were compared
@@ -111,6 +112,7 @@ class Runtime::Impl {
   bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
                    const std::vector<Stranger>& strangers);
   bool laidAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  bool liesAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void planForNewLayout(const std::string& found);
   void ranCaptured(EntryState& entry) const { entry.uncaptured <<= 1; }
   void ranUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);

@@ -197,9 +197,11 @@ void Runtime::Impl::installLayout() {
     for (size_t s = 0; s < code.stages.size(); ++s) {
       std::vector<at::Tensor> buffers;
       for (size_t i = 0; i < code.stages[s].to.size(); ++i) {
+        const Stage& stage = code.stages[s];
         const int64_t offset = layout_->staged[e][s][i];
+        const int64_t remainder = stage.remainders.empty() ? 0 : stage.remainders[i];
         buffers.push_back(offset < 0 ? at::Tensor()
-                                     : stagedBuffer(code.stages[s].node->output(i), offset));
+                                     : stagedBuffer(stage.node->output(i), offset + remainder));
       }
       staged.push_back(std::move(buffers));
     }

@@ -112,17 +112,6 @@ bool requiresGrad(const std::vector<at::Tensor>& tensors) {
                      [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
 }
 
-/// A saved value that does not keep its node alive for ever: an output would, and a view that knows one as
-/// its base.
-c10::IValue ofNoCycle(const c10::IValue& value, const std::vector<at::Tensor>& outputs) {
-  if (!value.isTensor()) return value;
-  const at::Tensor& tensor = value.toTensor();
-  const bool inside = tensor.is_view() && !tensor.requires_grad();
-  const bool isOutput = std::any_of(outputs.begin(), outputs.end(),
-                                    [&](const at::Tensor& each) { return each.is_same(tensor); });
-  return inside || isOutput ? tensor.tensor_data() : tensor;
-}
-
 }  // namespace
 
 BackwardNode::BackwardNode(c10::intrusive_ptr<LoadedProgram> program,
@@ -143,7 +132,7 @@ std::vector<at::Tensor> BackwardNode::takeResults(std::vector<c10::IValue> resul
   }
   std::vector<c10::IValue> kept;
   kept.reserve(plan.saved.size());
-  for (int64_t position : plan.saved) kept.push_back(ofNoCycle(results[position], outputs));
+  for (int64_t position : plan.saved) kept.push_back(apartFrom(results[position], outputs));
   saved_ = WatchedValues(std::move(kept));
   call_.tangents.reserve(plan.tangentTo.size());
   for (size_t i = 0; i < outputs.size(); ++i) {

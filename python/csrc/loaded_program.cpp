@@ -7,9 +7,11 @@
 #include "python/csrc/load_options.h"
 #include "python/csrc/planning.h"
 #include "python/csrc/saved_bundle.h"
+#include "python/csrc/watched_values.h"
 #include "runtime/guards.h"
 #include "runtime/step_scope.h"
 
+#include <llvm/ADT/SmallVector.h>
 #include <llvm/Support/raw_ostream.h>
 
 #include <chrono>
@@ -236,7 +238,13 @@ void LoadedProgram::bundleOutputs(const std::string& name, const std::vector<int
     TORCH_CHECK(at >= 0 && at < count, "bundle_outputs: entry ", name, " has ", count,
                 " outputs, and none at position ", at);
   }
-  bound(name).bundledOut = positions;
+  Bound& state = bound(name);
+  state.bundledOut = positions;
+  state.returned.clear();
+  for (int64_t o = 0; o < count; ++o) {
+    const OutputRole role = entry(name).outputs[o].role;
+    if (role == OutputRole::Output || role == OutputRole::Alias) state.returned.push_back(o);
+  }
   runtime_->holdTogether(name, positions);
 }
 
@@ -277,8 +285,14 @@ std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name,
 
 std::vector<c10::IValue> LoadedProgram::withBundle(const std::string& name,
                                                    std::vector<c10::IValue> results) {
-  const std::vector<int64_t>& positions = bound(name).bundledOut;
+  const Bound& state = bound(name);
+  const std::vector<int64_t>& positions = state.bundledOut;
   if (positions.empty()) return results;
+  llvm::SmallVector<at::Tensor, 4> returned;
+  for (int64_t o : state.returned) {
+    if (results[o].isTensor()) returned.push_back(results[o].toTensor());
+  }
+  for (int64_t position : positions) results[position] = apartFrom(results[position], returned);
   std::vector<c10::IValue> saved, rest;
   saved.reserve(positions.size());
   for (size_t o = 0; o < results.size(); ++o) {
@@ -313,6 +327,10 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
 std::vector<c10::IValue> LoadedProgram::runCounted(const std::string& name,
                                                    std::vector<c10::IValue> inputs, bool captured) {
   const SharedVersions& versions = versions_.at(name);
+  if (versions.empty()) {
+    return captured ? runtime_->run(name, std::move(inputs))
+                    : runtime_->runUncaptured(name, std::move(inputs));
+  }
   const std::vector<at::Tensor> counters = versions.counters(inputs);
   auto results = captured ? runtime_->run(name, std::move(inputs))
                           : runtime_->runUncaptured(name, std::move(inputs));

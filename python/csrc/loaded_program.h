@@ -136,10 +136,11 @@ class LoadedProgram final : public torch::CustomClassHolder {
 
  private:
   struct Bound {
-    std::vector<c10::IValue> values;          // one an input; what is not bound is empty
-    WeakTensors weak;                         // likewise, not kept alive
-    std::vector<int64_t> open;                // positions that run() fills
-    std::vector<int64_t> bundledOut;          // outputs
+    std::vector<c10::IValue> values;  // one an input; what is not bound is empty
+    WeakTensors weak;                 // likewise, not kept alive
+    std::vector<int64_t> open;        // positions that run() fills
+    std::vector<int64_t> bundledOut;  // outputs
+    std::vector<int64_t> returned;    // outputs in the caller's hands, where some are bundled
     std::vector<int64_t> bundledIn, members;  // inputs, and which values of the bundle they are
   };
   const Entry& entry(const std::string& name) const;

@@ -30,6 +30,8 @@ class SharedVersions {
   /// their order.
   void follow(const Entry& rewritten);
 
+  /// True where no result shares anything.
+  bool empty() const { return groups_.empty(); }
   /// Before a run of the entry with `inputs`: the tensors whose counts its results may go on with.
   std::vector<at::Tensor> counters(const std::vector<c10::IValue>& inputs) const;
   /// After it, before anybody notes a version: `results` are one an output, `counters` from above.

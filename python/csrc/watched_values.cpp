@@ -1,5 +1,6 @@
 #include "python/csrc/watched_values.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace gravure {
@@ -31,6 +32,15 @@ void WatchedValues::check() const {
                 " instead. Write into it after "
                 "the backward");
   }
+}
+
+c10::IValue apartFrom(const c10::IValue& value, c10::ArrayRef<at::Tensor> outputs) {
+  if (!value.isTensor()) return value;
+  const at::Tensor& tensor = value.toTensor();
+  const bool inside = tensor.is_view() && !tensor.requires_grad();
+  const bool isOutput = std::any_of(outputs.begin(), outputs.end(),
+                                    [&](const at::Tensor& each) { return each.is_same(tensor); });
+  return inside || isOutput ? tensor.tensor_data() : tensor;
 }
 
 }  // namespace gravure

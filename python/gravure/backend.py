@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._guards import CompileContext, TracingContext
+from torch._guards import CompileContext, TracingContext, tracing
 
 from .aot_entries import FrameNamer
 from .codegen import ATEN, Style, in_first_style
@@ -126,7 +127,8 @@ def compile_frame(
         decompositions=style.decompositions,
         keep_inference_input_mutations=True,
     )
-    with style.tracing(), functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS):
+    patched = functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS)
+    with style.tracing(), patched[0], patched[1], _tracing_context():
         compiled = compiler(graph, inputs)
     again = functools.partial(
         compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
@@ -135,8 +137,19 @@ def compile_frame(
         compiled = _seen_by_hooks(compiled, again, label)
     if torch.is_grad_enabled():
         again = functools.partial(again, bundles=bundles)
-        compiled = _trained_later(compiled, again, frame.inputs, inputs, label)
+        compiled = _trained_later(
+            compiled, again, frame.inputs, inputs, label, chosen.max_shapes
+        )
     return _native_first(frame.compiled, compiled) if bundles else compiled
+
+
+def _tracing_context() -> AbstractContextManager[Any]:
+    """One of its own for what is compiled in a call, to which Dynamo gives none.
+
+    Without one PyTorch keeps random operators whose results nobody uses, also in the backward,
+    which would draw again what the forward has drawn.
+    """
+    return nullcontext() if TracingContext.try_get() else tracing(TracingContext(None))
 
 
 def _trained_later(
@@ -145,8 +158,10 @@ def _trained_later(
     specs: Sequence[InputSpec],
     inputs: Sequence[Any],
     label: str,
+    max_shapes: int,
 ) -> Callable[..., Any]:
-    """`compiled`; a second program where an input that was frozen requires a gradient.
+    """`compiled`; a program more, for each set of sizes, where an input that was frozen requires a
+    gradient.
 
     Dynamo does not look whether what it calls static does: the gradient would be missing without a
     word.
@@ -155,24 +170,24 @@ def _trained_later(
     frozen = {i: s.name for i, (s, v) in given if s.role == "buffer" and not v.requires_grad}
     if not frozen:
         return compiled
-    symbolic = any(spec.role == "symint" for spec in specs)
-    later: Callable[..., Any] | None = None
+    later: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the numbers among the arguments
 
     def run(*args: Any) -> Any:
-        nonlocal later
         name = next((name for i, name in frozen.items() if args[i].requires_grad), None)
         if name is None:
             return compiled(*args)
-        if later is None:
-            if symbolic:
+        sizes = tuple([arg for arg in args if isinstance(arg, int)])
+        if sizes not in later:
+            if len(later) >= max_shapes:
                 raise RuntimeError(
-                    f'{label}: "{name}" requires a gradient; it did not when the graph was '
-                    "compiled; call torch._dynamo.reset() after parameters are unfrozen, or "
-                    "compile with dynamic=False"
+                    f'{label}: "{name}" requires a gradient, which it did not when the graph was '
+                    f"compiled, and the graph is called with more than {max_shapes} sets of sizes "
+                    "since; call torch._dynamo.reset() after parameters are unfrozen, or raise the "
+                    "option max_shapes"
                 )
-            logger.info('%s: "%s" requires a gradient now: a second program is made', label, name)
-            later = again(args)
-        return later(*args)
+            logger.info('%s: "%s" requires a gradient now: a program more is made', label, name)
+            later[sizes] = again(args)
+        return later[sizes](*args)
 
     return run
 

@@ -21,6 +21,7 @@ from .left_out import leaving_out
 from .optimizer_step import Settings, StateMissing
 from .options import CompileOptions
 from .replaced import Scope
+from .static_sizes import static_sizes
 from .step_call import OtherTraining
 from .step_compiler import StepCompiler, mark_loss
 from .trace import refusal, silent_functions
@@ -146,7 +147,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
     compiler.scope = Scope(fn, call.__globals__)
-    compiled = torch.compile(fresh, backend=compiler.backend(), fullgraph=True, dynamic=False)
+    compiled = torch.compile(fresh, backend=compiler.backend(), fullgraph=True)
 
     def step(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -157,7 +158,8 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
 
     def once(args: Any, kwargs: Any) -> Any:
         try:
-            result = compiled(*args, **kwargs)
+            with static_sizes:
+                result = compiled(*args, **kwargs)
         except FailOnRecompileLimitHit as error:
             raise ExportError(
                 name,
@@ -181,7 +183,8 @@ def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> A
     unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
     try:
         with compile_lock, torch._dynamo.config.patch(settings), unlogged, leaving_out() as silent:
-            result = compiled(*args, **kwargs)
+            with static_sizes:
+                result = compiled(*args, **kwargs)
         if silent:
             logger.warning(
                 "%s: its program leaves out what it says to people: %s; return what there is to "

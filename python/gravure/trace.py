@@ -39,6 +39,7 @@ from .eager_tracing import traces_as_eager
 from .errors import ExportError
 from .names import InputSpec, Namer
 from .partition import KEEP_DRAWS
+from .static_sizes import static_sizes
 
 
 def silent_functions() -> set[Any]:
@@ -141,9 +142,9 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[C
     try:
         # PyTorch would log its settings as JSON, which functions are not.
         unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
-        with torch._dynamo.config.patch(settings), unlogged:
+        with torch._dynamo.config.patch(settings), unlogged, static_sizes:
             marked = traces_as_eager(backend)
-            optimized = torch._dynamo.optimize(marked, nopython=True, dynamic=False)(fresh)
+            optimized = torch._dynamo.optimize(marked, nopython=True)(fresh)
             result = optimized(*args)
     except ExportError:
         raise

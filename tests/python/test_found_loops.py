@@ -29,6 +29,21 @@ FOUND = {
     "patched-step": Loop("Mlp", (STEP, STEP, Action("patch_step"), STEP, STEP), "optimizer"),
     "hook-on-a-step": Loop("Mlp", (STEP, STEP, Action("hook_on_step"), STEP, STEP), "optimizer"),
     "gradient-of-another": Loop("Mlp", (STEP, STEP, Action("another_group"), STEP), "optimizer"),
+    # A copy of a part of a larger tensor lay otherwise than the part, and products are rounded by it.
+    "part-of-a-tensor": Loop(
+        "Adapters", (Action("accumulate"), Action("forward", 16, 27)), options=3, dynamic=True
+    ),
+    "layouts": Loop("Recurrent", (Action("step_on_a_layout", b=5),)),
+    # A saved value was a result, too, whose node kept it: a forward without a backward stayed.
+    "forward-without-backward": Loop(
+        "Plain", (STEP, STEP, Action("error_in_backward", 20, 31, 20), STEP, Action("forward", 44))
+    ),
+    # Compiled in a call, for hooks on saved tensors: the backward drew once more.
+    "draws-under-hooks": Loop("Mlp", (STEP, Action("in_other_modes", 9), STEP)),
+    # Unfrozen where sizes are open: an error, before.
+    "unfrozen-open-sizes": Loop(
+        "Adapters", (STEP, Action("freeze_a_layer", 0, 55, 3), STEP), dynamic=True
+    ),
     # Its backward computed with a parameter that was written since, where sizes are open.
     "parameter-written-open-sizes": Loop(
         "Mlp", (Action("forward", c=1), STEP, Action("backward")), "call", "momentum", dynamic=True

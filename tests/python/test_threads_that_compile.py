@@ -28,6 +28,8 @@ def tables() -> list[Any]:
         functorch_config.donated_buffer,
         functorch_config.force_non_lazy_backward_lowering,
         torch._dynamo.config.allow_rnn,
+        torch._dynamo.config.automatic_dynamic_shapes,
+        torch._dynamo.config.assume_static_by_default,
         set(torch._dynamo.config.ignore_logging_functions),
     ]
 
@@ -129,7 +131,8 @@ def test_a_second_attempt_at_a_step_holds_dynamos_lock() -> None:
 def test_threads_that_compile_late_leave_the_tables_alone() -> None:
     before = tables()
     models = [Mlp(0.1) for _ in range(4)]
-    calls = [torch.compile(model, backend="gravure", dynamic=False) for model in models]
+    # Not with dynamic=False, which leaves the settings changed behind two threads: PyTorch does.
+    calls = [torch.compile(model, backend="gravure") for model in models]
     for model, call in zip(models, calls, strict=True):
         model.first.weight.requires_grad_(False)
         call(torch.randn(5, 8)).sum().backward()
@@ -160,3 +163,45 @@ def test_threads_that_compile_late_leave_the_tables_alone() -> None:
         thread.join()
     assert not failed and tables() == before
     assert all(model.first.weight.grad is not None for model in models)
+
+
+class Stay:
+    """An operator that waits, once it is told to."""
+
+    def __init__(self, name: str) -> None:
+        self.entered, self.left = threading.Event(), threading.Event()
+        self.waits = False
+
+        @torch.library.custom_op(f"beside::{name}", mutates_args=())
+        def stay(x: Tensor) -> Tensor:
+            if self.waits:
+                self.entered.set()
+                self.left.wait(20)
+            return x.clone()
+
+        stay.register_fake(torch.empty_like)
+        stay.register_autograd(lambda ctx, gradient: gradient)
+        model = Mlp()
+        self.step = gravure.compile_step(lambda x: stay(model(x)).sum())
+        self.thread = threading.Thread(target=self.step, args=(torch.randn(5, 8),))
+
+    def begin(self) -> None:
+        self.waits = True
+        self.thread.start()
+        assert self.entered.wait(20)
+
+    def end(self) -> None:
+        self.left.set()
+        self.thread.join()
+
+
+def test_steps_on_two_threads_leave_dynamos_settings_alone() -> None:
+    stays = [Stay("first"), Stay("second")]
+    for stay in stays:
+        stay.step(torch.randn(5, 8))
+    before = tables()
+    for stay in stays:
+        stay.begin()
+    for stay in stays:
+        stay.end()
+    assert tables() == before

@@ -1,6 +1,7 @@
 #include "tools/gravure/proof.h"
 
 #include "ir/cudagraph_ops.h"
+#include "ir/nested_nodes.h"
 #include "ir/op_facts.h"
 #include "runtime/collectives.h"
 #include "runtime/rng.h"
@@ -13,14 +14,6 @@
 
 namespace gravure::tool {
 namespace {
-
-template <typename Visit>
-void forEachNode(const Block* block, Visit&& visit) {
-  for (const Node* node : block->nodes()) {
-    visit(node);
-    for (const Block* inner : node->blocks()) forEachNode(inner, visit);
-  }
-}
 
 bool hasNode(const Program& program, const std::function<bool(const Node*)>& is) {
   bool found = false;

@@ -88,8 +88,12 @@ class HostPageSource final : public PageSource {
 
   /// Addresses without pages fault.
   void unmap(char* at, int64_t bytes) override {
-    if (!callSucceeds("the unmapping of pages")) return;
-    mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    const auto succeeds = [&] {
+      return callSucceeds("the unmapping of pages") &&
+             mmap(at, bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED;
+    };
+    if (!succeeds()) (void)succeeds();
   }
 
   c10::Stream currentStream() const override {

@@ -56,6 +56,8 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   std::vector<c10::IValue> inputs = allInputs("forward", alive, values);
   const auto isTrained = [&](int64_t i) { return inputs[i].toTensor().requires_grad(); };
   if (std::any_of(autograd_->frozen.begin(), autograd_->frozen.end(), isTrained)) return {};
+  // What was frozen since: its gradient would be computed in vain.
+  if (!std::all_of(autograd_->edges.begin(), autograd_->edges.end(), isTrained)) return {};
   std::vector<at::Tensor> differentiable;
   differentiable.reserve(autograd_->edges.size());
   for (int64_t position : autograd_->edges) {

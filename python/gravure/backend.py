@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,7 +16,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext, tracing
 
-from .aot_entries import FrameNamer
+from .aot_entries import FrameNamer, picker
 from .codegen import ATEN, Style, in_first_style
 from .compile_lock import one_at_a_time
 from .compiled_graph import CompiledGraph
@@ -137,9 +138,7 @@ def compile_frame(
         compiled = _seen_by_hooks(compiled, again, label)
     if torch.is_grad_enabled():
         again = functools.partial(again, bundles=bundles)
-        compiled = _trained_later(
-            compiled, again, frame.inputs, inputs, label, chosen.max_shapes
-        )
+        compiled = _as_trained(compiled, again, frame.inputs, inputs, label, chosen.max_shapes)
     return _native_first(frame.compiled, compiled) if bundles else compiled
 
 
@@ -152,7 +151,7 @@ def _tracing_context() -> AbstractContextManager[Any]:
     return nullcontext() if TracingContext.try_get() else tracing(TracingContext(None))
 
 
-def _trained_later(
+def _as_trained(
     compiled: Callable[..., Any],
     again: Callable[[Any], Callable[..., Any]],
     specs: Sequence[InputSpec],
@@ -160,34 +159,45 @@ def _trained_later(
     label: str,
     max_shapes: int,
 ) -> Callable[..., Any]:
-    """`compiled`; a program more, for each set of sizes, where an input that was frozen requires a
-    gradient.
+    """`compiled`; a program more for each other set of kept inputs that require a gradient.
 
-    Dynamo does not look whether what it calls static does: the gradient would be missing without a
-    word.
+    Dynamo does not look whether what it calls static does: the gradient of what was unfrozen would
+    be missing without a word, and that of what was frozen computed in vain.
     """
     given = enumerate(zip(specs, inputs, strict=True))  # the specs are of Dynamo's first call
-    frozen = {i: s.name for i, (s, v) in given if s.role == "buffer" and not v.requires_grad}
-    if not frozen:
+    kept = [
+        (i, s.name, v.requires_grad) for i, (s, v) in given if s.role in ("parameter", "buffer")
+    ]
+    if not kept:
         return compiled
-    later: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the numbers among the arguments
+    positions, names, trained = map(tuple, zip(*kept, strict=True))
+    pick, requires = picker(positions), operator.attrgetter("requires_grad")
+    later: dict[Any, Callable[..., Any]] = {}
 
     def run(*args: Any) -> Any:
-        name = next((name for i, name in frozen.items() if args[i].requires_grad), None)
-        if name is None:
+        now = tuple(map(requires, pick(args)))
+        if now == trained:
             return compiled(*args)
-        sizes = tuple([arg for arg in args if isinstance(arg, int)])
-        if sizes not in later:
+        key = now, *[arg for arg in args if isinstance(arg, int)]
+        if key not in later:
+            changed: dict[bool, str] = {}  # the first of each kind
+            for name, was, requires_now in zip(names, trained, now, strict=True):
+                if was != requires_now:
+                    changed.setdefault(requires_now, name)
             if len(later) >= max_shapes:
+                if True not in changed:
+                    return compiled(*args)  # gradients that nobody gets
                 raise RuntimeError(
-                    f'{label}: "{name}" requires a gradient, which it did not when the graph was '
-                    f"compiled, and the graph is called with more than {max_shapes} sets of sizes "
-                    "since; call torch._dynamo.reset() after parameters are unfrozen, or raise the "
-                    "option max_shapes"
+                    f'{label}: "{changed[True]}" requires a gradient, which it did not when the '
+                    f"graph was compiled, and there are {max_shapes} programs for other sets of "
+                    "parameters that do, or of sizes; call torch._dynamo.reset() after parameters "
+                    "are unfrozen, or raise the option max_shapes"
                 )
-            logger.info('%s: "%s" requires a gradient now: a program more is made', label, name)
-            later[sizes] = again(args)
-        return later[sizes](*args)
+            for requires_now, name in changed.items():
+                verb = "requires a" if requires_now else "requires no"
+                logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
+            later[key] = again(args)
+        return later[key](*args)
 
     return run
 

@@ -125,8 +125,12 @@ PageHandle PageDriver::create(int64_t bytes) const {
 void PageDriver::destroy(PageHandle handle) const { (void)Driver::get().release(handle); }
 
 void PageDriver::unmap(char* at, int64_t bytes) const {
-  if (!callSucceeds("the unmapping of pages")) return;
-  (void)Driver::get().unmap(addressOf(at), bytes);
+  const auto succeeds = [&] {
+    return callSucceeds("the unmapping of pages") &&
+           Driver::get().unmap(addressOf(at), bytes) == CUDA_SUCCESS;
+  };
+  // What stays mapped keeps its memory, and nothing else can be mapped there: it is tried once more.
+  if (!succeeds()) (void)succeeds();
 }
 
 void PageDriver::map(const std::vector<PageSource::Piece>& pieces,

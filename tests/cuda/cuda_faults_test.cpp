@@ -134,6 +134,8 @@ TEST_CASE("law 6: each call that may fail fails once, and nothing is left of it"
         passes, std::strtoll(std::string(range).substr(std::string(range).find(':') + 1).c_str(),
                              nullptr, 10));
   }
+  std::set<std::string> lost;  // what costs memory, and how much
+  size_t left = before;
   for (int64_t pass = first; pass <= last; ++pass) {
     CallFaults::start(pass);
     std::vector<std::vector<at::Tensor>> got;
@@ -161,7 +163,12 @@ TEST_CASE("law 6: each call that may fail fails once, and nothing is left of it"
     CHECK(privateSegments() <= segments);
     seed(3);
     CHECK_NOTHROW(eagerDraw());  // no generator is left in a capture
+    const size_t now = freeMemory();
+    if (now + (size_t{1} << 20) < left)
+      lost.insert(CallFaults::failed() + ", " + std::to_string((left - now) >> 20) + " MiB");
+    left = now;
   }
   for (const std::string& each : failed) WARN("failed once: " << each);
+  for (const std::string& each : lost) WARN("memory is gone after " << each);
   CHECK(freeMemory() + (size_t{256} << 20) >= before);
 }

@@ -29,7 +29,7 @@ FOUND = {
     "patched-step": Loop("Mlp", (STEP, STEP, Action("patch_step"), STEP, STEP), "optimizer"),
     "hook-on-a-step": Loop("Mlp", (STEP, STEP, Action("hook_on_step"), STEP, STEP), "optimizer"),
     "gradient-of-another": Loop("Mlp", (STEP, STEP, Action("another_group"), STEP), "optimizer"),
-    # A copy of a part of a larger tensor lay otherwise than the part, and products are rounded by it.
+    # A copy of a part of a tensor lay otherwise than the part, and products are rounded by it.
     "part-of-a-tensor": Loop(
         "Adapters", (Action("accumulate"), Action("forward", 16, 27)), options=3, dynamic=True
     ),
@@ -43,6 +43,18 @@ FOUND = {
     # Unfrozen where sizes are open: an error, before.
     "unfrozen-open-sizes": Loop(
         "Adapters", (STEP, Action("freeze_a_layer", 0, 55, 3), STEP), dynamic=True
+    ),
+    # Its backward needed what it computed for nobody.
+    "frozen-and-written": Loop(
+        "Mlp",
+        (
+            Action("step"),
+            Action("freeze_a_layer"),
+            Action("forward"),
+            Action("optimizer_step"),
+            Action("backward"),
+        ),
+        optimizer="momentum",
     ),
     # Its backward computed with a parameter that was written since, where sizes are open.
     "parameter-written-open-sizes": Loop(

@@ -158,13 +158,44 @@ def test_a_program_for_another_shape_was_made_for_what_was_trained_then() -> Non
 def test_sizes_that_are_open() -> None:
     model = Layers()
     model.freeze({0})
-    call = torch.compile(model, backend="gravure", dynamic=True)
+    call = torch.compile(model, backend="gravure", dynamic=True, options={"max_shapes": 2})
+
+    def same(rows: int) -> None:
+        found = []
+        x = torch.randn(rows, 4)
+        for run in (call, model):
+            model.zero_grad()
+            run(x)[0].backward()
+            found.append([bits(p.grad) for p in model.parameters()])
+        assert found[0] == found[1]
+
     for rows in (5, 6, 7):
-        call(torch.randn(rows, 4))[0].backward()
+        same(rows)
     model.freeze(set())
-    said = r"layers.0.weight.* requires a gradient; it did not .*torch._dynamo.reset\(\)"
+    for rows in (8, 9, 8, 9):
+        same(rows)
+    said = r"layers.0.weight.* requires a gradient, which it did not .*torch._dynamo.reset\(\)"
     with pytest.raises(RuntimeError, match=said):
-        call(torch.randn(8, 4))
+        call(torch.randn(10, 4))
     torch._dynamo.reset()
-    call(torch.randn(8, 4))[0].backward()
+    same(10)
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["native", "wrapped"])
+def test_a_gradient_that_nobody_gets_is_not_computed(*, views: bool) -> None:
+    model = Layers(views=views)
+    call = torch.compile(model, backend="gravure")
+    x = torch.randn(5, 4)
+    for _ in range(4):
+        call(x)[0].backward()
+    model.freeze({0, 1})
+    for _ in range(4):
+        model.zero_grad()
+        loss = call(x)[0]
+        with torch.no_grad():
+            model.layers[1].weight.mul_(2)  # which the backward of what is trained does not read
+        loss.backward()
+        assert model.layers[0].weight.grad is None
+    model.freeze(set())
+    call(x)[0].backward()
     assert model.layers[0].weight.grad is not None

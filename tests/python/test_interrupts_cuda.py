@@ -30,8 +30,8 @@ def _(x: Tensor) -> Tensor:
 
 
 def _partitions() -> list[str]:
-    (graph,) = gravure.report().graphs
-    return graph.programs[0].partitions["forward"]
+    (states,) = gravure.report().graphs[-1].programs[0].partitions.values()
+    return states
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

@@ -22,10 +22,11 @@ _FROZEN_OR_NOT, _HOOK = "training", "hook"  # what the library calls why it refu
 
 
 class OtherTraining(RuntimeError):
-    """Parameters were frozen, or are no longer, since the program was made. Nothing has run."""
+    """Parameters were frozen or tied, or are no longer, since the program was made. Nothing has
+    run."""
 
-    def __init__(self, trained: tuple[bool, ...], message: str) -> None:
-        """`trained`: by input, whether it requires a gradient now."""
+    def __init__(self, trained: tuple[Any, ...], message: str) -> None:
+        """`trained`: by input, whether it requires a gradient now, or which ones are the same."""
         super().__init__(message)
         self.trained = trained
 
@@ -89,6 +90,11 @@ class Kept:
         return [(names[i], value) for i, value in pairs]
 
     def _bind(self, program: Any, positions: list[int], values: list[Any]) -> None:
+        ids = list(map(id, values))
+        if len(set(ids)) < len(ids):
+            # Dynamo passes one that it finds twice once, and its gradients are added in a graph.
+            first = tuple([ids.index(each) for each in ids])
+            raise OtherTraining(first, "parameters are one that were several")
         if self.update is not None:
             self.update.refuse_others(dict(zip(positions, values, strict=True)))
         program.bind(ENTRY, positions, values)

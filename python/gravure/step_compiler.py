@@ -91,7 +91,7 @@ class StepCompiler:
         self.optimizer = optimizer
         self.settings = 0  # of the optimizer, in this call: Settings.number
         self.training = 0  # which inputs require a gradient: a number, as settings
-        self._trainings: dict[tuple[bool, ...], int] = {}
+        self._trainings: dict[tuple[Any, ...], int] = {}
         self.scope: Scope | None = None  # of the frame that Dynamo compiles
         self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
         self.name = name
@@ -118,8 +118,8 @@ class StepCompiler:
 
         return traces_as_eager(compile_graph)
 
-    def train(self, trained: tuple[bool, ...]) -> None:
-        """Has Dynamo find, or compile, a program for these inputs that require a gradient."""
+    def train(self, trained: tuple[Any, ...]) -> None:
+        """Has Dynamo find, or compile, a program for what OtherTraining tells of its inputs."""
         number = self._trainings.setdefault(trained, len(self._trainings) + 1)
         if number == self.training:  # that of a program for others, of another shape
             number = self._trainings[trained] = max(self._trainings.values()) + 1

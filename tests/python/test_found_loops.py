@@ -56,6 +56,10 @@ FOUND = {
         ),
         optimizer="momentum",
     ),
+    # The gradients of two parameters that became one were added to what was there one by one.
+    "tied-in-a-step": Loop(
+        "Custom", (STEP, Action("tie"), Action("hold_result"), STEP, STEP), way="step"
+    ),
     # Its backward computed with a parameter that was written since, where sizes are open.
     "parameter-written-open-sizes": Loop(
         "Mlp", (Action("forward", c=1), STEP, Action("backward")), "call", "momentum", dynamic=True

@@ -352,7 +352,12 @@ bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue
 
 /// Before a capture. What was recorded in the warm-up holds for the strides that inputs had there.
 bool Runtime::Impl::laidAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs) {
-  if (!entry.inputGuards.empty() || entry.laid == keptStrides(entry, inputs)) return true;
+  const auto waits = [](const Partition& partition) {
+    return partition.state() == PartitionState::Cold ||
+           partition.state() == PartitionState::WarmedUp;
+  };
+  const bool guarded = !entry.inputGuards.empty() || llvm::none_of(entry.served.partitions, waits);
+  if (guarded || entry.laid == keptStrides(entry, inputs)) return true;
   const std::string found =
       "entry '" + entry.code->entry->name + "': inputs have other strides than in the warm-up";
   planForNewLayout(found);

@@ -52,8 +52,9 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   if (!isPlainCall(values)) return {};
   const auto lock = turn();
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
-  const AliveTensors alive(bound("forward").weak);
-  std::vector<c10::IValue> inputs = allInputs("forward", alive, values);
+  const Bound& state = bound("forward");
+  const AliveTensors alive(state.weak);
+  std::vector<c10::IValue> inputs = allInputs(state, alive, values);
   const auto isTrained = [&](int64_t i) { return inputs[i].toTensor().requires_grad(); };
   if (std::any_of(autograd_->frozen.begin(), autograd_->frozen.end(), isTrained)) return {};
   // What was frozen since: its gradient would be computed in vain.
@@ -64,7 +65,7 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
     differentiable.push_back(inputs[position].toTensor());
   }
   const c10::AutoGradMode noGraph(false);
-  std::vector<c10::IValue> results = runLogged("forward", std::move(inputs));
+  std::vector<c10::IValue> results = runLogged(state, std::move(inputs));
   // The device is at work by now.
   torch::autograd::edge_list edges;
   edges.reserve(differentiable.size());
@@ -81,11 +82,12 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
 std::vector<c10::IValue>
 LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, bool last) {
   const auto lock = turn();
-  const AliveTensors alive(bound("backward").weak);
-  std::vector<c10::IValue> inputs = boundValues("backward", alive);
+  const Bound& state = bound("backward");
+  const AliveTensors alive(state.weak);
+  std::vector<c10::IValue> inputs = boundValues(state, alive);
   for (auto& [position, value] : values) inputs[position] = std::move(value);
-  if (last) return runLogged("backward", std::move(inputs));
-  return runCounted("backward", std::move(inputs), /*captured=*/false);
+  if (last) return runLogged(state, std::move(inputs));
+  return runCounted(state, std::move(inputs), /*captured=*/false);
 }
 
 void LoadedProgram::repeatResults(bool repeats) {

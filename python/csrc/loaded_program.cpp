@@ -96,7 +96,8 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
     : staticResults_(options.runtime.results == ResultPolicy::Static) {
   std::unique_ptr<Device> made = makeDevice(device, options.poison);
   verifyProgram(program);
-  for (const Entry& entry : program.entries) versions_.emplace(entry.name, entry);
+  std::map<std::string, SharedVersions> versions;
+  for (const Entry& entry : program.entries) versions.emplace(entry.name, entry);
   passes_.options = options.passes;
   passes_.options.alignment = made->alignment();
   PipelineOptions pipeline;
@@ -106,7 +107,7 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
     }
   };
   runPasses(program, passes_, {}, pipeline);
-  for (const Entry& entry : program.entries) versions_.at(entry.name).follow(entry);
+  for (const Entry& entry : program.entries) versions.at(entry.name).follow(entry);
   if (options.requireNodes) requireAllCaptured(program, passes_);
   logMissed(passes_.remarks, 0);
   RuntimeOptions runtime = options.runtime;
@@ -115,7 +116,7 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
   };
   runtime.isInterrupt = &isInterrupt;
   runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), std::move(runtime));
-  makeBound();
+  makeBound(std::move(versions));
   if (!runtime_->communicates()) return;
   const std::lock_guard lock(Communicating::all().mutex);
   Communicating::all().programs.insert(this);
@@ -171,16 +172,19 @@ Described LoadedProgram::outputs(const std::string& name) const {
 }
 
 /// Made for all entries at once: runs inside of a step only read them.
-void LoadedProgram::makeBound() {
+void LoadedProgram::makeBound(std::map<std::string, SharedVersions> versions) {
   for (const Entry& each : runtime_->program().entries) {
     Bound& fresh = bound_[each.name];
+    fresh.entry = &each;
+    fresh.versions = std::move(versions.at(each.name));
     fresh.values.resize(each.inputs.size());
     for (size_t i = 0; i < fresh.values.size(); ++i) fresh.open.push_back(static_cast<int64_t>(i));
   }
 }
 
 LoadedProgram::Bound& LoadedProgram::bound(const std::string& name) {
-  return bound_.at(entry(name).name);
+  const auto found = bound_.find(name);
+  return found != bound_.end() ? found->second : bound_.at(entry(name).name);
 }
 
 LoadedProgram::Bound& LoadedProgram::bindingAt(const std::string& name,
@@ -218,13 +222,11 @@ void LoadedProgram::bindWeakly(const std::string& name, const std::vector<int64_
   }
 }
 
-std::vector<c10::IValue> LoadedProgram::boundValues(const std::string& name,
-                                                    const AliveTensors& alive) {
-  const Bound& state = bound(name);
+std::vector<c10::IValue> LoadedProgram::boundValues(const Bound& state, const AliveTensors& alive) {
   std::vector<c10::IValue> values = state.values;
   for (size_t i = 0; i < state.weak.size(); ++i) {
     const int64_t position = state.weak[i].first;
-    TORCH_CHECK(alive.tensors()[i].defined(), inputName(entry(name), position),
+    TORCH_CHECK(alive.tensors()[i].defined(), inputName(*state.entry, position),
                 " is bound and gone; bind another one");
     values[position] = alive.tensors()[i];
   }
@@ -264,15 +266,13 @@ void LoadedProgram::bundleInputs(const std::string& name, const std::vector<int6
 
 /// `last`: nobody will run the entry with the same bundle again.
 template <typename List>
-std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name,
-                                                  const AliveTensors& alive, const List& values,
-                                                  bool last) {
-  const Bound& state = bound(name);
+std::vector<c10::IValue> LoadedProgram::allInputs(const Bound& state, const AliveTensors& alive,
+                                                  const List& values, bool last) {
   const size_t first = state.bundledIn.empty() ? 0 : 1;
-  TORCH_CHECK(values.size() == state.open.size() + first, "entry ", name, " takes ",
+  TORCH_CHECK(values.size() == state.open.size() + first, "entry ", state.entry->name, " takes ",
               state.open.size() + first, " inputs that are not bound, and was given ",
               values.size());
-  std::vector<c10::IValue> inputs = boundValues(name, alive);
+  std::vector<c10::IValue> inputs = boundValues(state, alive);
   if (first > 0) {
     std::vector<c10::IValue> saved = bundled(at(values, 0).toTensor(), last);
     for (size_t i = 0; i < state.members.size(); ++i) {
@@ -283,9 +283,8 @@ std::vector<c10::IValue> LoadedProgram::allInputs(const std::string& name,
   return inputs;
 }
 
-std::vector<c10::IValue> LoadedProgram::withBundle(const std::string& name,
+std::vector<c10::IValue> LoadedProgram::withBundle(const Bound& state,
                                                    std::vector<c10::IValue> results) {
-  const Bound& state = bound(name);
   const std::vector<int64_t>& positions = state.bundledOut;
   if (positions.empty()) return results;
   llvm::SmallVector<at::Tensor, 4> returned;
@@ -310,11 +309,12 @@ std::unique_lock<std::recursive_mutex> LoadedProgram::turn() const {
   return std::unique_lock(mutex_);
 }
 
-std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
+std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
                                                   std::vector<c10::IValue> inputs) {
-  if (StepScope::isInside()) return runCounted(name, std::move(inputs), /*captured=*/true);
+  if (StepScope::isInside()) return runCounted(state, std::move(inputs), /*captured=*/true);
+  const std::string& name = state.entry->name;
   if (repeats_ && repeated_.count(name) != 0) return repeated(name);
-  auto results = runCounted(name, std::move(inputs), /*captured=*/true);
+  auto results = runCounted(state, std::move(inputs), /*captured=*/true);
   if (repeats_) repeated_[name] = results;
   const Remarks& remarks = runtime_->remarks();
   if (remarks.all().size() > logged_) {
@@ -324,9 +324,10 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const std::string& name,
   return results;
 }
 
-std::vector<c10::IValue> LoadedProgram::runCounted(const std::string& name,
+std::vector<c10::IValue> LoadedProgram::runCounted(const Bound& state,
                                                    std::vector<c10::IValue> inputs, bool captured) {
-  const SharedVersions& versions = versions_.at(name);
+  const std::string& name = state.entry->name;
+  const SharedVersions& versions = state.versions;
   if (versions.empty()) {
     return captured ? runtime_->run(name, std::move(inputs))
                     : runtime_->runUncaptured(name, std::move(inputs));
@@ -340,23 +341,26 @@ std::vector<c10::IValue> LoadedProgram::runCounted(const std::string& name,
 
 LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
   const auto lock = turn();
-  const AliveTensors alive(bound(name).weak);
-  return asList(withBundle(name, runLogged(name, allInputs(name, alive, values))));
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
+  return asList(withBundle(state, runLogged(state, allInputs(state, alive, values))));
 }
 
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
                                                   const std::vector<at::Tensor>& values) {
   const auto lock = turn();
-  const AliveTensors alive(bound(name).weak);
-  return asTensors(withBundle(name, runLogged(name, allInputs(name, alive, values))));
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
+  return asTensors(withBundle(state, runLogged(state, allInputs(state, alive, values))));
 }
 
 LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
   const auto lock = turn();
-  const AliveTensors alive(bound(name).weak);
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
   auto results =
-      runCounted(name, allInputs(name, alive, values, /*last=*/false), /*captured=*/false);
-  return asList(withBundle(name, std::move(results)));
+      runCounted(state, allInputs(state, alive, values, /*last=*/false), /*captured=*/false);
+  return asList(withBundle(state, std::move(results)));
 }
 
 LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
@@ -370,20 +374,20 @@ LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
   return found->second;
 }
 
-std::vector<c10::IValue> LoadedProgram::step(const std::string& name,
-                                             std::vector<c10::IValue> inputs, bool checkHooks) {
-  auto& [targets, buffers] = gradientsOf(name);
+std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10::IValue> inputs,
+                                             bool checkHooks) {
+  auto& [targets, buffers] = gradientsOf(state.entry->name);
   try {
     targets.check(inputs, checkHooks);
     buffers.check(inputs, checkHooks);
   } catch (const StepRefusal&) {
     return {};
   }
-  if (buffers.empty()) return targets.accumulate(inputs, runLogged(name, inputs));
+  if (buffers.empty()) return targets.accumulate(inputs, runLogged(state, inputs));
   buffers.prepare(inputs, runtime_->remarks());
   std::vector<c10::IValue> results;
   try {
-    results = runLogged(name, inputs);
+    results = runLogged(state, inputs);
   } catch (...) {
     buffers.abandon(inputs);
     throw;
@@ -395,23 +399,26 @@ std::vector<c10::IValue> LoadedProgram::step(const std::string& name,
 LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
                                              bool checkHooks) {
   const std::lock_guard lock(mutex_);
-  const AliveTensors alive(bound(name).weak);
-  return asList(step(name, allInputs(name, alive, values), checkHooks));
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
+  return asList(step(state, allInputs(state, alive, values), checkHooks));
 }
 
 std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
                                                       const std::vector<at::Tensor>& values,
                                                       bool checkHooks) {
   const std::lock_guard lock(mutex_);
-  const AliveTensors alive(bound(name).weak);
-  return asTensors(step(name, allInputs(name, alive, values), checkHooks));
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
+  return asTensors(step(state, allInputs(state, alive, values), checkHooks));
 }
 
 std::tuple<std::string, std::string> LoadedProgram::refusal(const std::string& name,
                                                             const Values& values, bool checkHooks) {
   const std::lock_guard lock(mutex_);
-  const AliveTensors alive(bound(name).weak);
-  const std::vector<c10::IValue> inputs = allInputs(name, alive, values);
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
+  const std::vector<c10::IValue> inputs = allInputs(state, alive, values);
   const auto& [targets, buffers] = gradientsOf(name);
   try {
     targets.check(inputs, checkHooks);

@@ -135,7 +135,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   static void dropCollectives(const std::string& group);
 
  private:
+  /// What is kept of one entry from run to run.
   struct Bound {
+    const Entry* entry = nullptr;
+    SharedVersions versions;
     std::vector<c10::IValue> values;  // one an input; what is not bound is empty
     WeakTensors weak;                 // likewise, not kept alive
     std::vector<int64_t> open;        // positions that run() fills
@@ -144,17 +147,17 @@ class LoadedProgram final : public torch::CustomClassHolder {
     std::vector<int64_t> bundledIn, members;  // inputs, and which values of the bundle they are
   };
   const Entry& entry(const std::string& name) const;
-  void makeBound();
+  void makeBound(std::map<std::string, SharedVersions> versions);
   Bound& bound(const std::string& name);
   /// `positions` of as many `given` values are about to be bound.
   Bound& bindingAt(const std::string& name, const std::vector<int64_t>& positions, size_t given);
   /// One value an input of the entry; what is not bound is empty. `alive`: of its weak ones.
-  std::vector<c10::IValue> boundValues(const std::string& name, const AliveTensors& alive);
+  static std::vector<c10::IValue> boundValues(const Bound& state, const AliveTensors& alive);
   template <typename List>
-  std::vector<c10::IValue> allInputs(const std::string& name, const AliveTensors& alive,
-                                     const List& values, bool last = true);
-  std::vector<c10::IValue> withBundle(const std::string& name, std::vector<c10::IValue> results);
-  std::vector<c10::IValue> step(const std::string& name, std::vector<c10::IValue> inputs,
+  static std::vector<c10::IValue> allInputs(const Bound& state, const AliveTensors& alive,
+                                            const List& values, bool last = true);
+  static std::vector<c10::IValue> withBundle(const Bound& state, std::vector<c10::IValue> results);
+  std::vector<c10::IValue> step(const Bound& state, std::vector<c10::IValue> inputs,
                                 bool checkHooks);
   /// Where the gradients of one entry go.
   struct Gradients {
@@ -162,8 +165,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
     GradientBuffers buffers;  // those that it adds itself
   };
   Gradients& gradientsOf(const std::string& name);
-  std::vector<c10::IValue> runLogged(const std::string& entry, std::vector<c10::IValue> inputs);
-  std::vector<c10::IValue> runCounted(const std::string& entry, std::vector<c10::IValue> inputs,
+  std::vector<c10::IValue> runLogged(const Bound& state, std::vector<c10::IValue> inputs);
+  std::vector<c10::IValue> runCounted(const Bound& state, std::vector<c10::IValue> inputs,
                                       bool captured);
   std::vector<c10::IValue> repeated(const std::string& name) const;
   Remarks allRemarks() const;
@@ -176,7 +179,6 @@ class LoadedProgram final : public torch::CustomClassHolder {
   CaptureProgress progress_;
   size_t logged_ = 0;  // of the runtime's remarks
   std::unique_ptr<Runtime> runtime_;
-  std::map<std::string, SharedVersions> versions_;  // by entry
   std::map<std::string, Bound> bound_;
   std::shared_ptr<const AutogradPlan> autograd_;
   at::Tensor alive_;

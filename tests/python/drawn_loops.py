@@ -48,8 +48,8 @@ OPTIONS = (
 )
 DYNAMIC = (None, None, None, None, False, True)
 CHECKS = ("captures", "alive")
-# What is no failure: the documents refuse it, or AOTAutograd alone does as much, too: it cannot trace
-# it, or notices a write into what is saved for a graph as a whole.
+# What is no failure: the documents refuse it, or AOTAutograd alone does as much: it cannot trace it,
+# or notices a write into what is saved for a graph as a whole.
 FINE = ("equal", "refused", "untraceable", "as aot_eager")
 
 _NUMBERS = itertools.count()

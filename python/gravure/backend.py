@@ -14,7 +14,14 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.source import ConstantSource
 from torch._guards import CompileContext, TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatefulSymbolicContext,
+)
 
 from .aot_entries import FrameNamer, picker
 from .codegen import ATEN, Style, in_first_style
@@ -129,7 +136,7 @@ def compile_frame(
         keep_inference_input_mutations=True,
     )
     patched = functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS)
-    with style.tracing(), patched[0], patched[1], _tracing_context():
+    with style.tracing(), patched[0], patched[1], _tracing_context(inputs):
         compiled = compiler(graph, inputs)
     again = functools.partial(
         compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
@@ -142,13 +149,22 @@ def compile_frame(
     return _native_first(frame.compiled, compiled) if bundles else compiled
 
 
-def _tracing_context() -> AbstractContextManager[Any]:
-    """One of its own for what is compiled in a call, to which Dynamo gives none.
+def _tracing_context(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """One for what is compiled in a call, to which Dynamo gives none: as it would be, sizes fixed.
 
     Without one PyTorch keeps random operators whose results nobody uses, also in the backward,
-    which would draw again what the forward has drawn.
+    which would draw again what the forward has drawn; and it knows no sizes that follow from data.
     """
-    return nullcontext() if TracingContext.try_get() else tracing(TracingContext(None))
+    if TracingContext.try_get():
+        return nullcontext()
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            context.tensor_to_context[value] = StatefulSymbolicContext(
+                dynamic_sizes=[DimDynamic.STATIC] * value.dim(),
+                tensor_source=ConstantSource(f"argument_{i}"),
+            )
+    return tracing(context)
 
 
 def _as_trained(
@@ -196,10 +212,24 @@ def _as_trained(
             for requires_now, name in changed.items():
                 verb = "requires a" if requires_now else "requires no"
                 logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
-            later[key] = again(args)
+            try:
+                later[key] = again(args)
+            except Exception as error:
+                if True in changed:
+                    what = f'"{changed[True]}" requires a gradient, which it did not when it was'
+                    raise _too_late(label, what, "parameters are unfrozen", error) from error
+                later[key] = compiled
         return later[key](*args)
 
     return run
+
+
+def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeError:
+    """Why a graph, compiled in a call, fails there: PyTorch knows less of it than Dynamo did."""
+    return RuntimeError(
+        f"{label}: {what} compiled, and it cannot be compiled in a call "
+        f"({str(error).strip().splitlines()[0]}); call torch._dynamo.reset() after {when}"
+    )
 
 
 def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,7 +263,11 @@ def _seen_by_hooks(
             return bundling(*args)
         if plain is None:
             logger.info("%s: hooks on saved tensors are set: a second program is made", label)
-            plain = compiled(args)
+            try:
+                plain = compiled(args)
+            except Exception as error:
+                what = "hooks on saved tensors are set, which were not when it was"
+                raise _too_late(label, what, "they are set", error) from error
         return plain(*args)
 
     return run

@@ -99,8 +99,8 @@ TEST_CASE("raw allocations inside a session are given back without complaint") {
   ServePlan plan = planOf({kBytes});
   auto slab = device.makeSlab(shapeOf(plan));
   for (const bool serving : {true, false}) {
-    auto session = serving ? std::make_unique<ArenaSession>(plan, slab, c10::DeviceType::CUDA)
-                           : std::make_unique<ArenaSession>(size_t{1}, c10::DeviceType::CUDA);
+    auto session = serving ? std::make_unique<ArenaSession>(plan, slab, device.tensorDevice())
+                           : std::make_unique<ArenaSession>(size_t{1}, device.tensorDevice());
     session->enterStep(0);
     void* memory = allocator.raw_allocate(kBytes);
     CHECK((memory == slab->base()) == serving);

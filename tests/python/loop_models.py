@@ -221,7 +221,8 @@ class Custom(nn.Module):
         self.scale, self.linear = nn.Parameter(torch.randn(8)), nn.Linear(8, 8)
 
     def _block(self, x: Tensor) -> Tensor:
-        return F.dropout(F.gelu(self.linear(x)), 0.3, self.training)
+        # On a GPU AOTAutograd draws otherwise than eager here (docs/torch-compile.md, Bits).
+        return F.dropout(F.gelu(self.linear(x)), 0.0 if x.is_cuda else 0.3, self.training)
 
     def forward(self, x: Tensor) -> Tensor:
         return Doubled.apply(x, self.scale) + checkpoint(self._block, x, use_reentrant=False)

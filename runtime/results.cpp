@@ -1,5 +1,6 @@
 #include "runtime/results.h"
 
+#include "runtime/address_remainder.h"
 #include "runtime/copy_places.h"
 
 #include <ATen/EmptyTensor.h>
@@ -135,10 +136,11 @@ class StorageCopies {
     }
   }
 
-  /// A copy of the tensor alone would lose memory that it shares, or its strides.
+  /// A copy of the tensor alone would lose memory that it shares, its strides, or where it lies.
   bool needed(const CopySource& source) const {
-    return source.asEager && (views_.lookup(source.tensor.storage().data()) > 1 ||
-                              !source.tensor.is_non_overlapping_and_dense());
+    return source.asEager &&
+           (views_.lookup(source.tensor.storage().data()) > 1 ||
+            !source.tensor.is_non_overlapping_and_dense() || addressRemainder(source.tensor) != 0);
   }
 
   /// The same view of the copy. The first one adds what is to be copied to the batch.

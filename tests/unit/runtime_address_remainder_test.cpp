@@ -41,6 +41,19 @@ graph step(%w : Float(9, 4, strides=[4, 1], device=cpu) {parameter "w"},
   return (%y.own {output "y"})
 )";
 
+const char* const kPart = R"(gravure 1
+graph step(%w : Float(17, strides=[1], device=cpu) {parameter "w"},
+           %x : Float(17, strides=[1], device=cpu) {user_input "x"}):
+  %xs : Float(17, strides=[1], device=cpu) = cudagraph::stage(%x)
+  %s.out : Float(16, strides=[1], device=cpu) = cudagraph::launch[index=0, tags=["static: parameter", "staged: user input"]](%w, %xs)
+    block0(%w.0 : Float(17, strides=[1], device=cpu), %x.0 : Float(17, strides=[1], device=cpu)):
+      %y : Float(17, strides=[1], device=cpu) = aten::mul.Tensor(%x.0, %w.0)
+      %s : Float(16, strides=[1], device=cpu) = aten::slice.Tensor(%y, 0, 1, 17, 1)
+      -> (%s)
+  %s.own : Float(16, strides=[1], device=cpu) = cudagraph::own(%s.out)
+  return (%s.own {output "s"})
+)";
+
 }  // namespace
 
 TEST_CASE("memory for a copy has the remainder of what it stands for", "[law1]") {
@@ -102,6 +115,18 @@ TEST_CASE("numbers that do not round are captured wherever they lie", "[law1]") 
     CHECK(sameBits(runtime->run("step", {w, i})[0].toTensor(), w.index_select(0, i)));
   }
   CHECK(runtime->stats().uncapturedSteps == 2);
+}
+
+TEST_CASE("a result that is a part of a tensor lies as eager's does", "[law1]") {
+  const auto runtime = makeRuntime(kPart);
+  const at::Tensor w = at::randn({17});
+  for (int step = 0; step < 6; ++step) {
+    const at::Tensor x = at::randn({17});
+    const at::Tensor part = runtime->run("step", {w, x})[0].toTensor();
+    CHECK(sameBits(part, (x * w).slice(0, 1)));
+    CHECK(addressRemainder(part) == 4);
+  }
+  CHECK(runtime->stats().replays == 4);
 }
 
 TEST_CASE("a copy of a parameter that moves lies as the parameter does", "[law1]") {

@@ -57,11 +57,13 @@ class Kept:
         rest = [k for k, i in enumerate(self._others) if i not in self._passed]
         self._pick_rest = picker(rest)
         self._held: tuple[Any, ...] = ()
+        self._ids: dict[int, int] = {}  # of what is bound, by position
 
     def forget(self) -> None:
         """The next call binds all of it, to another program: nothing is held until then."""
         self._found.forget()
         self._held = ()
+        self._ids = {}
         if self.update is not None:
             self.update.forget()
 
@@ -83,6 +85,18 @@ class Kept:
             self._held = held
         return self._pick_rest(args)
 
+    def _refuse_tied(self, positions: list[int], values: list[Any]) -> None:
+        """Two that are one now: Dynamo passes it once, and its gradients are added in the graph."""
+        ids = self._ids | dict(zip(positions, map(id, values), strict=True))
+        if len(set(ids.values())) < len(ids):
+            all_of = list(ids.values())
+            raise OtherTraining(
+                tuple([all_of.index(each) for each in all_of]),
+                "two parameters or buffers of a step are one tensor since it was compiled; call "
+                "torch._dynamo.reset() after they are tied",
+            )
+        self._ids = ids
+
     def named(self, program: Any, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
         """Every input of a call, with its name."""
         names = [name for _, name in program.inputs(ENTRY)]
@@ -90,11 +104,7 @@ class Kept:
         return [(names[i], value) for i, value in pairs]
 
     def _bind(self, program: Any, positions: list[int], values: list[Any]) -> None:
-        ids = list(map(id, values))
-        if len(set(ids)) < len(ids):
-            # Dynamo passes one that it finds twice once, and its gradients are added in a graph.
-            first = tuple([ids.index(each) for each in ids])
-            raise OtherTraining(first, "parameters are one that were several")
+        self._refuse_tied(positions, values)
         if self.update is not None:
             self.update.refuse_others(dict(zip(positions, values, strict=True)))
         program.bind(ENTRY, positions, values)

@@ -24,7 +24,7 @@ from .native_node import NativeCall, Traced, native_call
 from .options import CompileOptions
 from .program_text import HEADER
 from .runtime import program_class
-from .saved_bundle import bind_bundle, spread_backward, spread_forward
+from .saved_bundle import bind_bundle, spread_backward, spread_forward, viewed_input
 
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 logger = logging.getLogger("gravure")
@@ -214,14 +214,16 @@ class ProgramMaker:
     def marker(self) -> tuple[int, int] | None:
         """A saved tensor: its position among the forward's results and the backward's arguments.
 
-        One that the forward computes, if there is one: it tells which program ran.
+        One that the forward makes, if there is one, in memory of its own: it tells which program ran.
+        A view of a parameter does not, which several modules may share.
         """
         assert self.forward is not None
         nodes = _results(self.forward.module)[self.outputs :]
         numbers = sum(1 for node in nodes if is_sym_node(node))
         tensors = [i for i, n in enumerate(nodes) if isinstance(n.meta.get("val"), torch.Tensor)]
         computed = [i for i in tensors if nodes[i].op != "placeholder"]
-        for i in itertools.chain(computed, tensors):
+        made = [i for i in computed if viewed_input(nodes[i]) is None]
+        for i in itertools.chain(made, computed, tensors):
             return self.outputs + i, numbers + i
         return None
 

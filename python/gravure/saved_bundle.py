@@ -71,7 +71,7 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
         return False
     inside = [node for node, _ in read]
     plain = [node for node in saved if node.op == "placeholder"]
-    bases = dict.fromkeys(_viewed(node) for node, _ in computed)
+    bases = dict.fromkeys(viewed_input(node) for node, _ in computed)
     seen = [base for base in bases if base and base not in plain]
     # By a saved tensor that requires one, AOTAutograd sees that a gradient's gradient is asked for.
     shown, watched = seen[:1], seen[1:]
@@ -108,7 +108,7 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     return True
 
 
-def _viewed(node: fx.Node) -> fx.Node | None:
+def viewed_input(node: fx.Node) -> fx.Node | None:
     """The input that `node` is a view of: who writes into it changes what was saved."""
     while node.op == "call_function":
         if node.target is not operator.getitem:

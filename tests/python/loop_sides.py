@@ -408,7 +408,8 @@ def compare(build: Any, start: Any, loop: Any, checks: tuple[str, ...] = ()) -> 
     if found.refusal:
         return Outcome("refused", len(found.entries), found.refusal, values)
     last = found.counts[-2:]
-    if "captures" in checks and len(last) == 2:
+    plain = [entry for entry in found.entries if entry.action == "plain step"]
+    if "captures" in checks and len(last) == 2 and not any(entry.error for entry in plain):
         runs, uncaptured, captures, replays = (b - a for a, b in zip(*last, strict=True))
         if runs and (uncaptured or captures or not replays) and not warnings.texts:
             text = f"plain steps at the end: {uncaptured} runs uncaptured, {captures} captures, "

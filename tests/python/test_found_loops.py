@@ -60,6 +60,13 @@ FOUND = {
     "tied-in-a-step": Loop(
         "Custom", (STEP, Action("tie"), Action("hold_result"), STEP, STEP), way="step"
     ),
+    # A view of a tied parameter was to tell whose forward a backward belongs to.
+    "tied-layers-open-sizes": Loop(
+        "Adapters",
+        (Action("step_on_other_rows", 0, 3), STEP, Action("tie", 27, 55)),
+        "layers",
+        options=3,
+    ),
     # Its backward computed with a parameter that was written since, where sizes are open.
     "parameter-written-open-sizes": Loop(
         "Mlp", (Action("forward", c=1), STEP, Action("backward")), "call", "momentum", dynamic=True

@@ -214,8 +214,8 @@ class ProgramMaker:
     def marker(self) -> tuple[int, int] | None:
         """A saved tensor: its position among the forward's results and the backward's arguments.
 
-        One that the forward makes, if there is one, in memory of its own: it tells which program ran.
-        A view of a parameter does not, which several modules may share.
+        One that the forward makes in memory of its own, if there is one: it tells which program
+        ran. A view of a parameter does not, which several modules may share.
         """
         assert self.forward is not None
         nodes = _results(self.forward.module)[self.outputs :]

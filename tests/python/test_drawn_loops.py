@@ -1,8 +1,8 @@
 """Drawn training loops have eager's bits; GRAVURE_DRAWN_LOOPS=100:200 draws others.
 
-Each twenty run in a process of their own, as a user's loop does: what pytest has PyTorch log keeps a
-model alive whose forward raised. A failure is shrunk, for a minute at most, to a script that anybody
-can run, and prints it.
+Each twenty run in a process of their own, as a user's loop does: what pytest has PyTorch log keeps
+a model alive whose forward raised. A failure is shrunk, for a minute at most, to a script that
+anybody can run, and prints it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@
 //     %n : int = aten::_local_scalar_dense(%s)
 // After: non_blocking=False on %a, and one Passed remark ("copy-awaited").
 // A copy that only the caller uses stays as it is: a step should not wait for it.
+// It is the first pass: any that moves a node may move one that waits in front of such a copy.
 // Complexity: linear in nodes plus edges.
 
 #include "passes/pass.h"

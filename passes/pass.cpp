@@ -50,6 +50,8 @@ void checkSharing(const Pass& pass, const Program& program, Sharing& sharing) {
 
 const std::vector<Pass>& allPasses() {
   static const std::vector<Pass> passes{
+      {"await-host-copies", "wait for copies to the CPU that the program itself uses",
+       awaitHostCopies},
       {"accumulate-gradients", "on request, add gradients to the caller's buffers",
        accumulateGradients, verifyAccumulateGradients},
       {"infer-sizes", "close sizes that follow from others", inferSizes, nullptr, true},
@@ -58,8 +60,6 @@ const std::vector<Pass>& allPasses() {
       {"batch-pointwise", "work on a whole at once where it was worked on in pieces",
        batchPointwise, nullptr, true},
       {"place-products", "write products where a cat would put them", placeProducts, nullptr, true},
-      {"await-host-copies", "wait for copies to the CPU that the program itself uses",
-       awaitHostCopies},
       {"classify-capturability", "say which nodes must run outside a graph, and why",
        classifyCapturability, verifyClassifyCapturability},
       {"group-collectives",

@@ -165,6 +165,32 @@ class Requests {
   std::vector<bool> used_;
 };
 
+/// What a node alone shows: why it must run on the host, "" if nothing does.
+std::string whyHost(const Node* node, c10::Device device) {
+  const OpFacts& facts = factsOf(node);
+  if (facts.reason) return std::string("its operator is: ") + reasonName(*facts.reason);
+  for (const Value* input : node->inputs()) {
+    const auto at = deviceOf(input);
+    const bool elsewhere = at && at->type() != device.type();
+    if (elsewhere && !isTensorOfCpuWithoutDims(input)) {
+      return "%" + input->debugName() + " is on " + at->str();
+    }
+    if (isTensorValue(input) && !hasStaticShape(input)) {
+      return "the size of %" + input->debugName() + " is known only at run time";
+    }
+  }
+  for (const Value* output : node->outputs()) {
+    const auto at = deviceOf(output);
+    if (at && at->type() != device.type()) {
+      return "%" + output->debugName() + " is on " + at->str();
+    }
+    if (isTensorValue(output) && output->hasUses() && !hasStaticShape(output)) {
+      return "the size of %" + output->debugName() + " is known only at run time";
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 bool isRequested(const Node* node, std::string_view request) {
@@ -193,14 +219,20 @@ void classifyCapturability(Program& program, PassContext& context) {
 }
 
 void verifyClassifyCapturability(const Program& program, const PassContext&) {
-  forEachVerdict(
-      program, [](const Entry& entry, const Node* node, const std::optional<Verdict>& verdict) {
-        const auto reason = hostReasonOf(node);
-        TORCH_CHECK(!reason || !factsOf(node).scalarOnly, "entry '", entry.name,
-                    "': ", describe(node), " works on numbers alone and needs no host reason");
-        TORCH_CHECK(reason || !verdict, "entry '", entry.name, "': ", describe(node),
-                    " must run on the host: ", verdict ? verdict->message : "");
-      });
+  const c10::Device device = computeDevice(program);
+  for (const Entry& entry : program.entries) {
+    for (const Node* node : entry.graph->nodes()) {
+      const bool numbersAlone = factsOf(node).scalarOnly;
+      if (hostReasonOf(node)) {
+        TORCH_CHECK(!numbersAlone, "entry '", entry.name, "': ", describe(node),
+                    " works on numbers alone and needs no host reason");
+        continue;
+      }
+      const std::string why = numbersAlone ? "" : whyHost(node, device);
+      TORCH_CHECK(why.empty(), "entry '", entry.name, "': ", describe(node),
+                  " must run on the host: ", why);
+    }
+  }
 }
 
 }  // namespace gravure

@@ -17,8 +17,10 @@
 namespace gravure {
 
 void classifyCapturability(Program& program, PassContext& context);
-/// Every host node was given a reason of the list, nodes on numbers alone none, and no node without
-/// a reason reads the host, has a size known only at run time, or belongs to another device.
+/// Nodes on numbers alone have no reason. A node without one is of an operator that may be captured, all
+/// its sizes are known, and its tensors are on the program's device, but for CPU tensors without
+/// dimensions among its operands. What follows from other nodes (which numbers come from device data)
+/// is proven by running: `gravure opt --check-bits`.
 void verifyClassifyCapturability(const Program& program, const PassContext& context);
 
 /// True if `request` ("aten::mm", "aten::add.Tensor", or a module path) names `node`: its operator,

@@ -6,6 +6,7 @@
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
+#include <map>
 
 namespace gravure {
 namespace {
@@ -158,6 +159,123 @@ void annotate(const Fates& fates, const Numbering& numbering, Remarks& remarks) 
   }
 }
 
+/// The definition of fates, line by line, from where collectives start, end and clash.
+class FateVerifier {
+ public:
+  explicit FateVerifier(const Dependences& dependences)
+      : dependences_(dependences), numbering_(dependences.numbering()) {
+    for (int32_t i = 0; i < numbering_.size(); ++i) {
+      fate_.push_back(fateOf(numbering_.node(i)).value_or(-1));
+      if (fate_.back() >= 0) members_[fate_.back()].push_back(i);
+    }
+  }
+
+  /// "" if all holds.
+  std::string verify() const {
+    for (auto check : {&FateVerifier::checkDense, &FateVerifier::checkMembers,
+                       &FateVerifier::checkColours, &FateVerifier::checkWhole}) {
+      std::string why = (this->*check)();
+      if (!why.empty()) return why;
+    }
+    return "";
+  }
+
+ private:
+  using Members = std::vector<int32_t>;  // ascending
+
+  std::string describeFate(int32_t i) const {
+    return describe(numbering_.node(i)) + " has fate " + std::to_string(fate_[i]);
+  }
+
+  std::string checkDense() const {
+    int64_t next = 0;
+    for (int32_t i = 0; i < numbering_.size(); ++i) {
+      if (fate_[i] > next) return describeFate(i) + ", expected " + std::to_string(next);
+      if (fate_[i] == next) ++next;
+    }
+    return "";
+  }
+
+  std::string checkMembers() const {
+    for (int32_t i = 0; i < numbering_.size(); ++i) {
+      const OpFacts& facts = numbering_.facts(i);
+      if (facts.collective && !facts.blocking && fate_[i] < 0) {
+        return describe(numbering_.node(i)) + " starts a collective and has no fate";
+      }
+    }
+    const auto& spans = dependences_.accesses().spans();
+    const auto shared = [&](int64_t start, int64_t other) -> std::string {
+      if (start == other || (fate_[start] >= 0 && fate_[start] == fate_[other])) return "";
+      return describeFate(static_cast<int32_t>(other)) + ", expected " +
+             std::to_string(fate_[start]) + ", that of " + describe(numbering_.node(start));
+    };
+    for (const CollectiveSpan& span : spans) {
+      for (int64_t wait : span.waits) {
+        if (auto why = shared(span.begin, wait); !why.empty()) return why;
+      }
+    }
+    for (const CollectiveClash& clash : dependences_.accesses().clashes()) {
+      if (auto why = shared(spans[clash.span].begin, clash.position); !why.empty()) return why;
+    }
+    return "";
+  }
+
+  bool isHost(int32_t i) const { return hostReasonOf(numbering_.node(i)).has_value(); }
+
+  std::string checkColours() const {
+    for (const auto& [fate, members] : members_) {
+      const auto host = llvm::find_if(members, [&](int32_t i) { return isHost(i); });
+      if (host == members.end()) continue;
+      for (int32_t i : members) {
+        if (isHost(i)) continue;
+        return describe(numbering_.node(i)) + " must run on the host: its fate is that of " +
+               describe(numbering_.node(*host)) + ", which does";
+      }
+    }
+    return "";
+  }
+
+  std::string checkWhole() const {
+    for (const auto& [fate, members] : members_) {
+      if (isHost(members.front())) continue;
+      const int32_t host = between(members);
+      if (host >= 0) {
+        return describe(numbering_.node(members.front())) +
+               " must run on the host: " + describe(numbering_.node(host)) +
+               " depends on a part of its fate, and another part on it";
+      }
+    }
+    return "";
+  }
+
+  /// A node outside of partitions that depends on a member and that another member depends on; -1 if there
+  /// is none.
+  int32_t between(const Members& members) const {
+    const int32_t first = members.front(), last = members.back();
+    // By node of the stretch: the host node that it depends on behind a member, -1 without one;
+    // kNone if it depends on no member.
+    constexpr int32_t kNone = -2;
+    std::vector<int32_t> over(last - first + 1, kNone);
+    for (int32_t i = first; i <= last; ++i) {
+      int32_t& own = over[i - first];
+      for (int32_t before : dependences_.before(i)) {
+        if (before >= first) own = std::max(own, over[before - first]);
+      }
+      const bool member = fate_[i] == fate_[first];
+      if (member && own >= 0) return own;
+      if (member) own = -1;
+      const bool outside = isHost(i) || numbering_.facts(i).scalarOnly;
+      if (outside && own == -1) own = i;
+    }
+    return -1;
+  }
+
+  const Dependences& dependences_;
+  const Numbering& numbering_;
+  std::vector<int64_t> fate_;           // by node, -1 for none
+  std::map<int64_t, Members> members_;  // by fate
+};
+
 }  // namespace
 
 void groupCollectives(Program& program, PassContext& context) {
@@ -177,17 +295,8 @@ void verifyGroupCollectives(const Program& program, const PassContext&) {
   for (const Entry& entry : program.entries) {
     if (!hasCollectives(entry)) continue;
     const Dependences dependences(entry);
-    const Numbering& numbering = dependences.numbering();
-    const Fates fates = decide(dependences);
-    for (int32_t i = 0; i < numbering.size(); ++i) {
-      const Node* node = numbering.node(i);
-      const int64_t fate = fateOf(node).value_or(-1);
-      TORCH_CHECK(fate == fates.colouring.fate[i], "entry '", entry.name, "': ", describe(node),
-                  " has fate ", fate, ", expected ", fates.colouring.fate[i]);
-      TORCH_CHECK(fate < 0 || fates.cause[fate] == -1 || hostReasonOf(node), "entry '", entry.name,
-                  "': ", describe(node),
-                  " must run on the host: ", causeText(fates, fate, numbering));
-    }
+    const std::string why = FateVerifier(dependences).verify();
+    TORCH_CHECK(why.empty(), "entry '", entry.name, "': ", why);
   }
 }
 

@@ -23,8 +23,7 @@ namespace gravure {
 inline constexpr int64_t kMaxMergedElements = 4096;
 
 void mergeHostReads(Program& program, PassContext& context);
-/// No two reads are left that could be one, and each read_host reads a tensor of a known size with one
-/// output an element.
+/// Each read_host reads a tensor of a known size, with one output an element.
 void verifyMergeHostReads(const Program& program, const PassContext& context);
 
 }  // namespace gravure

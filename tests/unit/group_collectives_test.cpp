@@ -81,10 +81,39 @@ TEST_CASE("fates: the verifier wants every member and one verdict") {
   wait->removeAttribute(attr::fate);
   CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context),
                     Catch::Contains("has fate -1, expected 0"));
+  wait->i_(attr::fate, 2);
+  CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context),
+                    Catch::Contains("has fate 2, expected 1"));
   wait->i_(attr::fate, 0);
   setHostReason(wait, HostReason::UserRequest);
   CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context),
                     Catch::Contains("must run on the host"));
+}
+
+TEST_CASE("fates: the verifier sees a fate that a host node pulls apart") {
+  auto run = group(std::string("  %a : R = ") + kReduce +
+                   "  %c : H = aten::sum(%a)\n"
+                   "  %m : float = aten::_local_scalar_dense[host=\"host-sync\"](%c)\n"
+                   "  %v : R = aten::mul_.Scalar[host=\"host-number\"](%y, %m)\n"
+                   "  %e : R = aten::add_.Tensor(%a, %v)\n"
+                   "  %b : R = _c10d_functional::wait_tensor(%a)\n");
+  verifyGroupCollectives(run.program, run.context);
+  for (Node* node : run.program.entries[0].graph->nodes()) {
+    if (hostReasonOf(node) == HostReason::OpenCollective) clearHostReason(node);
+  }
+  CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context),
+                    Catch::Contains("depends on a part of its fate, and another part on it"));
+}
+
+TEST_CASE("fates: the verifier wants the fate of its start on a node that clashes") {
+  auto run = group("  %a : R = _c10d_functional::all_reduce_(%y, \"sum\", \"0\")\n"
+                   "  %r : R = aten::relu(%y)\n"
+                   "  %b : R = _c10d_functional::wait_tensor(%a)\n");
+  for (Node* node : run.program.entries[0].graph->nodes()) {
+    if (node->kind() == c10::aten::relu) clearFate(node);
+  }
+  CHECK_THROWS_WITH(verifyGroupCollectives(run.program, run.context),
+                    Catch::Contains("aten::relu"));
 }
 
 }  // namespace gravure

@@ -146,7 +146,7 @@ class Device {
   /// Returns the bytes given back.
   virtual int64_t releaseMemory() = 0;
 
-  /// `generators`: the RNG states that the partition's calls draw from.
+  /// `generators`: the RNG states that the partition's calls draw from. Capturing moves none of them.
   virtual std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) = 0;
 
   /// Overwrites arena memory whose life has ended, so that a late reader is found out. Off by default.

@@ -36,22 +36,6 @@ std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame
   return generators;
 }
 
-/// Puts generators back if a capture fails half way.
-class RngRollback {
- public:
-  explicit RngRollback(const std::vector<at::Generator>& generators) {
-    for (const at::Generator& generator : generators)
-      states_.emplace_back(generator, stateOf(generator));
-  }
-  ~RngRollback() {
-    for (auto& [generator, state] : states_) setState(generator, state);
-  }
-  void dismiss() { states_.clear(); }
-
- private:
-  std::vector<std::pair<at::Generator, at::Tensor>> states_;
-};
-
 void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
                   ArenaSession& session) {
   for (const Call& call : launch.calls) {
@@ -150,7 +134,6 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
   const Slab& slab = *session.slab();
   checkOperands(launch, code, frame, slab);
   const auto generators = generatorsOf(launch, frame, device.tensorDevice());
-  RngRollback rollback(generators);
   try {
     auto capture = device.beginCapture(generators);
     captureCalls(launch, frame, stack, *capture, session);
@@ -161,7 +144,6 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
     for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
     throw;
   }
-  rollback.dismiss();
   session.enterStep(-1);
   bake(launch, code, frame, slab);
   for (Slot slot : launch.outputs) exported_.push_back(frame[slot]);

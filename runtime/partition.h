@@ -31,7 +31,7 @@ class Partition {
 
   /// Captures `launch` from the operands in `frame`, which keeps them; on success the outputs are in
   /// exported form and the state is Captured. Throws NotCapturable where it may not be captured, and
-  /// whatever else broke the capture; then frame, generators and device are as before.
+  /// whatever else broke the capture; then frame and device are as before.
   void capture(const Launch& launch, const EntryCode& code, Frame& frame, torch::jit::Stack& stack,
                Device& device, ArenaSession& session);
 

@@ -2,10 +2,31 @@
 #include "runtime/arena_session.h"
 #include "tests/unit/law_fixture.h"
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
 using namespace gravure;
+
+namespace {
+
+std::vector<int64_t>& drawnElsewhere() {
+  static std::vector<int64_t> drawn;
+  return drawn;
+}
+
+/// On numbers alone, so it runs during a capture, too.
+int64_t drawElsewhere(int64_t number) {
+  std::thread([] {
+    const auto bits = at::TensorOptions().dtype(at::kLong);
+    drawnElsewhere().push_back(at::randint(int64_t{1} << 62, {1}, bits).item<int64_t>());
+  }).join();
+  return number;
+}
+
+TORCH_LIBRARY(test_laws, m) { m.def("draw_elsewhere(int n) -> int", &drawElsewhere); }
+
+}  // namespace
 
 TEST_CASE("forward and backward share the arena, in the bits of the uncaptured pair", "[law1]") {
   auto runtime = makeRuntime(kForwardBackward);
@@ -198,6 +219,22 @@ TEST_CASE("a fault at any point leaves the step right", "[law6]") {
     }
   }
   CHECK(liveHostSlabs() == slabs);
+}
+
+TEST_CASE("what another thread draws beside a capture that fails stays drawn", "[law6][law12]") {
+  std::string text = kIllegal;
+  const std::string first = "      %r : Float";
+  REQUIRE(text.find(first) != std::string::npos);
+  text.insert(text.find(first), "      %k : int = test_laws::draw_elsewhere(7)\n");
+  auto runtime = makeRuntime(text);
+  const at::Tensor w = at::rand({4}), b = at::zeros({4});
+  drawnElsewhere().clear();
+  for (int step = 0; step < 4; ++step) runtime->run("step", {w, b});
+  CHECK(runtime->remarks().count("capture-failed") == 1);
+  std::vector<int64_t>& drawn = drawnElsewhere();
+  REQUIRE(drawn.size() == 5);  // once more in the capture that failed
+  std::sort(drawn.begin(), drawn.end());
+  CHECK(std::adjacent_find(drawn.begin(), drawn.end()) == drawn.end());
 }
 
 TEST_CASE("a call that CUDA refuses in a capture quarantines its partition alone",

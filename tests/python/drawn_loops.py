@@ -318,8 +318,7 @@ def one(seed: int, checks: tuple[str, ...], seconds: float) -> dict[str, Any]:
         if _judged(loop, (), "aot_eager")["kind"] == "raised":
             return found | {"kind": "untraceable"}
     if found["kind"] not in ("uncaptured", "alive", "fell over"):
-        theirs = _judged(loop, (), "aot_eager")
-        if all(_told(theirs[key]) == _told(found[key]) for key in ("kind", "action", "text")):
+        if _is_theirs(loop, found):
             return found | {"kind": "as aot_eager"}
     if not seconds:
         return found | {"script": script(loop, checks)}
@@ -329,16 +328,24 @@ def one(seed: int, checks: tuple[str, ...], seconds: float) -> dict[str, Any]:
     if kind in ("uncaptured", "alive") or _judged(first, checks)["kind"] != kind:
         first = loop
     small = shrink(first, lambda x: _judged(x, checks)["kind"] == kind, seconds)
-    return (
-        found
-        | {"shrunk": repr(small), "script": script(small, checks)}
-        | {"text": _judged(small, checks)["text"]}
-    )
+    last = _judged(small, checks)
+    # In the whole loop aot_eager may have failed of something else, and earlier.
+    if not checks and _is_theirs(small, last):
+        return found | {"kind": "as aot_eager"}
+    return found | {"shrunk": repr(small), "script": script(small, checks)} | {"text": last["text"]}
+
+
+def _is_theirs(loop: Loop, found: dict[str, Any]) -> bool:
+    theirs = _judged(loop, (), "aot_eager")
+    return all(_told(theirs[key]) == _told(found[key]) for key in ("kind", "action", "text"))
 
 
 def _told(value: Any) -> Any:
-    """Without how often a tensor was written: two programs need not save the same one first."""
-    pattern = r"version \d+|\[[A-Za-z0-9.]+Tensor[^]]*\]+"
+    """Without how often a tensor was written: two programs need not save the same one first.
+
+    Without what to do about it, either: each gives advice of its own.
+    """
+    pattern = r"version \d+|\[[A-Za-z0-9.]+Tensor[^]]*\]+|instead\. .*"
     return re.sub(pattern, "", value) if isinstance(value, str) else value
 
 

@@ -17,6 +17,18 @@ for _path in (_HERE, _HERE.parents[1] / "python"):
         sys.path.insert(0, str(_path))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_device_guard() -> None:
+    """Without a GPU, PyTorch goes on with a guard of the last thread that traced, also when that has
+    ended (c10::impl::ensureCUDADeviceGuardSet). This thread's stays.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()
+        torch._C._ensureCUDADeviceGuardSet = lambda: None
+
+
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """The same random numbers for each test, and nothing that was compiled before."""

@@ -300,8 +300,9 @@ def _lowered(loop: Loop, i: int, part: str) -> Loop:
 
 def _judged(loop: Loop, checks: tuple[str, ...], backend: str = "gravure") -> dict[str, Any]:
     try:
-        outcome = run(loop, checks, backend)
-        return outcome._asdict()
+        # Where a backward comes twice, what it is given must outlive the first.
+        with torch._functorch.config.patch(donated_buffer=False):
+            return run(loop, checks, backend)._asdict()
     except Exception:
         return {"kind": "fell over", "action": 0, "text": traceback.format_exc(), "values": 0}
 

@@ -472,7 +472,8 @@ def other_model(w: Writer, a: int, b: int, c: int) -> None:
         make = "build()" if name == "twin" else "nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3))"
         w.line(f"s.{name} = {make}.to(DEVICE)")
         w.line(f"s.{name}_call = s.compile(s.{name})")
-    args = f"*{w.batch(w.number)}" if name == "twin" else "torch.ones(3, 8, device=DEVICE)"
+    batch = w.batch(w.number).replace("s.model", "s.twin")  # which has its own dtype
+    args = f"*{batch}" if name == "twin" else "torch.ones(3, 8, device=DEVICE)"
     w.line(f"s.{name}.zero_grad()")
     w.line(f"total(s.{name}_call({args})).backward()")
     if b % 3 == 2:

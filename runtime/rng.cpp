@@ -58,6 +58,17 @@ RngScope::RngScope(c10::Device device, const c10::IValue& rng) {
 }
 
 RngScope::~RngScope() {
+  try {
+    try {
+      putBack();
+    } catch (const std::exception& error) {  // as where the GPU is lost
+      TORCH_WARN("the random state of ", default_.device(), " was not put back: ", error.what());
+    }
+  } catch (...) {  // where warnings are errors: a destructor has nowhere to throw to
+  }
+}
+
+void RngScope::putBack() {
   if (!default_.defined()) return;
   if (shared_.defined()) {
     (void)exchangeState(default_, shared_);

@@ -27,6 +27,8 @@ class RngScope {
   RngScope& operator=(const RngScope&) = delete;
 
  private:
+  void putBack();
+
   at::Generator default_;
   at::Generator paired_;
   at::Generator shared_;  // CUDA: the default generator's own state while another is bound

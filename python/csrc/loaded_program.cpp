@@ -11,6 +11,7 @@
 #include "runtime/guards.h"
 #include "runtime/step_scope.h"
 
+#include <c10/util/ScopeExit.h>
 #include <llvm/ADT/SmallVector.h>
 #include <llvm/Support/raw_ostream.h>
 
@@ -309,6 +310,21 @@ std::unique_lock<std::recursive_mutex> LoadedProgram::turn() const {
   return std::unique_lock(mutex_);
 }
 
+/// A step inside of itself would add to gradients that are being computed; where another thread runs it,
+/// that one may be waiting for this.
+std::unique_lock<std::recursive_mutex> LoadedProgram::stepTurn() const {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!StepScope::isInside()) {
+    lock.lock();
+    return lock;
+  }
+  TORCH_CHECK(
+      lock.try_lock() && !stepping_,
+      "a compiled step was called inside of itself, by an operator or in a backward; call the "
+      "function there that it was made of");
+  return lock;
+}
+
 std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
                                                   std::vector<c10::IValue> inputs) {
   if (StepScope::isInside()) return runCounted(state, std::move(inputs), /*captured=*/true);
@@ -377,6 +393,8 @@ LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
 std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10::IValue> inputs,
                                              bool checkHooks) {
   auto& [targets, buffers] = gradientsOf(state.entry->name);
+  stepping_ = true;
+  const auto over = c10::make_scope_exit([this] { stepping_ = false; });
   try {
     targets.check(inputs, checkHooks);
     buffers.check(inputs, checkHooks);
@@ -398,7 +416,7 @@ std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10
 
 LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
                                              bool checkHooks) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = stepTurn();
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
   return asList(step(state, allInputs(state, alive, values), checkHooks));
@@ -407,7 +425,7 @@ LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Valu
 std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
                                                       const std::vector<at::Tensor>& values,
                                                       bool checkHooks) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = stepTurn();
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
   return asTensors(step(state, allInputs(state, alive, values), checkHooks));
@@ -415,7 +433,7 @@ std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
 
 std::tuple<std::string, std::string> LoadedProgram::refusal(const std::string& name,
                                                             const Values& values, bool checkHooks) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = stepTurn();
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
   const std::vector<c10::IValue> inputs = allInputs(state, alive, values);

@@ -171,6 +171,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> repeated(const std::string& name) const;
   Remarks allRemarks() const;
   std::unique_lock<std::recursive_mutex> turn() const;
+  std::unique_lock<std::recursive_mutex> stepTurn() const;
 
   // A Python operator in the program may come back to it.
   mutable std::recursive_mutex mutex_;
@@ -183,6 +184,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::shared_ptr<const AutogradPlan> autograd_;
   at::Tensor alive_;
   bool repeats_ = false;
+  bool stepping_ = false;  // in step(), on the thread that holds mutex_
   std::map<std::string, std::vector<c10::IValue>> repeated_;
   bool staticResults_;
   std::map<std::string, Gradients> gradients_;

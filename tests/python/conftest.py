@@ -19,8 +19,10 @@ for _path in (_HERE, _HERE.parents[1] / "python"):
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_device_guard() -> None:
-    """Without a GPU, PyTorch goes on with a guard of the last thread that traced, also when that has
-    ended (c10::impl::ensureCUDADeviceGuardSet). This thread's stays.
+    """This thread's guard stays.
+
+    Without a GPU, PyTorch goes on with that of the last thread that traced, also when that has
+    ended (c10::impl::ensureCUDADeviceGuardSet).
     """
     import torch
 

@@ -23,8 +23,8 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-# Without a GPU, PyTorch goes on with a guard of the last thread that traced, also when that has ended
-# (c10::impl::ensureCUDADeviceGuardSet). This thread's stays.
+# Without a GPU, PyTorch goes on with a guard of the last thread that traced, also when that has
+# ended (c10::impl::ensureCUDADeviceGuardSet). This thread's stays.
 if not torch.cuda.is_available():
     torch._C._ensureCUDADeviceGuardSet()
     torch._C._ensureCUDADeviceGuardSet = lambda: None

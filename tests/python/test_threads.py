@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import gravure
 import gravure_native
 import pytest
 import torch
@@ -57,6 +58,46 @@ def test_an_operator_runs_the_program_that_it_is_part_of() -> None:
             x = torch.randn(4)
             assert torch.equal(compiled(x, depth), eager(x, depth))
     assert len(calls) >= 6 * (1 + 3 + 2)
+
+
+def test_a_step_inside_of_itself_is_refused() -> None:
+    inside: list[Exception] = []
+    # An operator that waits for a backward of its own calls as that does: autograd is on there.
+    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+    @torch.library.custom_op("gravure_threads::step_again", mutates_args=())
+    def step_again(x: Tensor) -> Tensor:
+        if compiling:
+            return x.clone()
+        try:
+            with torch._C._ForceDispatchKeyGuard(*keys), torch.enable_grad():
+                compiled(x)
+        except RuntimeError as error:
+            inside.append(error)
+        return x.clone()
+
+    @step_again.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    weight = torch.nn.Parameter(torch.randn(4))
+
+    def objective(x: Tensor) -> Tensor:
+        return (step_again(x) * weight).square().sum()
+
+    compiled = gravure.compile_step(objective)
+    compiling = True
+    compiled(torch.randn(4))
+    for _ in range(8):
+        weight.grad, x = None, torch.randn(4)
+        compiling = False
+        compiled(x)
+        compiling = True
+        found, weight.grad = weight.grad, None
+        objective(x).backward()
+        assert found is not None and torch.equal(found, weight.grad)
+    assert len(inside) >= 8
+    assert all("inside of itself" in str(error) for error in inside)
 
 
 def test_threads_train_one_compiled_model() -> None:

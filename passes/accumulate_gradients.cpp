@@ -10,6 +10,7 @@
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringMap.h>
 #include <llvm/ADT/StringRef.h>
+#include <llvm/ADT/StringSet.h>
 
 #include <optional>
 
@@ -155,12 +156,9 @@ void verifyAccumulateGradients(const Program& program, const PassContext& contex
   if (!context.options.accumulateGradients) return;
   const Owners owners = ownersOf(program);
   for (const Entry& entry : program.entries) {
-    for (size_t o = 0; o < entry.outputs.size(); ++o) {
-      const OutputInfo& info = entry.outputs[o];
-      TORCH_CHECK(info.role != OutputRole::Gradient ||
-                      !whyReturned(entry.graph->outputs()[o], owners.lookup(info.name)).empty(),
-                  "accumulate-gradients: ", entry.name, " still returns the gradient of \"",
-                  info.name, "\"");
+    llvm::StringSet<> returned;
+    for (const OutputInfo& info : entry.outputs) {
+      if (info.role == OutputRole::Gradient) returned.insert(info.name + kSuffix);
     }
     for (size_t i = 0; i < entry.inputs.size(); ++i) {
       if (!isGradientBuffer(entry.inputs[i], owners)) continue;
@@ -168,6 +166,9 @@ void verifyAccumulateGradients(const Program& program, const PassContext& contex
       TORCH_CHECK(uses.size() == 1 && uses[0].user->kind() == kAdd && uses[0].offset == 0,
                   "accumulate-gradients: \"", entry.inputs[i].name, "\" of ", entry.name,
                   " is not added to once and otherwise left alone");
+      TORCH_CHECK(!returned.contains(entry.inputs[i].name), "accumulate-gradients: \"",
+                  entry.inputs[i].name, "\" of ", entry.name,
+                  " is added to, and its gradient returned as well");
     }
   }
 }

@@ -27,8 +27,8 @@
 namespace gravure {
 
 void accumulateGradients(Program& program, PassContext& context);
-/// With the option, no gradient is returned that could be added, and each gradient buffer is added to
-/// once and not used otherwise.
+/// With the option, each gradient buffer is added to once and not used otherwise, and the gradient that
+/// is added is not returned.
 void verifyAccumulateGradients(const Program& program, const PassContext& context);
 
 }  // namespace gravure

@@ -196,6 +196,17 @@ inline std::vector<DamagedPass> damagedPasses() {
                           node->replaceInput(0, node->input(1));
                       });
                     })});
+  passes.push_back(
+      {"accumulate-gradients that adds twice", "accumulate-gradients",
+       after("accumulate-gradients", [](Program& program) {
+         forEachNodeOf(program, [](Node* node) {
+           const bool adds = isCalled(node, "aten::add_") &&
+                             node->output()->debugName().find(".sum") != std::string::npos;
+           if (!adds) return;
+           Graph* graph = node->owningGraph();
+           graph->createClone(node, [](Value* value) { return value; })->insertAfter(node);
+         });
+       })});
   passes.push_back({"infer-sizes that closes a size wrongly", "infer-sizes",
                     [](Program& program, PassContext& context) {
                       std::vector<Value*> open;

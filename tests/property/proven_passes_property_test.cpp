@@ -58,6 +58,7 @@ PassContext contextOf(uint64_t seed) {
       "_c10d_functional::reduce_scatter_tensor", "_c10d_functional::wait_tensor", "aten::mm"};
   for (size_t i = random.chance(40) ? 1 + random.below(2) : 0; i-- > 0;)
     context.options.hostRequests.push_back(random.of(requests));
+  context.options.accumulateGradients = random.chance(40);
   return context;
 }
 
@@ -121,6 +122,7 @@ std::string failureOf(const Program& given, const Names& names, uint64_t seed, u
          " --alignment=64 --min-partition-size=" + std::to_string(used.minPartitionSize) +
          (used.hostRequests.empty() ? "" : " --host=" + joined(used.hostRequests)) +
          (used.order == PartitionOrder::Program ? " --order=program" : "") +
+         (used.accumulateGradients ? " --accumulate-gradients" : "") +
          " --passes=" + joined(names) + "\n" + programText(small);
 }
 
@@ -183,9 +185,10 @@ TEST_CASE("no pass, and no list of passes, changes what a random program does", 
   }
   if (count < 300) return;
   for (const char* done :
-       {"sizes-inferred", "gradients-joined", "pointwise-batched", "products-placed",
-        "copy-awaited", "collective-whole", "open-collective", "host-reads-merged",
-        "partition-formed", "input-in-place", "rng-state-bound", "arena-planned"}) {
+       {"gradients-accumulated", "sizes-inferred", "gradients-joined", "pointwise-batched",
+        "products-placed", "copy-awaited", "collective-whole", "open-collective",
+        "host-reads-merged", "partition-formed", "input-in-place", "rng-state-bound",
+        "arena-planned"}) {
     INFO(done);
     CHECK(remarksSeen()[done] >= 5);
   }

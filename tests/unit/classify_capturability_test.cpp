@@ -62,7 +62,8 @@ TEST_CASE("classify: a raw process-group operator blocks the host") {
 
 TEST_CASE("classify: an operator that reads its operands on the host only for some of them") {
   const std::string head = "graph step(%x : T {user_input \"x\"}, %v : S {user_input \"v\"}, "
-                           "%c : S {constant \"c\"}, %m : B {user_input \"m\"}):\n  %y : ";
+                           "%c : S {constant \"c\"}, %m : B {user_input \"m\"}, "
+                           "%i : Long(2, strides=[1], device=cpu) {user_input \"i\"}):\n  %y : ";
   const auto reason = [&](const std::string& call) {
     const auto run = classify(head + call + "\n  return (%y {output \"y\"})");
     return hostReasonOf(nodeAt(run.program, 0));
@@ -70,6 +71,9 @@ TEST_CASE("classify: an operator that reads its operands on the host only for so
   CHECK(reason("T = aten::masked_fill.Tensor(%x, %m, %v)") == HostReason::HostSync);
   CHECK(reason("T = aten::masked_fill.Tensor(%x, %m, %c)") == std::nullopt);
   CHECK(reason("T = aten::masked_fill.Scalar(%x, %m, 1.)") == std::nullopt);
+  CHECK(reason("T = aten::index_fill.int_Tensor(%x, 0, %i, %v)") == HostReason::HostSync);
+  CHECK(reason("T = aten::index_fill.int_Tensor(%x, 0, %i, %c)") == std::nullopt);
+  CHECK(reason("T = aten::index_fill.int_Scalar(%x, 0, %i, 1.)") == std::nullopt);
   CHECK(reason("T = aten::histc(%x, 4)") == HostReason::HostSync);
   CHECK(reason("T = aten::histc(%x, 4, 0, 4)") == std::nullopt);
 }

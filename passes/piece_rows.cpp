@@ -1,12 +1,6 @@
 #include "passes/piece_rows.h"
 
-#include <ATen/Context.h>
-
 namespace gravure {
-
-int64_t pieceAlignmentOfBlas() {
-  return at::globalContext().blasPreferredBackend() == at::BlasBackend::Cublaslt ? 256 : 64;
-}
 
 const c10::TensorType* tensorTypeOf(const Value* value) {
   return value->type()->castRaw<c10::TensorType>();

@@ -9,12 +9,6 @@
 
 namespace gravure {
 
-/// PassOptions::pieceAlignment for this process as it is set now: 64 bytes, or 256 where products are
-/// cuBLASLt's (torch.backends.cuda.preferred_blas_library), up to which PyTorch has it choose an
-/// algorithm by alignment (_getAlignment of ATen/cuda/CUDABlas.cpp). For who fills the options: a pass
-/// reads them alone.
-int64_t pieceAlignmentOfBlas();
-
 /// nullptr for what is no tensor.
 const c10::TensorType* tensorTypeOf(const Value* value);
 /// What is left of a contiguous tensor's type when its rows are not counted: sizes other than the

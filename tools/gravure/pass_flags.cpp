@@ -1,6 +1,6 @@
 #include "tools/gravure/pass_flags.h"
 
-#include "passes/piece_rows.h"
+#include "runtime/piece_alignment.h"
 
 #include <llvm/Support/Format.h>
 #include <llvm/Support/raw_ostream.h>

@@ -120,6 +120,8 @@ std::vector<c10::IValue> GradientTargets::accumulate(const std::vector<c10::IVal
   for (Target& target : targets_) {
     const at::Tensor& leaf = inputs[target.input].toTensor();
     at::Tensor gradient = std::move(results[target.output]).toTensor();
+    // As autograd does: the backward of an LSTM on the CPU gives Float, whatever it was traced as.
+    if (gradient.scalar_type() != leaf.scalar_type()) gradient = gradient.to(leaf.scalar_type());
     at::Tensor& grad = leaf.mutable_grad();
     if (grad.defined()) {
       sums.push_back(grad);

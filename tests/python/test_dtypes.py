@@ -50,3 +50,21 @@ def test_float4_goes_through_a_step() -> None:
         assert bits(compiled(packed, w)) == bits(step(packed, w))
     (program,) = gravure.report().graphs[-1].programs
     assert program.partitions == {"step": ["captured"]}
+
+
+def test_a_gradient_has_the_dtype_of_its_parameter() -> None:
+    """The backward of an LSTM gives Float on the CPU, other than described; autograd casts."""
+    model = torch.nn.LSTM(8, 8, batch_first=True).to(torch.bfloat16)
+
+    def objective(x: Tensor) -> Tensor:
+        return model(x)[0].float().square().sum()
+
+    compiled = gravure.compile_step(objective)
+    for _ in range(6):
+        x = torch.randn(2, 5, 8, dtype=torch.bfloat16)
+        model.zero_grad()
+        compiled(x)
+        found = [bits(p.grad) for p in model.parameters()]
+        model.zero_grad()
+        objective(x).backward()
+        assert found == [bits(p.grad) for p in model.parameters()]

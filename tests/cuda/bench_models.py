@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -501,6 +502,7 @@ def digests(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     torch.utils.deterministic.fill_uninitialized_memory = False
     run, batches = make(model, way, size, where)
     torch.manual_seed(1)
+    numpy.random.seed(1)  # Wav2Vec2 draws its masks there
     losses = [run.train(batches[i % len(batches)]).clone() for i in range(BIT_STEPS)]
     found = hashlib.sha256()
     for tensor in [*losses, *run.step.parameters(), *run.step.buffers()]:

@@ -117,7 +117,7 @@ class EntryClassifier {
   std::optional<Numbering> numbering_;
 };
 
-/// Calls `visit(entry, node, verdict)` for each node of the program, in order.
+/// Calls `visit(node, verdict)` for each node of the program, in order.
 template <typename Visit>
 void forEachVerdict(const Program& program, Visit&& visit) {
   const c10::Device device = computeDevice(program);
@@ -125,7 +125,7 @@ void forEachVerdict(const Program& program, Visit&& visit) {
   for (size_t e = 0; e < program.entries.size(); ++e) {
     const Entry& entry = program.entries[e];
     EntryClassifier classifier(entry, device, e == 0 ? nullptr : &saved);
-    for (Node* node : entry.graph->nodes()) visit(entry, node, classifier.next(node));
+    for (Node* node : entry.graph->nodes()) visit(node, classifier.next(node));
     classifier.collectSavedNumbers(saved);
   }
 }
@@ -169,26 +169,19 @@ class Requests {
 std::string whyHost(const Node* node, c10::Device device) {
   const OpFacts& facts = factsOf(node);
   if (facts.reason) return std::string("its operator is: ") + reasonName(*facts.reason);
-  for (const Value* input : node->inputs()) {
-    const auto at = deviceOf(input);
-    const bool elsewhere = at && at->type() != device.type();
-    if (elsewhere && !isTensorOfCpuWithoutDims(input)) {
-      return "%" + input->debugName() + " is on " + at->str();
+  std::string why;
+  const auto look = [&](const Value* value, bool mayBeNumber, bool matters) {
+    const auto at = deviceOf(value);
+    if (at && at->type() != device.type() && !(mayBeNumber && isTensorOfCpuWithoutDims(value))) {
+      why = "%" + value->debugName() + " is on " + at->str();
+    } else if (matters && isTensorValue(value) && !hasStaticShape(value)) {
+      why = "the size of %" + value->debugName() + " is known only at run time";
     }
-    if (isTensorValue(input) && !hasStaticShape(input)) {
-      return "the size of %" + input->debugName() + " is known only at run time";
-    }
-  }
-  for (const Value* output : node->outputs()) {
-    const auto at = deviceOf(output);
-    if (at && at->type() != device.type()) {
-      return "%" + output->debugName() + " is on " + at->str();
-    }
-    if (isTensorValue(output) && output->hasUses() && !hasStaticShape(output)) {
-      return "the size of %" + output->debugName() + " is known only at run time";
-    }
-  }
-  return "";
+  };
+  for (const Value* input : node->inputs()) look(input, /*mayBeNumber=*/true, /*matters=*/true);
+  for (const Value* output : node->outputs())
+    look(output, /*mayBeNumber=*/false, output->hasUses());
+  return why;
 }
 
 }  // namespace
@@ -204,7 +197,7 @@ bool isRequested(const Node* node, std::string_view request) {
 
 void classifyCapturability(Program& program, PassContext& context) {
   Requests requests(context.options.hostRequests);
-  forEachVerdict(program, [&](const Entry&, Node* node, std::optional<Verdict> verdict) {
+  forEachVerdict(program, [&](Node* node, std::optional<Verdict> verdict) {
     clearHostReason(node);
     const std::string* request = requests.match(node);
     if (!verdict && request && !factsOf(node).scalarOnly) {

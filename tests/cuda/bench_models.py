@@ -24,7 +24,6 @@ eager's.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
@@ -41,9 +40,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "python")]
+from train_models import digest
 
 STEPS, BIT_STEPS, LIMIT_S = 20, 8, 280
 SHORT = ("gpt2,bert,resnet50", "eager,gravure,compile")
@@ -504,10 +501,8 @@ def digests(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     torch.manual_seed(1)
     numpy.random.seed(1)  # Wav2Vec2 draws its masks there
     losses = [run.train(batches[i % len(batches)]).clone() for i in range(BIT_STEPS)]
-    found = hashlib.sha256()
-    for tensor in [*losses, *run.step.parameters(), *run.step.buffers()]:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return {"digest": found.hexdigest()[:16], "loss": float(losses[-1])}
+    state = [*run.step.parameters(), *run.step.buffers()]
+    return {"digest": digest([*losses, *state]), "loss": float(losses[-1])}
 
 
 PARTS = {"figures": figures, "digests": digests}

@@ -124,7 +124,7 @@ TEST_CASE("sharing: places that a pass adds or takes away do not count") {
 }
 
 TEST_CASE("sharing: a pass that breaks the rule is named") {
-  // accumulate-gradients is the first of all; any pass will do, since the program changes under it.
+  // Any pass will do, since the program changes under it.
   Program program = readProgram(test::expandTypes(
       "graph step(%x : R {user_input \"x\"}):\n  %a : R = aten::relu(%x)\n"
       "  %b : R = aten::relu(%x)\n  return (%a {output \"a\"}, %b {output \"b\"})"));

@@ -379,7 +379,7 @@ bool Runtime::Impl::liesAsRecorded(EntryState& entry, const std::vector<c10::IVa
     }
   }
   const bool again = others == entry.othersLay;
-  entry.othersLay = others;
+  if (!again) entry.othersLay = others;
   if (others.empty()) return true;
   const auto [input, bytes] = others.front();
   const std::string found = inputName(*entry.code->entry, input) + " lies " +

@@ -25,8 +25,10 @@ std::shared_ptr<ThreadLocalDebugInfo> marked() {
 
 }  // namespace
 
-StepScope::StepScope() : guard_(marked()) {}
+std::atomic<int> StepScope::running_ = 0;
 
-bool StepScope::isInside() { return ThreadLocalDebugInfo::get(kStep) != nullptr; }
+StepScope::StepScope() : guard_(marked()) { running_.fetch_add(1, std::memory_order_relaxed); }
+
+bool StepScope::isMarked() { return ThreadLocalDebugInfo::get(kStep) != nullptr; }
 
 }  // namespace gravure

@@ -39,9 +39,10 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   plan.frozen = listNamed(lists, "frozen");
   plan.gradients = listNamed(lists, "gradients");
   const std::vector<int64_t> modes = listNamed(lists, "modes");
-  checkSize(modes, 2, "modes");
+  checkSize(modes, 3, "modes");
   plan.wasNondeterministic = modes[0] != 0;
   plan.savesDependent = modes[1] != 0;
+  plan.inAutocast = modes[2] != 0;
 
   const auto tangents = static_cast<size_t>(
       std::count(plan.differentiable.begin(), plan.differentiable.end(), int64_t{1}));

@@ -31,6 +31,7 @@ struct AutogradPlan {
   std::vector<int64_t> gradients;       // one an edge: which output of the backward it is
   bool wasNondeterministic = false;     // traced without deterministic algorithms
   bool savesDependent = false;          // what is saved depends on what requires a gradient
+  bool inAutocast = false;              // the backward was traced under autocast
 };
 
 }  // namespace gravure

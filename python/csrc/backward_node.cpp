@@ -3,6 +3,7 @@
 #include "python/csrc/loaded_program.h"
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -40,6 +41,12 @@ void checkModes(const AutogradPlan& plan) {
               "This compiled backward function is being run with "
               "torch.use_deterministic_algorithms(True), but it was previously generated during "
               "the forward function while torch.use_deterministic_algorithms(False) was set.");
+}
+
+bool isUnderAutocast(const BackwardCall& call) {
+  return std::any_of(call.tangents.begin(), call.tangents.end(), [](const auto& tangent) {
+    return at::autocast::is_autocast_enabled(tangent.device().type());
+  });
 }
 
 /// Each gradient of an output as the backward was traced for it: there, plain, and so in memory.
@@ -162,6 +169,7 @@ void BackwardNode::release_variables() {
 
 variable_list BackwardNode::apply(variable_list&& tangents) {
   checkModes(*call_.plan);
+  if (isUnderAutocast(call_) != call_.plan->inAutocast) call_.program->warnOfAutocast();
   const bool last = !torch::autograd::get_current_graph_task_keep_graph();
   WatchedValues saved = takeSaved();
   const variable_list given = prepared(call_, tangents);

@@ -90,6 +90,14 @@ LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, 
   return runCounted(state, std::move(inputs), /*captured=*/false);
 }
 
+void LoadedProgram::warnOfAutocast() {
+  if (warnedOfAutocast_.exchange(true)) return;
+  logToUser(LogLevel::Warning,
+            {"backward() is called under autocast, and the compiled one was traced without, or the "
+             "other way round: it may round otherwise than eager's. Call the model's backwards all "
+             "in the same place, best behind the `with`"});
+}
+
 void LoadedProgram::repeatResults(bool repeats) {
   const std::lock_guard lock(mutex_);
   repeats_ = repeats;

@@ -13,6 +13,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/custom_class.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -89,6 +90,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// `backward`, for that node: `values` by position. Without `last` those that are lent stay good.
   std::vector<c10::IValue> runBackward(std::vector<std::pair<int64_t, c10::IValue>> values,
                                        bool last);
+  /// Says once that a backward is called under autocast that was traced without, or the other way round.
+  void warnOfAutocast();
   /// One step that ends as loss.backward() does: the gradients are added to the `.grad` of the inputs
   /// that they belong to, and the other outputs returned, in order; nothing, and nothing has run, where
   /// refusal() says why: who calls may know what to do. TORCH_CHECK, before anything runs, for an input
@@ -185,6 +188,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   at::Tensor alive_;
   bool repeats_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_
+  std::atomic<bool> warnedOfAutocast_ = false;
   std::map<std::string, std::vector<c10::IValue>> repeated_;
   bool staticResults_;
   std::map<std::string, Gradients> gradients_;

@@ -82,8 +82,17 @@ def compile_graph(
     bundles = not symbolic and not hooks_are_set()
     label = label_of(graph)
     maker = functools.partial(_followed, graph_break=graph_break_of(graph, label))
-    of_style = functools.partial(compile_frame, graph, inputs, chosen, maker, bundles=bundles)
-    return in_first_style(chosen, label, of_style, symbolic=symbolic)
+    of_style = functools.partial(compile_frame, graph, chosen=chosen, maker=maker, bundles=bundles)
+
+    def compiled(inputs: Sequence[Any], *, symbolic: bool, in_autocast: bool) -> Callable[..., Any]:
+        make = functools.partial(of_style, inputs, in_autocast=in_autocast)
+        return in_first_style(chosen, label, lambda style: make(style=style), symbolic=symbolic)
+
+    behind = compiled(inputs, symbolic=symbolic, in_autocast=False)
+    if not torch.is_grad_enabled() or not torch._C._is_any_autocast_enabled():
+        return behind
+    inside = functools.partial(compiled, symbolic=False, in_autocast=True)
+    return _as_its_backward(graph, behind, inside, label)
 
 
 # torch._dynamo.reset() and torch.compiler.reset() call it.
@@ -113,18 +122,23 @@ def compile_frame(
     *,
     label: str = "",
     bundles: bool = False,
+    in_autocast: bool = False,
 ) -> Callable[..., Any]:
     """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes.
 
     `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py), or both
-    graphs as one node (native_node.py).
+    graphs as one node (native_node.py). `in_autocast`: the backward runs under the autocast of the
+    forward, if any, and not without.
     """
     label = label or label_of(graph)
-    frame = _Frame(graph, inputs, chosen, maker, style, label, bundles=bundles)
+    frame = _Frame(
+        graph, inputs, chosen, maker, style, label, bundles=bundles, in_autocast=in_autocast
+    )
     settings = {
         "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
         "enable_autograd_cache": False,
         "donated_buffer": False,
+        "backward_pass_autocast": "same_as_forward" if in_autocast else "off",
         "graphsafe_rng_functionalization": not chosen.eager_rng,
     }
     compiler = aot_autograd(
@@ -139,7 +153,13 @@ def compile_frame(
     with style.tracing(), patched[0], patched[1], _tracing_context(inputs):
         compiled = compiler(graph, inputs)
     again = functools.partial(
-        compile_frame, graph, chosen=chosen, maker=maker, style=style, label=label
+        compile_frame,
+        graph,
+        chosen=chosen,
+        maker=maker,
+        style=style,
+        label=label,
+        in_autocast=in_autocast,
     )
     if frame.bundled:
         compiled = _seen_by_hooks(compiled, again, label)
@@ -232,6 +252,48 @@ def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeErro
     )
 
 
+def _as_its_backward(
+    graph: fx.GraphModule,
+    behind: Callable[..., Any],
+    inside: Callable[[Sequence[Any]], Callable[..., Any]],
+    label: str,
+) -> Callable[..., Any]:
+    """Of a graph that is called under autocast: `behind`, whose backward runs without, or `inside`.
+
+    As eager's does, by where it is called. The first call shows where: it runs the graph as it is.
+    """
+    found: list[bool] = []  # whether the first call's backward was under autocast
+    chosen: Callable[..., Any] | None = None
+    first = True
+
+    def note(_: torch.Tensor) -> None:
+        found.append(torch._C._is_any_autocast_enabled())
+
+    def run(*args: Any) -> Any:
+        nonlocal chosen, first
+        if chosen is not None:
+            return chosen(*args)
+        if first:
+            first = False
+            results = graph(*args)
+            for result in results:
+                if isinstance(result, torch.Tensor) and result.requires_grad:
+                    result.register_hook(note)
+            return results
+        if not found:
+            return behind(*args)
+        chosen = behind
+        if found[0]:
+            logger.info("%s: its backward is called under autocast: a second program", label)
+            try:
+                chosen = inside(args)
+            except Exception as error:  # then each backward warns
+                logger.debug("%s: not compiled in a call: %r", label, error)
+        return chosen(*args)
+
+    return run
+
+
 def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:
     """One call of the library where that is enough, else AOTAutograd's wrapper.
 
@@ -286,9 +348,11 @@ class _Frame:
         label: str,
         *,
         bundles: bool,
+        in_autocast: bool,
     ) -> None:
         self._style = style
         self._bundles = bundles
+        self._in_autocast = in_autocast and torch._C._is_any_autocast_enabled()
         self.bundled = False
         self._namer = FrameNamer()
         nodes = graph.graph.find_nodes(op="placeholder")
@@ -313,7 +377,7 @@ class _Frame:
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # with any, or None, retain_graph is refused
             if self._bundles and self._one_to_one:
-                traced = Traced(context.fw_metadata, self._arguments)
+                traced = Traced(context.fw_metadata, self._arguments, self._in_autocast)
                 self.compiled.take_traced(traced)
         call = self.compiled.take_backward(Half(module, [s for s in specs if s]))
         self.compiled.finish()

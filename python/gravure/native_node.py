@@ -36,6 +36,7 @@ class Traced:
 
     metadata: Any  # torch._functorch's ViewAndMutationMeta
     arguments: int  # of Dynamo's graph
+    in_autocast: bool  # the backward
 
 
 class _Memory(bytearray):
@@ -63,7 +64,7 @@ def native_call(
     if lists is None:
         return None
     depends = _saves_dependent(forward, outputs, traced.metadata)
-    modes = [traced.metadata.deterministic is False, depends]
+    modes = [traced.metadata.deterministic is False, depends, traced.in_autocast]
     memory = _Memory(1)
     memory.held = held
     alive = torch.frombuffer(memory, dtype=torch.uint8)

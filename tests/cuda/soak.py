@@ -1,9 +1,11 @@
 """Minutes of everything at once on a GPU: `python3 tests/cuda/soak.py [--minutes 5] [--seed 0]`.
 
 Threads train models on streams of their own, each step compared with eager's in bits, while others
-capture graphs, replay PyTorch's own, allocate, synchronise, empty caches, release memory, drop
-programs and collect garbage. Every other process ends with an error that its GPU does not recover
-from. `--expandable` turns PyTorch's expandable segments on; half of the processes have them
+capture graphs, with and without compiled steps in them, replay PyTorch's own, draw, allocate,
+synchronise, empty caches, release memory, drop programs and collect garbage. By the seed, a process
+has a thread that waits for the whole GPU instead of those that capture (which PyTorch forbids beside
+each other), and ends with an error that its GPU does not recover from, in the middle of it all or
+behind. `--expandable` turns PyTorch's expandable segments on; half of the processes have them
 otherwise. Prints a line of figures; exit status 0 if nothing differed and every process ended as it
 was to.
 
@@ -38,9 +40,13 @@ _LOST = 7  # the status of a process that lost its GPU on purpose
 class Soak:
     """One process: threads that go on until it is time, and what they counted."""
 
-    def __init__(self, seed: int, seconds: float) -> None:
+    def __init__(self, seed: int, seconds: float, lost: bool) -> None:
         self.random = random.Random(seed)
-        self.end = time.monotonic() + seconds
+        self.begun = time.monotonic()
+        self.end = self.begun + seconds
+        self.waits = seed % 3 == 2
+        self.loses = lost and seed % 4 == 3  # in the middle
+        self.lost = threading.Event()
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
         self.folder = Path(tempfile.mkdtemp())
@@ -56,6 +62,10 @@ class Soak:
                     self.counts[name] += 1
             except BaseException as failure:  # whatever it is, the soak failed
                 import traceback
+
+                if self.lost.is_set() and isinstance(failure, (RuntimeError, AssertionError)):
+                    self.counts["errors behind a lost GPU"] += 1
+                    return
 
                 self.failures.append(f"{name}: {failure!r}\n{traceback.format_exc()}")
 
@@ -75,12 +85,23 @@ class Soak:
         threads = [self.repeat(f"programs {i}", self.program()) for i in range(2)]
         threads += [
             self.repeat("models", self.model()),
-            self.repeat("captures", foreign_users.captures_in_a_loop("thread_local")),
+            self.repeat("draws", self.draws()),
+            self.repeat("dropouts", self.dropout()),
             self.repeat("allocations", self.allocate),
             self.repeat("calls", self.call),
         ]
+        if self.waits:
+            threads.append(self.repeat("waits", self.wait))
+        else:
+            work = foreign_users.captures_in_a_loop("thread_local")
+            threads += [self.repeat("captures", work), self.repeat("insides", self.inside())]
+        if self.loses:
+            time.sleep(0.7 * (self.end - self.begun))
+            self.lost.set()
+            foreign_users.assert_fails_on_device()
         for thread in threads:
-            thread.join()
+            thread.join(300)
+            assert not thread.is_alive(), f"{thread.name} does not end"
 
     def program(self) -> Callable[[], None]:
         """Makes a program on a stream of its own, runs it, holds some results, drops it."""
@@ -137,6 +158,85 @@ class Soak:
 
         return work
 
+    def draws(self) -> Callable[[], None]:
+        """Draws from a generator of its own, which no capture of others may move."""
+        import torch
+        from running import bits
+
+        def drawn(seed: int) -> list[Any]:
+            generator = torch.Generator("cuda").manual_seed(seed)
+            return [bits(torch.rand(n, device="cuda", generator=generator)) for n in (7, 4096)]
+
+        expected = [drawn(seed) for seed in range(8)]
+
+        def work() -> None:
+            seed = self.random.randint(0, 7)
+            assert drawn(seed) == expected[seed]
+
+        return work
+
+    def dropout(self) -> Callable[[], None]:
+        """A model that draws from the default generator, as others may: nothing is compared."""
+        import torch
+        from foreign_users import inputs, net, ours
+
+        def work() -> None:
+            model, x = net(p=0.2), inputs()
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+                compiled = ours(model)
+                for _ in range(8):
+                    try:
+                        compiled(x).square().mean().backward()
+                    except RuntimeError as error:  # PyTorch's, beside a capture (law 12)
+                        if "outside graph capture" not in str(error):
+                            raise
+                        self.counts["draws that PyTorch refused"] += 1
+                torch.cuda.current_stream().synchronize()
+            assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+        return work
+
+    def inside(self) -> Callable[[], None]:
+        """Captures a compiled step in a graph of its own, and replays that."""
+        import torch
+        from foreign_users import inputs, net, ours
+        from running import bits
+
+        model, x, stream = net(), inputs(), torch.cuda.Stream()
+        compiled, pool, graphs = ours(model), torch.cuda.graph_pool_handle(), []
+        torch.cuda.synchronize()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            expected = bits(model(x))
+            assert all(bits(compiled(x)) == expected for _ in range(5))
+
+        def work() -> None:
+            graph = torch.cuda.CUDAGraph()
+            del graphs[1:]
+            graphs.append(graph)
+            with torch.no_grad(), torch.cuda.stream(stream):
+                graph.capture_begin(pool, capture_error_mode="thread_local")
+                try:
+                    y = compiled(x)
+                finally:
+                    graph.capture_end()
+                graph.replay()
+                assert bits(y) == expected
+                assert bits(compiled(x)) == expected
+
+        return work
+
+    def wait(self) -> None:
+        """For the whole GPU, which breaks captures of others; they must come again."""
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+        time.sleep(self.random.random() * 0.02)
+
     def allocate(self) -> None:
         import torch
 
@@ -169,7 +269,7 @@ class Soak:
 
 
 def process(seed: int, seconds: float, lost: bool) -> None:
-    soak = Soak(seed, seconds)
+    soak = Soak(seed, seconds, lost)
     soak.run()
     print(json.dumps(soak.counts), flush=True)
     for failure in soak.failures:
@@ -179,7 +279,8 @@ def process(seed: int, seconds: float, lost: bool) -> None:
     if lost:
         import foreign_users
 
-        foreign_users.assert_fails_on_device()
+        if not soak.loses:
+            foreign_users.assert_fails_on_device()
         gc.collect()
         sys.exit(_LOST)
 
@@ -218,7 +319,7 @@ def main() -> int:
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         for line in lines:
             for name, count in json.loads(line).items():
-                total[name.split(" ")[0]] += count
+                total[name.rstrip(" 0123456789")] += count
         seed += 1
     minutes = (time.monotonic() - begun) / 60
     figures = ", ".join(f"{count} {name}" for name, count in sorted(total.items()))

@@ -62,8 +62,18 @@ class Writer:
         more += ", grad=True" if grad else ""
         return f"batch(s.model, {seed}, {ROWS[rows % len(ROWS)]}{more})"
 
-    def step(self, args: str, depth: int = 0, clear: int = 0, clip: bool = False) -> None:
-        """A whole training step."""
+    def step(
+        self,
+        args: str,
+        depth: int = 0,
+        clear: int = 0,
+        clip: bool = False,
+        around: str = "",
+        behind: bool = False,
+    ) -> None:
+        """A whole training step; within `around`, but for a backward `behind` it."""
+        if around:
+            self.line(f"with {around}:", depth - 1)
         if self.way == "optimizer":
             self.line(f"see.note(s.step(*{args}))", depth)
             return
@@ -75,6 +85,7 @@ class Writer:
         else:
             self.line(f"result = s.call(*{args})", depth)
             self.line("see.note(result)", depth)
+            depth -= behind
             self.line("total(result).backward()", depth)
             self.line("del result", depth)
         if clip:
@@ -447,8 +458,17 @@ def in_stream(w: Writer, a: int, b: int, c: int) -> None:
 
 @action(2)
 def in_autocast(w: Writer, a: int, b: int, c: int) -> None:
-    w.line("with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):")
-    w.step(w.batch(w.number), 1)
+    """The backward inside of it, or behind it: always the same, since another one warns."""
+    places = {"inside autocast", "behind autocast"}
+    if not places & w.made:
+        w.made.add("behind autocast" if a % 2 else "inside autocast")
+    for i in range(1 + b % 4):
+        w.step(
+            w.batch(w.number + 100 * i),
+            1,
+            around="torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False)",
+            behind="behind autocast" in w.made,
+        )
 
 
 @action(2, "call layers")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from running import bits, need_library
 from torch import Tensor
 from torch._dynamo import compiled_autograd
@@ -199,6 +200,16 @@ def test_double_backward_is_an_error() -> None:
         gradient.sum().backward()
 
 
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x)[None].chunk(3, dim=-1)
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=0.3)[0]
+
+
 @pytest.mark.parametrize(
     "last",
     [
@@ -206,8 +217,10 @@ def test_double_backward_is_an_error() -> None:
         # On a CPU their means are float, though PyTorch traces bfloat16.
         lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        # Its backward computes in float, and with autocast would not.
+        lambda: Attends(),
     ],
-    ids=["mlp", "layer-norm", "batch-norm"],
+    ids=["mlp", "layer-norm", "batch-norm", "attention"],
 )
 def test_autocast(last: Any) -> None:
     def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import logging
 import re
 import threading
 from typing import Any
@@ -12,11 +14,11 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from native_steps import NODE, Parts, Saves, is_native, like_aot, parts, warm
+from native_steps import NODE, Parts, Saves, is_native, parts, warm
 from running import bits, need_library
 from torch import Tensor
 from torch._dynamo import compiled_autograd
-from training import Mlp, compiled, rows, state_of
+from training import Mlp, compiled, replays, rows, same_as_eager, state_of
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -205,21 +207,40 @@ class Cast(nn.Module):
             return self.second(y.float()).exp()
 
 
-@pytest.mark.parametrize("backward_inside", [False, True])
-def test_autocast_around_the_call(backward_inside: bool) -> None:
-    def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            result = model(*batch)
-            loss = result.float().square().mean()
-            if backward_inside:
-                loss.backward()
-        if not backward_inside:
+def _in_autocast(model: Any, optimizer: Any, batch: tuple[Tensor, ...], inside: bool) -> Any:
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        result = model(*batch)
+        loss = result.float().square().mean()
+        if inside:
             loss.backward()
-        optimizer.step()
-        return loss.detach(), result
+    if not inside:
+        loss.backward()
+    optimizer.step()
+    return loss.detach(), result
 
-    like_aot(Cast(), step)  # which traces the backward inside, too
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_backward_runs_as_it_is_called_behind_autocast_or_inside(
+    inside: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "gravure"):
+        report = same_as_eager(Cast(), rows, functools.partial(_in_autocast, inside=inside))
+        assert replays(report) and not caplog.text
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_backward_that_is_called_otherwise_warns(
+    inside: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Cast()
+    call, optimizer = compiled(model), torch.optim.SGD(model.parameters(), 0.05)
+    for i in range(6):
+        _in_autocast(call, optimizer, rows(i), inside)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for i in range(2):
+            _in_autocast(call, optimizer, rows(i), not inside)
+    assert caplog.text.count("behind the `with`") == 1
 
 
 def test_modes_of_the_backward_are_refused_as_ever() -> None:

@@ -2,12 +2,12 @@
 
 Threads train models on streams of their own, each step compared with eager's in bits, while others
 capture graphs, with and without compiled steps in them, replay PyTorch's own, draw, allocate,
-synchronise, empty caches, release memory, drop programs and collect garbage. By the seed, a process
-has a thread that waits for the whole GPU instead of those that capture (which PyTorch forbids beside
-each other), and ends with an error that its GPU does not recover from, in the middle of it all or
-behind. `--expandable` turns PyTorch's expandable segments on; half of the processes have them
-otherwise. Prints a line of figures; exit status 0 if nothing differed and every process ended as it
-was to.
+synchronise, empty caches, release memory, drop programs and collect garbage. By the seed, one
+thread waits for the whole GPU, in the place of those that capture, since PyTorch forbids it beside
+each other; and the process ends with an error that its GPU does not recover from, behind it all or
+in the middle. `--expandable` turns PyTorch's expandable segments on; half of the processes have
+them otherwise. Prints a line of figures; exit status 0 if nothing differed and every process ended
+as it was to.
 
 Under compute-sanitizer: `--within compute-sanitizer --seconds 60`, which puts that before each
 process' command.

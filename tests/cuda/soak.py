@@ -82,19 +82,20 @@ class Soak:
         foreign_users.warmed(model, x)
         gravure.export_step(lambda x: model(x).square().mean(), (x,), self.folder)
         torch.cuda.synchronize()
-        threads = [self.repeat(f"programs {i}", self.program()) for i in range(2)]
-        threads += [
-            self.repeat("models", self.model()),
-            self.repeat("draws", self.draws()),
-            self.repeat("dropouts", self.dropout()),
-            self.repeat("allocations", self.allocate),
-            self.repeat("calls", self.call),
-        ]
+        works = {f"programs {i}": self.program() for i in range(2)} | {
+            "models": self.model(),
+            "draws": self.draws(),
+            "dropouts": self.dropout(),
+            "allocations": self.allocate,
+            "calls": self.call,
+        }
         if self.waits:
-            threads.append(self.repeat("waits", self.wait))
+            works["waits"] = self.wait
         else:
-            work = foreign_users.captures_in_a_loop("thread_local")
-            threads += [self.repeat("captures", work), self.repeat("insides", self.inside())]
+            works["captures"] = foreign_users.captures_in_a_loop("thread_local")
+            works["insides"] = self.inside()
+        torch.cuda.synchronize()
+        threads = [self.repeat(name, work) for name, work in works.items()]
         if self.loses:
             time.sleep(0.7 * (self.end - self.begun))
             self.lost.set()

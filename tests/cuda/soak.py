@@ -81,6 +81,8 @@ class Soak:
         model, x = foreign_users.net(), foreign_users.inputs()
         foreign_users.warmed(model, x)
         gravure.export_step(lambda x: model(x).square().mean(), (x,), self.folder)
+        drawing = foreign_users.net(p=0.2)
+        gravure.export_step(lambda x: drawing(x).square().mean(), (x,), self.folder / "draws")
         torch.cuda.synchronize()
         works = {f"programs {i}": self.program() for i in range(2)} | {
             "models": self.model(),
@@ -177,53 +179,61 @@ class Soak:
         return work
 
     def dropout(self) -> Callable[[], None]:
-        """A model that draws from the default generator, as others may: nothing is compared."""
+        """A program that draws from the default generator, as others may: nothing is compared."""
+        import gravure
         import torch
-        from foreign_users import inputs, net, ours
+        from foreign_users import inputs
+
+        x = inputs()
+        torch.cuda.synchronize()
 
         def work() -> None:
-            model, x = net(p=0.2), inputs()
             with torch.cuda.stream(torch.cuda.Stream()):
-                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-                compiled = ours(model)
+                program = gravure.load(self.folder / "draws", "cuda")
+                program.bind_saved()
                 for _ in range(8):
                     try:
-                        compiled(x).square().mean().backward()
+                        results = program.run((x,))
                     except RuntimeError as error:  # PyTorch's, beside a capture (law 12)
                         if "outside graph capture" not in str(error):
                             raise
                         self.counts["draws that PyTorch refused"] += 1
-                torch.cuda.current_stream().synchronize()
-            assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+                    else:
+                        assert all(each.isfinite().all() for each in results)
 
         return work
 
     def inside(self) -> Callable[[], None]:
-        """Captures a compiled step in a graph of its own, and replays that."""
+        """Captures a program's step in a graph of its own, and replays that."""
+        import gravure
         import torch
-        from foreign_users import inputs, net, ours
+        from foreign_users import inputs
         from running import bits
 
-        model, x, stream = net(), inputs(), torch.cuda.Stream()
-        compiled, pool, graphs = ours(model), torch.cuda.graph_pool_handle(), []
+        x, stream = inputs(), torch.cuda.Stream()
+        program = gravure.load(self.folder, "cuda")
+        program.bind_saved()
+        pool, graphs = torch.cuda.graph_pool_handle(), []
         torch.cuda.synchronize()
-        with torch.no_grad(), torch.cuda.stream(stream):
-            expected = bits(model(x))
-            assert all(bits(compiled(x)) == expected for _ in range(5))
+        expected = None
 
         def work() -> None:
-            graph = torch.cuda.CUDAGraph()
-            del graphs[1:]
-            graphs.append(graph)
-            with torch.no_grad(), torch.cuda.stream(stream):
+            nonlocal expected
+            with torch.cuda.stream(stream):
+                for _ in range(1 if expected else 5):  # cuBLAS wants a handle for each thread
+                    found = [bits(each) for each in program.run((x,))]
+                    assert expected is None or found == expected
+                    expected = found
+                graph = torch.cuda.CUDAGraph()
+                del graphs[1:]
+                graphs.append(graph)
                 graph.capture_begin(pool, capture_error_mode="thread_local")
                 try:
-                    y = compiled(x)
+                    results = program.run((x,))
                 finally:
                     graph.capture_end()
                 graph.replay()
-                assert bits(y) == expected
-                assert bits(compiled(x)) == expected
+                assert [bits(each) for each in results] == expected
 
         return work
 

@@ -442,6 +442,28 @@ def release_memory(w: Writer, a: int, b: int, c: int) -> None:
     w.line("gravure.release_memory()")
 
 
+@action(2, "call layers")
+def drop_captures(w: Writer, a: int, b: int, c: int) -> None:
+    w.line("gravure.drop_captures(s.model)" if a % 2 else "gravure.drop_captures()")
+
+
+@action(2)
+def beside_a_thread(w: Writer, a: int, b: int, c: int) -> None:
+    """Steps, while another thread trains a model of its own."""
+    w.line("with training_beside() as beside:")
+    for i in range(1 + b % 3):
+        w.step(w.batch(w.number + 100 * i), 1)
+    w.line("see.note(beside)")
+    w.line("del beside")
+
+
+@action(1, "call layers")
+def step_on_another_dtype(w: Writer, a: int, b: int, c: int) -> None:
+    w.line("def cast(value: Any) -> Any:")
+    w.line("    return value.to(torch.float64) if value.is_floating_point() else value")
+    w.step(f"map(cast, {w.batch(w.number)})")
+
+
 @action(3)
 def in_thread(w: Writer, a: int, b: int, c: int) -> None:
     w.line("def work() -> None:")
@@ -509,9 +531,10 @@ def other_graphs(w: Writer, a: int, b: int, c: int) -> None:
         return
     if "graphed" not in w.made:
         w.made.add("graphed")
+        theirs = '{"mode": "reduce-overhead"}' if b % 4 == 3 else '{"backend": "cudagraphs"}'
         w.line("s.graphed = nn.Linear(8, 8).to(DEVICE)")
-        w.line('how = "cudagraphs" if DEVICE == "cuda" else "eager"')
-        w.line("s.graphed_call = torch.compile(s.graphed, backend=how)")
+        w.line(f'how = {theirs} if DEVICE == "cuda" else {{"backend": "eager"}}')
+        w.line("s.graphed_call = torch.compile(s.graphed, **how)")
         w.line("del how")
     w.line("s.graphed.zero_grad()")
     w.line("result = s.graphed_call(torch.ones(3, 8, device=DEVICE))")

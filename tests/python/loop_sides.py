@@ -143,6 +143,31 @@ def in_a_thread(work: Callable[[], None]) -> None:
 
 
 @contextmanager
+def training_beside() -> Iterator[list[Tensor]]:
+    """Another thread trains a model that nothing draws for; its parameters, once it has ended."""
+    model, parameters = nn.Linear(8, 8, device="meta").to_empty(device=DEVICE), list[Tensor]()
+    x = torch.linspace(-1, 1, 40).reshape(5, 8).to(DEVICE)
+    for parameter in model.parameters():
+        parameter.data = torch.full_like(parameter, 0.1)
+
+    def work() -> None:
+        for _ in range(40):
+            model.zero_grad()
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield parameters
+    finally:
+        thread.join()
+    parameters.extend(p.detach() for p in model.parameters())
+
+
+@contextmanager
 def on_a_stream() -> Iterator[None]:
     if DEVICE != "cuda":
         yield

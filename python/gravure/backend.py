@@ -55,16 +55,12 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Dynamo's graph as a program that is warmed up, captured and replayed.
 
-    Raises ValueError for an option that there is not, and for any `mode`; ExportError, with
+    `mode` is short for that option alone. Raises ValueError for an option that there is not; ExportError, with
     `on_missed="raise"`, for a graph that cannot become a program. Without it such a graph runs as
     it is, with a warning.
     """
     if mode is not None:
-        raise ValueError(
-            f"mode={mode!r} is Inductor's: this backend has options, and captures CUDA graphs "
-            'anyway; leave mode out, or for Inductor\'s kernels give options={"codegen": '
-            '"inductor"}'
-        )
+        options = {"mode": mode}  # torch.compile takes one of them alone
     drop_converted()
     chosen = CompileOptions.parse(options)
     if chosen.results == "accumulate":

@@ -124,6 +124,7 @@ def compile_graphs(
             decompose=not style.whole or bool(known),
             backward=i > 0,
             inference=inference,
+            mode=options.mode,
         )
         name = f"{label} {('forward', 'backward')[i] if len(graphs) > 1 else 'step'}"
         compiled = compile_stretches(module, owners[entry], planned[entry], known, name, compiler)

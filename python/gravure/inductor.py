@@ -27,26 +27,38 @@ _SETTINGS = {
 }
 
 
+def settings_of(mode: str | None) -> dict[str, Any]:
+    """What torch.compile's mode of this name asks of Inductor. Graphs are the runtime's in each."""
+    wanted = torch._inductor.list_mode_options(mode) if mode else {}
+    return {name: value for name, value in wanted.items() if name not in _SETTINGS}
+
+
 def compile_stretch(
-    module: fx.GraphModule, *, decompose: bool, backward: bool, inference: bool
+    module: fx.GraphModule,
+    *,
+    decompose: bool,
+    backward: bool,
+    inference: bool,
+    mode: str | None = None,
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """Inductor's code for `module`, which takes and returns tensors alone and writes no input.
 
     Every placeholder has `meta["val"]`, a fake tensor of known sizes. With `decompose` its
-    operators are those that eager runs, and are taken apart first. The result takes its inputs as
-    one list, which it empties. Raises what Inductor raises.
+    operators are those that eager runs, and are taken apart first. `mode`, one of torch.compile's,
+    is how Inductor chooses kernels. The result takes its inputs as one list, which it empties.
+    Raises what Inductor raises.
     """
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    mode = detect_fake_mode(examples) or FakeTensorMode()
+    fake = detect_fake_mode(examples) or FakeTensorMode()
     with (
         # AOTAutograd's wrapper has a mode on in its first call, which would see these operators.
         _disable_current_modes(),
         preserve_rng_state(),  # Inductor draws what it times kernels with
-        tracing(TracingContext(mode)),
-        V.set_fake_mode(mode),
-        inductor_config.patch(_SETTINGS),
+        tracing(TracingContext(fake)),
+        V.set_fake_mode(fake),
+        inductor_config.patch(_SETTINGS | settings_of(mode)),
         torch.no_grad(),
     ):
         if decompose:

@@ -12,6 +12,7 @@ ON_MISSED = ("warn", "raise")
 RESULTS = ("owned", "copied", "static", "accumulate")
 AGREE = ("capture", "step")
 CODEGENS = ("aten", "inductor")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 STRETCHES = ("auto", "divided", "undivided")
 
 
@@ -74,6 +75,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "results": (RESULTS.__contains__, " or ".join(map(repr, RESULTS))),
     "agree": (AGREE.__contains__, " or ".join(map(repr, AGREE))),
     "codegen": (CODEGENS.__contains__, " or ".join(map(repr, CODEGENS))),
+    "mode": (MODES.__contains__, "a mode of torch.compile: " + ", ".join(map(repr, MODES))),
     "stretches": (STRETCHES.__contains__, " or ".join(map(repr, STRETCHES))),
     "on_missed": (ON_MISSED.__contains__, " or ".join(map(repr, ON_MISSED))),
 }
@@ -84,6 +86,7 @@ class CompileOptions:
     """Checked options. `parse` names the nearest one for a name that there is not."""
 
     codegen: str = "aten"
+    mode: str | None = None
     stretches: str = "auto"
     host: Sequence[str] = ()
     order: str = "levels"
@@ -109,10 +112,18 @@ class CompileOptions:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 raise ValueError(f"there is no option {name!r}; {hint}there are {', '.join(known)}")
+            if value is None and name == "mode":
+                continue
             check, expected = _CHECKS.get(name, (lambda v: isinstance(v, bool), "True or False"))
             if not check(value):
                 raise ValueError(f"option {name!r}: expected {expected}, found {value!r}")
-        return cls(**(given or {}))
+        chosen = dict(given or {})
+        if chosen.get("mode") is not None and chosen.setdefault("codegen", "inductor") == "aten":
+            raise ValueError(
+                "option 'mode' is about Inductor's kernels, and option 'codegen' asks for ATen's: "
+                "leave one of them out"
+            )
+        return cls(**chosen)
 
     @property
     def raises(self) -> bool:

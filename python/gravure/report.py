@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compiled_graph import CompiledGraph
+    from .options import CompileOptions
     from .program_maker import Instance
 
 _LIVE: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+ATENS = "ATen's kernels"
 _PATIENCE = 3  # runs of a forward before its backward is missed
 _PATH = os.environ.get("GRAVURE_REPORT", "")
 _PROCESS = os.getpid()
@@ -45,6 +47,7 @@ class GraphReport:
     failure: str
     programs: list[ProgramReport]
     graph_break: str = ""
+    kernels: str = ATENS  # or Inductor's, and in which mode
 
 
 @dataclass
@@ -98,7 +101,10 @@ def _with_ended(graph: CompiledGraph) -> GraphReport:
 def _of_graph(graph: CompiledGraph) -> GraphReport:
     made = [i for i in graph.all_instances() if i.program is not None]
     programs = [_of_program(graph, instance) for instance in made]
-    return GraphReport(graph.number, graph.label, graph.failure, programs, graph.graph_break)
+    kernels = kernels_of(graph.options)
+    return GraphReport(
+        graph.number, graph.label, graph.failure, programs, graph.graph_break, kernels
+    )
 
 
 def _of_program(graph: CompiledGraph, instance: Instance) -> ProgramReport:
@@ -122,6 +128,14 @@ def _of_program(graph: CompiledGraph, instance: Instance) -> ProgramReport:
         stats=stats,
         plan=program.plan(),
     )
+
+
+def kernels_of(options: CompileOptions) -> str:
+    """Whose kernels are captured, as a person says it."""
+    if options.codegen == "aten":
+        return ATENS
+    mode = f", mode {options.mode}" if options.mode else ""
+    return f"Inductor's kernels{mode}"
 
 
 def host_nodes(remarks: list[dict[str, Any]]) -> dict[str, int]:
@@ -154,7 +168,8 @@ def _lines(graph: GraphReport) -> list[str]:
     lines = [f"{graph.label} ends at {graph.graph_break}"] if graph.graph_break else []
     for program in graph.programs:
         sizes = f" for sizes {program.sizes}" if program.sizes else ""
-        lines.append(f"{graph.label}{sizes}:")
+        theirs = "" if graph.kernels == ATENS else f" ({graph.kernels})"
+        lines.append(f"{graph.label}{sizes}{theirs}:")
         for entry, states in program.partitions.items():
             counted = ", ".join(f"{n} {state}" for state, n in Counter(states).items())
             lines.append(f"  {entry}: {len(states)} partitions: {counted or 'none'}")

@@ -10,9 +10,10 @@ file a model, way and round; one that is there is not measured again: what was c
 `--device cpu --size tiny` tries the script without a GPU.
 
 Ways: eager; gravure, gravure_inductor: torch.compile(backend="gravure"), ATen's kernels and
-Inductor's; step, step_inductor: gravure.compile_step; optimizer: gravure.compile_step(optimizer=),
-which does not clip; compile, reduce_overhead, max_autotune (without graphs): torch.compile's own
-modes; graph: forward, backward and optimizer in one hand-written graph.
+Inductor's; gravure_autotune: in the mode max-autotune; step, step_inductor: gravure.compile_step;
+optimizer: gravure.compile_step(optimizer=), which does not clip; compile, reduce_overhead,
+max_autotune (without graphs): torch.compile's own modes; graph: forward, backward and optimizer in
+one hand-written graph.
 
 Columns: step: median of synchronised steps; host: until the call returns, the device idle before;
 stream: steps back to back; first: the first call with its backward. ms. Memory in MiB: peak,
@@ -373,6 +374,7 @@ WAYS: dict[str, Callable[[Run], Callable[[Batch], Tensor]]] = {
     "eager": lambda run: _by_autograd(run, run.step),
     "gravure": _gravure,
     "gravure_inductor": lambda run: _gravure(run, codegen="inductor"),
+    "gravure_autotune": lambda run: _gravure(run, mode="max-autotune"),
     "step": _whole,
     "step_inductor": lambda run: _whole(run, codegen="inductor"),
     "optimizer": _with_optimizer,

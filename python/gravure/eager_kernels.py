@@ -4,6 +4,8 @@ PyTorch replaces some of them by Python versions when it traces. Those round, ad
 than eager does: dropout on the CPU differs in the last bit for one probability in seven, LSTM and
 GRU skip oneDNN and lose the dropout between their layers, upsampling sums its gradients in another
 order, batch norm on a GPU is PyTorch's own instead of cuDNN's.
+
+What a kernel takes, its stand-in without values takes, too: `grouped_mm` of floats.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 import torch._decomp  # noqa: F401  registers the Python versions
 from torch import Tensor
+from torch._meta_registrations import _create_grouped_mm_output_tensor
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -120,6 +123,29 @@ def _fake_batch_norm(_mode: Any, _op: Any, x: Tensor, weight: Tensor, *rest: Any
     )
 
 
+GROUPED_MM = torch.ops.aten._grouped_mm.default
+_GROUPED_DTYPES = (torch.float32, torch.float16)
+
+
+def fake_grouped_mm(
+    mode: Any,
+    _op: Any,
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """Of the types that the kernel takes, and PyTorch's own fake refuses."""
+    if a.dtype not in _GROUPED_DTYPES or b.dtype != a.dtype or bias is not None:
+        return NotImplemented
+    with mode:
+        return _create_grouped_mm_output_tensor(a, b, offs, out_dtype)
+
+
+_FAKES = {_BATCH_NORM: _fake_batch_norm, GROUPED_MM: fake_grouped_mm}
+
+
 def _overloads() -> Iterator[torch._ops.OpOverload]:
     for name in _NAMES:
         packet = getattr(torch.ops.aten, name)
@@ -136,7 +162,7 @@ def eager_kernels() -> Iterator[None]:
 
 def _exchanged() -> Iterator[None]:
     before = []
-    fake_before = None
+    fakes_before = {op: op_implementations_dict.get(op) for op in _FAKES}
     try:
         for op in [*_overloads(), *_REPLACED]:
             before.append((op, dict(op.py_kernels)))
@@ -145,13 +171,13 @@ def _exchanged() -> Iterator[None]:
                 if op in _REPLACED:
                     op.py_kernels[key] = _REPLACED[op]
             op._dispatch_cache.clear()
-        fake_before = op_implementations_dict.get(_BATCH_NORM)
-        op_implementations_dict[_BATCH_NORM] = _fake_batch_norm
+        op_implementations_dict.update(_FAKES)
         yield
     finally:
-        op_implementations_dict.pop(_BATCH_NORM, None)
-        if fake_before is not None:
-            op_implementations_dict[_BATCH_NORM] = fake_before
+        for op, fake in fakes_before.items():
+            op_implementations_dict.pop(op, None)
+            if fake is not None:
+                op_implementations_dict[op] = fake
         for op, kernels in before:
             op.py_kernels.clear()
             op.py_kernels.update(kernels)

@@ -6,6 +6,9 @@
 - `a.add_(b, alpha=0.1)` is one operator, as are `addcmul_`, `addcdiv` and `_foreach_lerp_` with a
   number. Dynamo takes them apart, lest a number that is a tensor is read on the host; products are
   rounded then before they are added. A number that is a tensor is left to it.
+- `grouped_mm` of floats is what eager runs; Dynamo's stand-in for it takes bfloat16 alone.
+- Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
+  branch on what it makes of numbers alone is taken (constant_branches.py).
 
 Dynamo is changed for what Gravure compiles alone.
 """
@@ -13,34 +16,66 @@ Dynamo is changed for what Gravure compiles alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
+from torch._dynamo.symbolic_convert import tls
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._subclasses.fake_impls import op_implementations_dict
+
+from .compile_lock import one_at_a_time
+from .constant_branches import decide_constant_branches
+from .eager_kernels import GROUPED_MM, fake_grouped_mm
+from .whether_compiled import answer_as_eager
 
 _MARK = "_gravure_traces_as_eager"
+_TELLS = "_gravure_is_compiling"
+# What wrappers of Dynamo's, torch.compile's, functools' and DDPOptimizer call what they wrap.
+_WRAPPED = ("_torchdynamo_orig_backend", "compiler_fn", "func", "backend_compile_fn")
 
 
-def traces_as_eager(backend: Any) -> Any:
-    """Marks a backend of Dynamo's: its graphs hold what eager runs."""
+def traces_as_eager(backend: Any, *, is_compiling: bool = False) -> Any:
+    """Marks a backend of Dynamo's: its graphs hold what eager runs.
+
+    With `is_compiling` code that asks is told that it is compiled. A backend that takes options
+    has it among them.
+    """
     _change_dynamo()
     setattr(backend, _MARK, True)
+    setattr(backend, _TELLS, is_compiling)
     return backend
 
 
-def _is_marked(backend: Any) -> bool:
-    """Looks through what Dynamo and torch.compile wrap a backend in."""
+def _layers(backend: Any) -> Iterator[Any]:
+    """What Dynamo and torch.compile wrap a backend in, from the outside, and the backend."""
     while backend is not None:
-        if getattr(backend, _MARK, False):
-            return True
-        backend = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(
-            backend, "compiler_fn", None
-        )
+        yield backend
+        if isinstance(backend, MethodType):
+            backend = backend.__self__
+        found = (getattr(backend, name, None) for name in _WRAPPED)
+        backend = next((inner for inner in found if inner is not None), None)
+
+
+def _is_marked(backend: Any) -> bool:
+    return any(getattr(layer, _MARK, False) for layer in _layers(backend))
+
+
+def _is_told_as_eager(backend: Any) -> bool:
+    """Whether code that asks runs eagerly, for all that it is told: a marked backend's, mostly."""
+    for layer in _layers(backend):
+        given = getattr(layer, "kwargs", None) or getattr(layer, "keywords", None) or {}
+        chosen = (given.get("options") or {}).get("is_compiling")
+        if chosen is not None:
+            return not chosen and _is_marked(layer)
+        if getattr(layer, _MARK, False):
+            return not getattr(layer, _TELLS)
     return False
 
 
+@one_at_a_time
 @functools.cache
 def _change_dynamo() -> None:
     TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)
@@ -49,6 +84,9 @@ def _change_dynamo() -> None:
     handlers = TorchInGraphFunctionVariable._get_handlers()
     for function in (torch.addcdiv, torch._foreach_lerp_):
         handlers[function] = _whole(handlers[function])
+    op_implementations_dict[GROUPED_MM] = _fake_while_marked
+    decide_constant_branches(_is_marked)
+    answer_as_eager(_is_told_as_eager)
 
 
 def _unbinding(by_rows: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -78,3 +116,11 @@ def _whole(apart: Callable[..., Any]) -> Callable[..., Any]:
         return apart(self, tx, *args, **kwargs)
 
     return trace
+
+
+def _fake_while_marked(*args: Any, **kwargs: Any) -> Any:
+    """The stand-in of other backends is PyTorch's, which NotImplemented leaves it to."""
+    tx = getattr(tls, "current_tx", None)
+    if tx is None or not _is_marked(tx.output.compiler_fn):
+        return NotImplemented
+    return fake_grouped_mm(*args, **kwargs)

@@ -130,10 +130,10 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
     def maker(label: str, namer: FrameNamer, options: CompileOptions, _: Style) -> CompiledGraph:
         return _PlannedGraph(label, namer, options, plans)
 
-    @traces_as_eager
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return compile_frame(graph, inputs, chosen, maker)
 
+    backend = traces_as_eager(backend, is_compiling=chosen.is_compiling)
     breaks = Counter(counters["graph_break"])
     stopped = ""
     with faked(fn, args, kwargs), forgotten(backend):

@@ -41,6 +41,7 @@ def export_step(
     path: str | os.PathLike[str],
     *,
     eager_rng: bool = False,
+    is_compiling: bool = False,
 ) -> Path:
     """Writes the training step of `fn(*args)`, forward and backward, as a program of one entry.
 
@@ -51,11 +52,12 @@ def export_step(
 
     Writes `path/program.gv`, the program, and `path/inputs.pt`, the value of each input, and
     returns `path`. `eager_rng` makes checkpointed random operators on CUDA repeat eager's own
-    draws, for comparisons; such a program reads the random state on the host.
+    draws, for comparisons; such a program reads the random state on the host. `is_compiling` is
+    what code is told that asks whether it is compiled.
 
     Raises ExportError, which names the node, the reason and a remedy, and writes nothing.
     """
-    traced = trace(fn, args, step=True, paired_rng=not eager_rng)
+    traced = trace(fn, args, step=True, paired_rng=not eager_rng, is_compiling=is_compiling)
     text, writer, _ = step_entry(traced)
     return _save(fn, traced, path, {"step": (text, writer)})
 
@@ -96,13 +98,14 @@ def export_joint(
     path: str | os.PathLike[str],
     *,
     eager_rng: bool = False,
+    is_compiling: bool = False,
 ) -> Path:
     """Like `export_step`, with `forward` and `backward` as two entries of one program.
 
     `backward` takes the gradient of each differentiable output (`tangent`) and what `forward` kept
     for it (`saved`). The first result need not be a scalar.
     """
-    traced = trace(fn, args, step=False, paired_rng=not eager_rng)
+    traced = trace(fn, args, step=False, paired_rng=not eager_rng, is_compiling=is_compiling)
     writer = EntryWriter(traced.namer)
     forward = _write_forward(writer, traced)
     back = EntryWriter(traced.namer)

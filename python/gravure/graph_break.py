@@ -8,6 +8,7 @@ from torch import fx
 
 from .aot_entries import FrameNamer
 from .places import Places
+from .whether_compiled import REMEDY, asks
 
 logger = logging.getLogger("gravure")
 
@@ -18,7 +19,8 @@ _said: set[str] = set()
 def graph_break_of(graph: fx.GraphModule, label: str) -> str:
     """ "model.py:12: why; remedy", "" where Dynamo's `graph` ends with its function.
 
-    A read on the host is warned of, once a place: a program would be cut there, and go on.
+    What would go on, with a cut at most, is warned of, once a place: a read on the host, and a
+    branch that code takes only where it isn't told that it is compiled.
     """
     reason = getattr(graph, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
@@ -26,12 +28,15 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
     frames = reason.user_stack
     place = Places(FrameNamer()).line(frames[-1].filename, frames[-1].lineno) if frames else "?"
     why = reason.reason.partition("\n")[0]
-    if _READS not in reason.reason:
+    if _READS in reason.reason:
+        found = (
+            f"{place}: a value is read on the host; set {_READS} = True, or compile with "
+            "fullgraph=True: the graph then goes on, and only the read is left out of capture"
+        )
+    elif why.startswith("Data-dependent") and frames and asks(frames[-1]):
+        found = f"{place}: {why}; to go on, {REMEDY}"
+    else:
         return f"{place}: {why}"
-    found = (
-        f"{place}: a value is read on the host; set {_READS} = True, or compile with "
-        "fullgraph=True: the graph then goes on, and only the read is left out of capture"
-    )
     if found not in _said:
         _said.add(found)
         logger.warning("%s is cut in two by Dynamo at %s", label, found)

@@ -99,6 +99,7 @@ class CompileOptions:
     agree: str = "capture"
     poison: bool = False
     eager_rng: bool = False
+    is_compiling: bool = False
     max_shapes: int = 8
     max_modules: int = 256
     on_missed: str = "warn"

@@ -116,7 +116,7 @@ class StepCompiler:
             assert compiler is not None
             return compiler(graph, inputs)
 
-        return traces_as_eager(compile_graph)
+        return traces_as_eager(compile_graph, is_compiling=self.options.is_compiling)
 
     def train(self, trained: tuple[Any, ...]) -> None:
         """Has Dynamo find, or compile, a program for what OtherTraining tells of its inputs."""

@@ -40,6 +40,7 @@ from .errors import ExportError
 from .names import InputSpec, Namer
 from .partition import KEEP_DRAWS
 from .static_sizes import static_sizes
+from .whether_compiled import REMEDY, asks
 
 
 def silent_functions() -> set[Any]:
@@ -84,10 +85,18 @@ class Capture:
     context: TracingContext | None = None
 
 
-def trace(fn: Callable[..., Any], args: tuple[Any, ...], *, step: bool, paired_rng: bool) -> Traced:
+def trace(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    step: bool,
+    paired_rng: bool,
+    is_compiling: bool = False,
+) -> Traced:
     """The forward and backward graphs of `fn(*args)`.
 
     With `step`, only the loss carries a gradient: everything else it returns is detached.
+    `is_compiling` is what code is told that asks.
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     if not callable(fn):
@@ -95,7 +104,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], *, step: bool, paired_r
     args = tuple(args)
     namer = Namer(fn, args)
     with _untouched(), ATEN.tracing():
-        capture, result = _dynamo(fn, args, name)
+        capture, result = _dynamo(fn, args, name, is_compiling)
         leaves = _leaves(result, name)
         outputs = _outputs(capture, leaves, name, step=step)
         _check_inputs(capture, namer)
@@ -112,7 +121,9 @@ def _untouched() -> Iterator[None]:
         yield
 
 
-def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[Capture, Any]:
+def _dynamo(
+    fn: Callable[..., Any], args: tuple[Any, ...], name: str, is_compiling: bool
+) -> tuple[Capture, Any]:
     """Dynamo's graph of `fn(*args)`, and its result with a stand-in for each of its outputs."""
     capture = Capture()
 
@@ -143,7 +154,7 @@ def _dynamo(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[C
         # PyTorch would log its settings as JSON, which functions are not.
         unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
         with torch._dynamo.config.patch(settings), unlogged, static_sizes:
-            marked = traces_as_eager(backend)
+            marked = traces_as_eager(backend, is_compiling=is_compiling)
             optimized = torch._dynamo.optimize(marked, nopython=True)(fresh)
             result = optimized(*args)
     except ExportError:
@@ -174,6 +185,8 @@ def refusal(error: Exception, name: str) -> ExportError:
         place = place or (caused.group(1) if caused else "")
     if isinstance(error, GuardOnDataDependentSymNode) or reason.startswith("Data-dependent"):
         remedy = 'use torch.compile(backend="gravure"), which breaks the graph at such a branch'
+        if stack and asks(stack[-1]):
+            remedy += f", or {REMEDY}"
     what = f"{reason}: {explanation}" if explanation else f"{type(error).__name__}: {reason}"
     if "Tensor.backward()" in reason:
         what = "it calls backward() itself"

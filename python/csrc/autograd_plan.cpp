@@ -38,6 +38,8 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   plan.edges = listNamed(lists, "edges");
   plan.frozen = listNamed(lists, "frozen");
   plan.gradients = listNamed(lists, "gradients");
+  plan.absent = listNamed(lists, "absent");
+  plan.needs = listNamed(lists, "needs");
   const std::vector<int64_t> modes = listNamed(lists, "modes");
   checkSize(modes, 3, "modes");
   plan.wasNondeterministic = modes[0] != 0;
@@ -49,8 +51,10 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   checkSize(plan.differentiable, plan.outputs.size(), "differentiable");
   checkSize(plan.savedTo, plan.saved.size(), "saved_to");
   checkSize(plan.tangentTo, tangents, "tangent_to");
+  checkSize(plan.absent, tangents, "absent");
   checkSize(plan.tangentFormats, tangents, "tangent_formats");
   checkSize(plan.gradients, plan.edges.size(), "gradients");
+  checkSize(plan.needs, plan.edges.size(), "needs");
   checkRange(plan.outputs, 0, forward.outputs.size(), "outputs");
   checkRange(plan.saved, 0, forward.outputs.size(), "saved");
   checkRange(plan.edges, 0, forward.inputs.size(), "edges");

@@ -26,12 +26,14 @@ struct AutogradPlan {
   std::vector<int64_t> savedTo;    // one a saved value: the backward's input that it is, or -1
   std::vector<int64_t> tangentTo;  // one a differentiable output: the same for its gradient
   std::vector<int64_t> tangentFormats;  // the memory format that its gradient was traced with
-  std::vector<int64_t> edges;           // inputs of the forward that have a gradient
-  std::vector<int64_t> frozen;          // inputs of the forward that required none when traced
-  std::vector<int64_t> gradients;       // one an edge: which output of the backward it is
-  bool wasNondeterministic = false;     // traced without deterministic algorithms
-  bool savesDependent = false;          // what is saved depends on what requires a gradient
-  bool inAutocast = false;              // the backward was traced under autocast
+  std::vector<int64_t> absent;       // likewise: 1 if the backward was made without that gradient
+  std::vector<int64_t> edges;        // inputs of the forward that have a gradient
+  std::vector<int64_t> frozen;       // inputs of the forward that required none when traced
+  std::vector<int64_t> gradients;    // one an edge: which output of the backward it is
+  std::vector<int64_t> needs;        // likewise: a bit for each tangent that it depends on; -1: any
+  bool wasNondeterministic = false;  // traced without deterministic algorithms
+  bool savesDependent = false;       // what is saved depends on what requires a gradient
+  bool inAutocast = false;           // the backward was traced under autocast
 };
 
 }  // namespace gravure

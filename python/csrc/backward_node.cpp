@@ -49,6 +49,20 @@ bool isUnderAutocast(const BackwardCall& call) {
   });
 }
 
+/// Whether the backward was made without one of `tangents` that is there.
+bool isMadeWithout(const BackwardCall& call, const variable_list& tangents) {
+  for (size_t i = 0; i < tangents.size(); ++i) {
+    if (call.plan->absent[i] != 0 && tangents[i].defined()) return true;
+  }
+  return false;
+}
+
+/// The same call of the program with all tangents. The forward is the same, and so is what it saved.
+BackwardCall wholeOf(const BackwardCall& call) {
+  const auto whole = call.program->whole();
+  return whole ? BackwardCall{whole, whole->autogradPlan(), call.tangents} : call;
+}
+
 /// Each gradient of an output as the backward was traced for it: there, plain, and so in memory.
 variable_list prepared(const BackwardCall& call, const variable_list& tangents) {
   TORCH_CHECK(tangents.size() == call.tangents.size(), "a compiled backward takes ",
@@ -56,6 +70,10 @@ variable_list prepared(const BackwardCall& call, const variable_list& tangents) 
   variable_list found;
   found.reserve(tangents.size());
   for (size_t i = 0; i < tangents.size(); ++i) {
+    if (!tangents[i].defined() && call.plan->absent[i] != 0) {
+      found.emplace_back();
+      continue;
+    }
     at::Tensor tangent = tangents[i].defined() ? tangents[i] : call.tangents[i].zeros_like();
     TORCH_CHECK(!tangent.key_set().has(c10::DispatchKey::Python),
                 "During the backward, we encountered a tensor subclass where we guessed its "
@@ -68,8 +86,17 @@ variable_list prepared(const BackwardCall& call, const variable_list& tangents) 
   return found;
 }
 
-/// `last`: `saved` are not needed again.
-variable_list run(const BackwardCall& call, const variable_list& tangents,
+/// A bit for each that is there.
+int64_t givenOf(const variable_list& tangents) {
+  int64_t given = 0;
+  for (size_t i = 0; i < tangents.size() && i < 63; ++i)
+    given |= static_cast<int64_t>(tangents[i].defined()) << i;
+  return given;
+}
+
+/// `given`: as givenOf(), of what autograd had. A gradient that depends on none of it is undefined, as in
+/// eager. `last`: `saved` are not needed again.
+variable_list run(const BackwardCall& call, const variable_list& tangents, int64_t given,
                   std::vector<c10::IValue> saved, bool last) {
   const c10::AutoGradMode noGraph(false);
   std::vector<std::pair<int64_t, c10::IValue>> inputs;
@@ -84,7 +111,10 @@ variable_list run(const BackwardCall& call, const variable_list& tangents,
   const std::vector<c10::IValue> results = call.program->runBackward(std::move(inputs), last);
   variable_list gradients;
   gradients.reserve(plan.gradients.size());
-  for (int64_t position : plan.gradients) gradients.push_back(results[position].toTensor());
+  for (size_t i = 0; i < plan.gradients.size(); ++i) {
+    const bool reached = (plan.needs[i] & given) != 0;
+    gradients.push_back(reached ? results[plan.gradients[i]].toTensor() : at::Tensor());
+  }
   return gradients;
 }
 
@@ -171,10 +201,15 @@ variable_list BackwardNode::apply(variable_list&& tangents) {
   checkModes(*call_.plan);
   if (isUnderAutocast(call_) != call_.plan->inAutocast) call_.program->warnOfAutocast();
   const bool last = !torch::autograd::get_current_graph_task_keep_graph();
+  call_.program->noteTangents(tangents);
+  const bool without = isMadeWithout(call_, tangents);
+  const BackwardCall call = without ? wholeOf(call_) : call_;
   WatchedValues saved = takeSaved();
-  const variable_list given = prepared(call_, tangents);
+  const int64_t there = givenOf(tangents);
+  const variable_list given = prepared(call, tangents);
   tangents.clear();
-  variable_list gradients = run(call_, given, std::move(saved.values), last);
+  // Uncaptured by the whole program, whose forward did not run.
+  variable_list gradients = run(call, given, there, std::move(saved.values), last && !without);
   const bool more =
       c10::GradMode::is_enabled() && (call_.plan->savesDependent || requiresGrad(given));
   return more ? refusingMore(std::move(gradients), given) : gradients;
@@ -213,11 +248,11 @@ variable_list BackwardNode::apply_with_saved(const variable_list& tangents,
   std::vector<at::Tensor> tensors = tensorsOf(saved_.values);
   saved.before(tensors);
   const std::vector<c10::IValue> packed{tensors};
-  auto apply = [call = call_, numbers = numbersOf(saved_.values)](
+  auto apply = [call = wholeOf(call_), numbers = numbersOf(saved_.values)](
                    const variable_list& given, const std::vector<c10::IValue>& args) {
     checkModes(*call.plan);
-    return run(call, prepared(call, given), withTensors(numbers, args.at(0).toTensorVector()),
-               /*last=*/false);
+    return run(call, prepared(call, given), givenOf(given),
+               withTensors(numbers, args.at(0).toTensorVector()), /*last=*/false);
   };
   const auto& python = torch::dynamo::autograd::getPyCompilerInterface();
   const std::string bound = python->bind_function(saved.get_py_compiler(), name(), std::move(apply),

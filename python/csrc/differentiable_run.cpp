@@ -49,7 +49,7 @@ void LoadedProgram::setAutograd(const AutogradPlan::Lists& lists, const at::Tens
 }
 
 std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::Tensor>& values) {
-  if (!isPlainCall(values)) return {};
+  if (!isPlainCall(values) || tangentNews_.load(std::memory_order_acquire)) return {};
   const auto lock = turn();
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
   const Bound& state = bound("forward");
@@ -88,6 +88,24 @@ LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, 
   for (auto& [position, value] : values) inputs[position] = std::move(value);
   if (last) return runLogged(state, std::move(inputs));
   return runCounted(state, std::move(inputs), /*captured=*/false);
+}
+
+void LoadedProgram::noteTangents(const std::vector<at::Tensor>& tangents) {
+  const bool lean = whole_ != nullptr;
+  if (!lean && tangentsNoted_.exchange(true)) return;
+  std::vector<int64_t> absent;
+  for (size_t i = 0; i < tangents.size(); ++i) {
+    if (lean && autograd_->absent[i] != 0 && tangents[i].defined()) absent = {-1};
+    if (!lean && !tangents[i].defined()) absent.push_back(static_cast<int64_t>(i));
+  }
+  if (absent.empty() || (lean && tangentsNoted_.exchange(true))) return;
+  absentTangents_ = std::move(absent);
+  tangentNews_.store(true, std::memory_order_release);
+}
+
+std::vector<int64_t> LoadedProgram::takeTangentNews() {
+  if (!tangentNews_.exchange(false, std::memory_order_acq_rel)) return {};
+  return std::exchange(absentTangents_, {});
 }
 
 void LoadedProgram::warnOfAutocast() {

@@ -90,6 +90,18 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// `backward`, for that node: `values` by position. Without `last` those that are lent stay good.
   std::vector<c10::IValue> runBackward(std::vector<std::pair<int64_t, c10::IValue>> values,
                                        bool last);
+  /// Which of `tangents`, the gradients of outputs, the first backward by autograd's node was not given:
+  /// most loops give none for what the model returns beside its loss.
+  void noteTangents(const std::vector<at::Tensor>& tangents);
+  /// This one's backward was made without some of them. `whole` has the same forward, and runs the
+  /// backward where one comes after all.
+  void setWhole(const c10::intrusive_ptr<LoadedProgram>& whole) { whole_ = whole; }
+  c10::intrusive_ptr<LoadedProgram> whole() const { return whole_; }
+  std::shared_ptr<const AutogradPlan> autogradPlan() const { return autograd_; }
+  /// What run_differentiable() stops for, once: the absent ones, if there are any; -1: one that this
+  /// program was made without has come.
+  std::vector<int64_t> takeTangentNews();
+
   /// Says once that a backward is called under autocast that was traced without, or the other way round.
   void warnOfAutocast();
   /// One step that ends as loss.backward() does: the gradients are added to the `.grad` of the inputs
@@ -189,6 +201,9 @@ class LoadedProgram final : public torch::CustomClassHolder {
   bool repeats_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_
   std::atomic<bool> warnedOfAutocast_ = false;
+  std::atomic<bool> tangentsNoted_ = false, tangentNews_ = false;
+  std::vector<int64_t> absentTangents_;  // written before tangentNews_ is, read behind it
+  c10::intrusive_ptr<LoadedProgram> whole_;
   std::map<std::string, std::vector<c10::IValue>> repeated_;
   bool staticResults_;
   std::map<std::string, Gradients> gradients_;

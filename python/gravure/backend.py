@@ -55,9 +55,9 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Dynamo's graph as a program that is warmed up, captured and replayed.
 
-    `mode` is short for that option alone. Raises ValueError for an option that there is not; ExportError, with
-    `on_missed="raise"`, for a graph that cannot become a program. Without it such a graph runs as
-    it is, with a warning.
+    `mode` is short for that option alone. Raises ValueError for an option that there is not;
+    ExportError, with `on_missed="raise"`, for a graph that cannot become a program. Without it such
+    a graph runs as it is, with a warning.
     """
     if mode is not None:
         options = {"mode": mode}  # torch.compile takes one of them alone
@@ -293,11 +293,11 @@ def _as_its_backward(
 def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:
     """One call of the library where that is enough, else AOTAutograd's wrapper.
 
-    The first call is the wrapper's: it checks operators of the user's then.
+    With operators of the user's the first call is the wrapper's: it checks them then.
     """
     if not graph.may_run_native:
         return wrapped
-    first = True
+    first = graph.has_foreign_operators
 
     def run(*args: Any) -> Any:
         nonlocal first

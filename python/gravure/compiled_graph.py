@@ -27,6 +27,7 @@ _NUMBERS = itertools.count(1)
 _PENDING = 4096  # backwards that are still to come, at most
 _IN_VAIN = 8  # programs in a row whose module was gone before they were replayed
 _MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
+_PYTORCHS = {"aten", "prims", "rngprims", "profiler"}
 _PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
 logger = logging.getLogger("gravure")
 
@@ -170,11 +171,49 @@ class CompiledGraph:
         """Whether the program that was made first can be a node of autograd's."""
         return any(instance.native is not None for instance in self.all_instances())
 
+    @property
+    def has_foreign_operators(self) -> bool:
+        """Whether it calls what PyTorch does not have itself."""
+        nodes = (node for half in self._maker.halves for node in half.module.graph.nodes)
+        targets = (node.target for node in nodes if node.op == "call_function")
+        namespaces = {t.namespace for t in targets if isinstance(t, torch._ops.OpOverload)}
+        return not namespaces <= _PYTORCHS
+
     def run_native(self, args: Sequence[Any]) -> list[Any] | None:
         """The results of the graph, as a node of autograd's; None, and nothing has run, where it
         needs AOTAutograd's wrapper."""
-        native = self._instance_for(args).native
-        return None if native is None else native(args)
+        instance = self._instance_for(args)
+        if instance.native is None:
+            return None
+        results = instance.native(args)
+        if results is None and self._heard(instance, args):
+            results = instance.native(args)
+        return results
+
+    def _heard(self, instance: Instance, args: Sequence[Any]) -> bool:
+        """Whether another program runs from now on, by which gradients a backward was given."""
+        news = tuple(instance.program.take_tangent_news())
+        if not news:
+            return False
+        if instance.whole is not None:
+            logger.info("%s: an output has a gradient that had none before", self.label)
+            instance.leave_lean()
+            return True
+        lean = self._lean(instance, news)
+        if lean is not None and lean.native is not None:
+            instance.take_lean(lean, args)
+        return True
+
+    def _lean(self, instance: Instance, absent: tuple[int, ...]) -> Instance | None:
+        known = dict(zip(self._symbols, instance.sizes, strict=False))
+        try:
+            with compile_lock, unset_fake_temporarily():
+                if not self._maker.goes_without(absent):
+                    return None
+                return self._maker.make(known, keeps=True, absent=absent)
+        except Exception as error:  # the one that there is does it, too
+            logger.debug("%s: not without %s: %r", self.label, absent, error)
+            return None
 
     def _instance_for(self, args: Sequence[Any]) -> Instance:
         instance = self._current

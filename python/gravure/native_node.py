@@ -9,7 +9,7 @@ python/csrc.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ _FORMATS = {  # as c10::MemoryFormat numbers them
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
 }
+
+
+_MOST_BITS = 62  # gradients of outputs that a number tells apart
 
 
 @dataclass
@@ -49,20 +52,23 @@ def native_call(
     program: Any,
     calls: Sequence[Call],
     forward: fx.GraphModule,
+    backward: fx.GraphModule,
     outputs: int,
     traced: Traced,
     held: Any,
+    absent: Collection[int] = (),
 ) -> NativeCall | None:
     """How `program` is called as a node of autograd's graph; None where it cannot be.
 
     `calls` are its forward's, of which the first `outputs` results are the caller's, and its
-    backward's, with each saved value a result of the one and an argument of the other. `forward` is
-    the former's graph. `held` is what the program needs as long as it lives, which may be longer
-    than anybody else does.
+    backward's, with each saved value a result of the one and an argument of the other. `forward`
+    and `backward` are their graphs. `held` is what the program needs as long as it lives, which may be longer
+    than anybody else does. `absent`: gradients of outputs that the backward goes without.
     """
-    lists = _plan(calls[0], calls[1], forward, outputs, traced)
+    lists = _plan(calls[0], calls[1], forward, backward, outputs, traced)
     if lists is None:
         return None
+    lists["absent"] = [int(i in absent) for i in range(len(lists["tangent_to"]))]
     depends = _saves_dependent(forward, outputs, traced.metadata)
     modes = [traced.metadata.deterministic is False, depends, traced.in_autocast]
     memory = _Memory(1)
@@ -75,7 +81,12 @@ def native_call(
 
 
 def _plan(
-    forward: Call, backward: Call, graph: fx.GraphModule, outputs: int, traced: Traced
+    forward: Call,
+    backward: Call,
+    graph: fx.GraphModule,
+    backward_graph: fx.GraphModule,
+    outputs: int,
+    traced: Traced,
 ) -> dict[str, list[int]] | None:
     """AutogradPlan of python/csrc/autograd_plan.h without its modes, or None."""
     meta = traced.metadata
@@ -107,6 +118,7 @@ def _plan(
     edges = _edges(forward, backward)
     if edges is None:
         return None
+    needs = _needs(backward_graph, len(tangents))
     return {
         "outputs": shown,
         "differentiable": differentiable,
@@ -114,16 +126,18 @@ def _plan(
         "saved_to": list(kept.values()),
         "tangent_to": [to.get(i, -1) for i in tangents],
         "tangent_formats": formats,
-        "edges": [i for i, _ in edges],
+        "edges": [i for i, _, _ in edges],
         "frozen": [
             forward.taken.index(i) for i in forward.kept if not meta.input_info[i].requires_grad
         ],
-        "gradients": [g for _, g in edges],
+        "gradients": [g for _, g, _ in edges],
+        "needs": [needs[argument] for _, _, argument in edges],
     }
 
 
-def _edges(forward: Call, backward: Call) -> list[tuple[int, int]] | None:
-    """Inputs of the forward that have a gradient, and which output of the backward it is."""
+def _edges(forward: Call, backward: Call) -> list[tuple[int, int, int]] | None:
+    """Inputs of the forward that have a gradient, which output of the backward's entry it is, and
+    which of its graph's."""
     edges = []
     for argument, (position, fixed) in enumerate(backward.results):
         if position < 0:
@@ -132,8 +146,24 @@ def _edges(forward: Call, backward: Call) -> list[tuple[int, int]] | None:
             continue
         if argument >= forward.arguments or argument not in forward.taken:
             return None
-        edges.append((forward.taken.index(argument), position))
+        edges.append((forward.taken.index(argument), position, argument))
     return edges
+
+
+def _needs(backward: fx.GraphModule, tangents: int) -> list[int]:
+    """For each of its results, the gradients of outputs that it depends on: a bit each; -1: any.
+
+    Where none of them comes, eager leaves None, and not zeros, which an optimizer would step with.
+    """
+    values = backward.graph.output_node().args[0]
+    if tangents > _MOST_BITS:
+        return [-1] * len(values)
+    last = backward.graph.find_nodes(op="placeholder")[-tangents:]
+    reached = {node: 1 << i for i, node in enumerate(last)}
+    for node in backward.graph.nodes:
+        for each in node.all_input_nodes:
+            reached[node] = reached.get(node, 0) | reached.get(each, 0)
+    return [reached.get(value, 0) or -1 for value in values]
 
 
 def _saves_dependent(forward: fx.GraphModule, outputs: int, meta: Any) -> bool:

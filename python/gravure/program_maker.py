@@ -14,6 +14,7 @@ from torch import fx
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._functorch.partitioners import is_sym_node
 
+from .absent_tangents import without_tangents
 from .aot_entries import Call, FrameNamer, Run, device_of, picker, write_entry
 from .codegen import Stretches, Style, compile_graphs
 from .errors import ExportError
@@ -59,9 +60,11 @@ class Instance:
     ) -> None:
         self.captures = captures  # or each of its calls runs uncaptured
         self.native = native  # both, as one node of autograd's graph
+        self._own_native = native
         self.forward = forward
         self.backward = backward
         self.program = program
+        self.whole: Any = None  # the program that was made first, where another one runs
         self.sizes = sizes
         self.missed = missed or []  # remarks on how it was made
         self._entry = call.entry if call else ""
@@ -94,8 +97,25 @@ class Instance:
         changed = self._kept.exchange(kept)
         if changed:
             self._kinds = [_kind(tensor) for tensor in kept]
-            positions = [self._positions[i] for i in changed]
-            self.program.bind_weakly(self._entry, positions, [kept[i] for i in changed])
+            self._bind(self.program, kept, changed)
+            if self.whole is not None:
+                self._bind(self.whole, kept, changed)
+
+    def _bind(self, program: Any, kept: Sequence[Any], which: Iterable[int]) -> None:
+        positions = [self._positions[i] for i in which]
+        program.bind_weakly(self._entry, positions, [kept[i] for i in which])
+
+    def take_lean(self, lean: Instance, args: Sequence[Any]) -> None:
+        """Autograd's node is `lean`'s from now on, whose backward goes without some gradients."""
+        lean.program.set_whole(self.program)
+        kept = self._pick(args)
+        self._bind(lean.program, kept, range(len(kept)))
+        self._own_native, self.native = self.native, lean.native
+        self.whole, self.program = self.program, lean.program
+
+    def leave_lean(self) -> None:
+        """All gradients come after all."""
+        self.native, self.program, self.whole = self._own_native, self.whole, None
 
     def knows(self, tensors: Set[int]) -> bool:
         """Whether it is for one of these, by `id`."""
@@ -143,6 +163,7 @@ class ProgramMaker:
         self._namer = namer
         self._spread: list[Half] = []
         self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
+        self._lean: dict[tuple[int, ...], Half] = {}  # backwards without some gradients
         self._stretches: list[Stretches] = []  # of all texts, whose programs call them by name
 
     @property
@@ -165,9 +186,19 @@ class ProgramMaker:
         forward, *rest = [boxed(half.module) for half in self.halves]
         return Instance(forward, rest[0] if rest else None)
 
-    def make(self, known: dict[Any, int], *, keeps: bool, captures: bool = True) -> Instance:
-        """A program for these values of symbols. With `keeps` it is for one module's tensors."""
-        text, calls, missed = self.text(known)
+    def make(
+        self,
+        known: dict[Any, int],
+        *,
+        keeps: bool,
+        captures: bool = True,
+        absent: tuple[int, ...] = (),
+    ) -> Instance:
+        """A program for these values of symbols. With `keeps` it is for one module's tensors.
+
+        Its backward goes without the gradients that are `absent`, where it can (goes_without()).
+        """
+        text, calls, missed = self.text(known, absent)
         device = self.device()
         options = self.options.for_library() | ({} if captures else {"uncaptured": "1"})
         program = program_class().of_text(text, device, options)
@@ -176,9 +207,11 @@ class ProgramMaker:
         native = None
         if len(calls) > 1:
             if keeps and self.traced is not None:
-                graph = self.spread[0].module
+                graphs = [half.module for half in self.spread]
                 held = [*self._stretches, *(call.held for call in calls)]
-                native = native_call(program, calls, graph, self.outputs, self.traced, held)
+                native = native_call(
+                    program, calls, *graphs, self.outputs, self.traced, held, absent
+                )
             calls = bind_bundle(program, calls, *(half.bundled for half in self.spread))
         logger.info("%s: made a program for %s", self.label, device)
         runs = [_run_of(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
@@ -202,14 +235,32 @@ class ProgramMaker:
     def device(self) -> str:
         return device_of([half.module for half in self.spread], self.label)
 
-    def text(self, known: dict[Any, int]) -> tuple[str, list[Call], list[str]]:
+    def text(
+        self, known: dict[Any, int], absent: tuple[int, ...] = ()
+    ) -> tuple[str, list[Call], list[str]]:
         """The program for these values of symbols, how its entries are called, what was missed."""
         key = tuple(known.items())
+        if absent:
+            halves = [self.spread[0], self._lean[absent]]
+            return *self._text(halves, KnownNumbers(known), absent), []
         if key not in self._texts:
             for half in self.halves:
                 _refuse_nested(half.module)
             self._texts[key] = self._compiled_text(KnownNumbers(known))
         return self._texts[key]
+
+    def goes_without(self, absent: tuple[int, ...]) -> bool:
+        """Makes the backward without these gradients of outputs, if there can be one."""
+        if self.style.inductor or self.traced is None:
+            return False
+        if absent not in self._lean:
+            half = self.spread[1]
+            first = len(half.module.graph.find_nodes(op="placeholder")) - len(half.specs)
+            module = without_tangents(half.module, [first + i for i in absent])
+            if module is None:
+                return False
+            self._lean[absent] = replace(half, module=module)
+        return True
 
     def marker(self) -> tuple[int, int] | None:
         """A saved tensor: its position among the forward's results and the backward's arguments.
@@ -248,7 +299,9 @@ class ProgramMaker:
         compiled = [replace(half, module=m) for m, half in zip(made.modules, halves, strict=True)]
         return *self._text(compiled, known), made.missed
 
-    def _text(self, halves: list[Half], known: KnownNumbers) -> tuple[str, list[Call]]:
+    def _text(
+        self, halves: list[Half], known: KnownNumbers, absent: tuple[int, ...] = ()
+    ) -> tuple[str, list[Call]]:
         forward, backward = halves[0], halves[1] if len(halves) > 1 else None
 
         def role(i: int, value: str) -> str:
@@ -268,6 +321,8 @@ class ProgramMaker:
         for i, node in enumerate(backward.module.graph.find_nodes(op="placeholder")):
             if i in backward.bundled and not node.users:
                 specs[i] = None  # saved to be watched, not read
+            if i >= len(saved) and i - len(saved) in absent:
+                specs[i] = None
         back, back_call = write_entry(
             "backward", backward.module, specs, gradient, self._namer, known, call.kinds
         )

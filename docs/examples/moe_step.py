@@ -54,10 +54,9 @@ class Experts(nn.Module):
         expert = expert.reshape(-1)
         order = expert.argsort(stable=True)
         counts = F.one_hot(expert, self.experts).sum(0).tolist()
-        if torch.compiler.is_compiling():  # what tracing cannot see in a number read on the host
-            for count in counts:
-                torch._check(count >= 0)
-                torch._check(count <= expert.numel())
+        for count in counts:  # what tracing cannot see in a number read on the host
+            torch._check(count >= 0)
+            torch._check(count <= expert.numel())
         token = order // self.top_k
         parts = [
             (F.silu(part @ self.w1[i]) * (part @ self.w3[i])) @ self.w2[i]

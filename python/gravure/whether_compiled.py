@@ -13,6 +13,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ REMEDY = (
     "may take another way then, with other bits than eager's"
 )
 
-_asking: set[tuple[str, str]] = set()  # files and names of functions that were told no
+_asking: set[CodeType] = set()  # functions that were told no
 
 
 def answer_as_eager(runs_as_eager: Callable[[Any], bool]) -> None:
@@ -71,7 +72,12 @@ def answer_as_eager(runs_as_eager: Callable[[Any], bool]) -> None:
 
 def asks(frame: traceback.FrameSummary) -> bool:
     """Whether that function, or one which it calls, asked and was told no."""
-    return (frame.filename, frame.name) in _asking
+    return any(
+        code.co_filename == frame.filename
+        and code.co_name == frame.name
+        and frame.lineno in (line for _, _, line in code.co_lines())
+        for code in _asking
+    )
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -107,15 +113,15 @@ def _is_told(tx: Any, runs_as_eager: Callable[[Any], bool]) -> bool:
     """Whether who asks in Dynamo's translator `tx` is told as eager tells; and notes who it is."""
     try:
         backend = tx.output.compiler_fn
-        asking = [(tx.f_code.co_filename, tx.f_code.co_name)]
+        asking = [tx.f_code]
         while len(asking) < _CALLERS and (tx := tx.parent) is not None:
-            asking.append((tx.f_code.co_filename, tx.f_code.co_name))
+            asking.append(tx.f_code)
     except AttributeError as error:
         _say_unknown(error)
         return False
-    if asking[0][0].startswith(_TOLD_THE_TRUTH) or not runs_as_eager(backend):
+    if asking[0].co_filename.startswith(_TOLD_THE_TRUTH) or not runs_as_eager(backend):
         return False
-    if any(file.endswith(_FOR_THE_TRACER) for file, _ in asking):
+    if any(code.co_filename.endswith(_FOR_THE_TRACER) for code in asking):
         return False
     _asking.update(asking)
     return True

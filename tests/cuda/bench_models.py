@@ -314,10 +314,15 @@ def _gravure(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
     return _by_autograd(run, torch.compile(run.step, backend="gravure", options=options))
 
 
+# A step is one graph: without it, transformers looks whether a mask is all ones. Bits are eager's
+# where the other way has them, which the digests show.
+_ONE_GRAPH = {"is_compiling": True}
+
+
 def _whole(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
     import gravure
 
-    compiled = gravure.compile_step(run.step, options=options)
+    compiled = gravure.compile_step(run.step, options=_ONE_GRAPH | options)
 
     def train(batch: Batch) -> Tensor:
         loss = compiled(batch)
@@ -330,7 +335,7 @@ def _whole(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
 def _with_optimizer(run: Run) -> Callable[[Batch], Tensor]:
     import gravure
 
-    return gravure.compile_step(run.step, optimizer=run.optimizer)
+    return gravure.compile_step(run.step, optimizer=run.optimizer, options=_ONE_GRAPH)
 
 
 def _graph(run: Run) -> Callable[[Batch], Tensor]:

@@ -57,7 +57,8 @@ def write(name: str, make: Callable[[], models.Model], folder: Path, **options: 
     """Exports one model both ways and says what was written."""
     for kind, export in (("step", gravure.export_step), ("joint", gravure.export_joint)):
         model = make()
-        path = export(model.fn, model.args, folder / name / kind, **options)
+        told = {"is_compiling": model.is_compiling}
+        path = export(model.fn, model.args, folder / name / kind, **told | options)
         text = (path / "program.gv").read_text()
         torch.save(expected(model, text), path / "expected.pt")
         entries = read(text)

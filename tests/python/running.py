@@ -89,10 +89,15 @@ def run(entries: dict[str, reference.Entry], state: dict[str, dict[str, Any]]) -
 
 
 def exported(
-    fn: Callable[..., Any], args: tuple[Any, ...], folder: Path, *, joint: bool = False
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    folder: Path,
+    *,
+    joint: bool = False,
+    is_compiling: bool = False,
 ) -> tuple[dict[str, reference.Entry], dict[str, dict[str, Any]]]:
     export = gravure.export_joint if joint else gravure.export_step
-    return load(export(fn, args, folder))
+    return load(export(fn, args, folder, is_compiling=is_compiling))
 
 
 def statements(entry: reference.Entry, op: str) -> list[reference.Statement]:

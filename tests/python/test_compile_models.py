@@ -26,7 +26,8 @@ def _loss(result: Any) -> torch.Tensor:
 def test_a_model_trains(name: str, way: str) -> None:
     ours, twin = models.ALL[name](), models.ALL[name]()  # each is seeded
     if way == "compile_step":
-        step = gravure.compile_step(ours.fn, options=OPTIONS)
+        options = OPTIONS | {"is_compiling": ours.is_compiling}
+        step = gravure.compile_step(ours.fn, options=options)
     else:
         compiled = torch.compile(ours.fn, backend="gravure", options=OPTIONS)
 

@@ -67,7 +67,9 @@ def test_model(name: str, joint: bool, tmp_path: Path) -> None:
     model = models.ALL[name]()
     before = {n: bits(t) for n, t in model.module.state_dict().items()}
     random = torch.get_rng_state()
-    entries, state = exported(model.fn, model.args, tmp_path, joint=joint)
+    entries, state = exported(
+        model.fn, model.args, tmp_path, joint=joint, is_compiling=model.is_compiling
+    )
     assert torch.equal(torch.get_rng_state(), random), "exporting draws random numbers"
     assert {n: bits(t) for n, t in model.module.state_dict().items()} == before
     assert all(p.grad is None for p in model.module.parameters())

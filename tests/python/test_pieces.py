@@ -29,10 +29,9 @@ COUNTS = [
 
 def pieces_of(x: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
     sizes = counts.tolist()
-    if torch.compiler.is_compiling():
-        for size in sizes:
-            torch._check(size >= 0)
-            torch._check(size <= ROWS)
+    for size in sizes:
+        torch._check(size >= 0)
+        torch._check(size <= ROWS)
     return x.split(sizes)
 
 

@@ -27,7 +27,7 @@ _NUMBERS = itertools.count(1)
 _PENDING = 4096  # backwards that are still to come, at most
 _IN_VAIN = 8  # programs in a row whose module was gone before they were replayed
 _MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
-_PYTORCHS = {"aten", "prims", "rngprims", "profiler"}
+_KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces of operators
 _PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
 logger = logging.getLogger("gravure")
 
@@ -173,11 +173,11 @@ class CompiledGraph:
 
     @property
     def has_foreign_operators(self) -> bool:
-        """Whether it calls what PyTorch does not have itself."""
+        """Whether it calls operators of the user's."""
         nodes = (node for half in self._maker.halves for node in half.module.graph.nodes)
         targets = (node.target for node in nodes if node.op == "call_function")
         namespaces = {t.namespace for t in targets if isinstance(t, torch._ops.OpOverload)}
-        return not namespaces <= _PYTORCHS
+        return not namespaces <= _KNOWN
 
     def run_native(self, args: Sequence[Any]) -> list[Any] | None:
         """The results of the graph, as a node of autograd's; None, and nothing has run, where it

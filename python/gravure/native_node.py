@@ -62,8 +62,8 @@ def native_call(
 
     `calls` are its forward's, of which the first `outputs` results are the caller's, and its
     backward's, with each saved value a result of the one and an argument of the other. `forward`
-    and `backward` are their graphs. `held` is what the program needs as long as it lives, which may be longer
-    than anybody else does. `absent`: gradients of outputs that the backward goes without.
+    and `backward` are their graphs. `held` is what the program needs as long as it lives, which may
+    be longer than anybody else does. `absent`: gradients of outputs that the backward goes without.
     """
     lists = _plan(calls[0], calls[1], forward, backward, outputs, traced)
     if lists is None:

@@ -210,7 +210,8 @@ class Soak:
         from foreign_users import inputs
         from running import bits
 
-        x, stream = inputs(), torch.cuda.Stream()
+        # Of those without a priority PyTorch gives each out again and again.
+        x, stream = inputs(), torch.cuda.Stream(priority=-1)
         program = gravure.load(self.folder, "cuda")
         program.bind_saved()
         pool, graphs = torch.cuda.graph_pool_handle(), []

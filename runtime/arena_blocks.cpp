@@ -3,6 +3,7 @@
 #include "runtime/loan_book.h"
 
 #include <c10/util/Exception.h>
+#include <llvm/ADT/STLExtras.h>
 
 #include <unistd.h>
 
@@ -21,12 +22,13 @@ class BlockSlab final : public Slab {
 
   char* base() const override { return static_cast<char*>(block_.get()); }
   int64_t bytes() const override { return bytes_; }
-  bool enter(std::string& /*why*/) override {
-    owner_.use(*this);
-    return true;
+  bool enter(std::string& why) override {
+    if (owner_.use(*this)) return true;
+    why = kOthersCapture;
+    return false;
   }
   void leave() override {}
-  void follow() override { owner_.use(*this); }
+  void follow() override { TORCH_CHECK(owner_.use(*this), kCannotFollow); }
   bool mayHaveChanged() const override { return false; }
   std::string whyUnshared() const override { return why_; }
 
@@ -113,18 +115,20 @@ void ArenaBlocks::readOn(const void* address, c10::Stream stream) {
   note(slabAt(address).readers_, stream);
 }
 
-/// What the current stream gets next comes after the last use, and after what reads results.
-void ArenaBlocks::use(BlockSlab& slab) {
+/// What the current stream gets next comes after the last use, and after what reads results. False while
+/// one of those streams is being captured.
+bool ArenaBlocks::use(BlockSlab& slab) {
   const std::lock_guard lock(mutex_);
   const c10::Stream stream = source_->currentStream();
-  if (slab.streams_.back() != stream) source_->order(slab.streams_.back(), stream);
+  const auto comesFirst = [&](c10::Stream earlier) {
+    return earlier == stream || source_->order(earlier, stream);
+  };
   if (slab.savedBook_) {
     for (const c10::Stream reader : slab.savedBook_->takeReaders()) note(slab.readers_, reader);
   }
-  for (const c10::Stream reader : slab.readers_) {
-    if (reader != stream) source_->order(reader, stream);
-  }
+  if (!comesFirst(slab.streams_.back()) || !llvm::all_of(slab.readers_, comesFirst)) return false;
   note(slab.streams_, stream);
+  return true;
 }
 
 void ArenaBlocks::drop(BlockSlab& slab) {

@@ -21,8 +21,9 @@ class BlockSource {
   /// c10::Error if there is no memory for it.
   virtual c10::DataPtr allocate(int64_t bytes) = 0;
   virtual c10::Stream currentStream() const = 0;
-  /// What `later` gets next comes after what `earlier` holds now.
-  virtual void order(c10::Stream earlier, c10::Stream later) = 0;
+  /// What `later` gets next comes after what `earlier` holds now. False, and nothing is done, while
+  /// `earlier` is being captured: `later` would become part of that capture.
+  [[nodiscard]] virtual bool order(c10::Stream earlier, c10::Stream later) = 0;
   /// Before the block is given back: `stream` may still be using it.
   virtual void usedOn(const c10::DataPtr& block, c10::Stream stream) = 0;
 };
@@ -47,7 +48,7 @@ class ArenaBlocks final : public ArenaMemory {
   friend class BlockSlab;
   BlockSlab* find(const void* address) const;  // with the lock; nullptr if it lies in none
   BlockSlab& slabAt(const void* address) const;
-  void use(BlockSlab& slab);
+  bool use(BlockSlab& slab);
   void drop(BlockSlab& slab);
 
   const std::unique_ptr<BlockSource> source_;

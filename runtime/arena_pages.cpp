@@ -3,6 +3,7 @@
 #include "runtime/paged_slab.h"
 
 #include <c10/util/Exception.h>
+#include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
 #include <functional>
@@ -215,32 +216,39 @@ bool ArenaPages::enter(PagedSlab& slab, std::string& why) {
     why.clear();  // a broken rule does no harm while nobody meets
     slab.unfit = false;
   }
-  orderAfterOthers(slab);
+  if (!orderAfterOthers(slab)) {
+    why = kOthersCapture;
+    return false;
+  }
   slab.running = true;
   return true;
 }
 
 /// Two programs on the same pages are ordered by the stream they run on. Where the streams differ, what
-/// the other one's holds now comes first: its last step, and what read its results.
-void ArenaPages::orderAfterOthers(PagedSlab& slab) {
+/// the other one's holds now comes first: its last step, and what read its results. False while one of
+/// those streams is being captured.
+bool ArenaPages::orderAfterOthers(PagedSlab& slab) {
   const c10::Stream stream = source_->currentStream();
-  for (PagedSlab* other : slabs_) {
-    if (!other->lastStream) continue;
-    const bool self = other == &slab;
-    if (!self && (other->lastStep < slab.lastStep ||
-                  !sharing_.meets(slab.tenant, other->tenant, kWholeArena)))
-      continue;
-    if (*other->lastStream != stream) source_->order(*other->lastStream, stream);
-    for (c10::Stream reader : other->readers) {
-      if (reader != stream) source_->order(reader, stream);
-    }
-    if (self && !other->readers.empty() && other->held() == kNoPart) other->readers.clear();
+  const auto comesFirst = [&](c10::Stream earlier) {
+    return earlier == stream || source_->order(earlier, stream);
+  };
+  for (const c10::Stream reader : slab.takeOtherReaders()) {
+    if (!llvm::is_contained(slab.readers, reader)) slab.readers.push_back(reader);
   }
-  for (c10::Stream reader : slab.takeOtherReaders()) {
-    if (reader != stream) source_->order(reader, stream);
+  const auto comeFirst = [&](const PagedSlab& each) {
+    return (!each.lastStream || comesFirst(*each.lastStream)) &&
+           llvm::all_of(each.readers, comesFirst);
+  };
+  if (!comeFirst(slab)) return false;
+  for (const PagedSlab* other : slabs_) {
+    if (other == &slab || !other->lastStream || other->lastStep < slab.lastStep) continue;
+    const bool meets = sharing_.meets(slab.tenant, other->tenant, kWholeArena);
+    if (meets && !comeFirst(*other)) return false;
   }
+  if (slab.held() == kNoPart) slab.readers.clear();
   slab.lastStream = stream;
   slab.lastStep = ++steps_;
+  return true;
 }
 
 bool ArenaPages::mayHaveChanged(const PagedSlab& slab) const {
@@ -262,7 +270,7 @@ void ArenaPages::follow(PagedSlab& slab) {
   if (!slab.lastStream) return;
   const c10::Stream stream = source_->currentStream();
   if (*slab.lastStream == stream) return;
-  source_->order(*slab.lastStream, stream);
+  TORCH_CHECK(source_->order(*slab.lastStream, stream), kCannotFollow);
   slab.lastStream = stream;
 }
 

@@ -48,8 +48,9 @@ class PageSource {
   virtual void unmap(char* at, int64_t bytes) = 0;
 
   virtual c10::Stream currentStream() const = 0;
-  /// What `later` gets next comes after what `earlier` holds now.
-  virtual void order(c10::Stream earlier, c10::Stream later) = 0;
+  /// What `later` gets next comes after what `earlier` holds now. False, and nothing is done, while
+  /// `earlier` is being captured: `later` would become part of that capture.
+  [[nodiscard]] virtual bool order(c10::Stream earlier, c10::Stream later) = 0;
   /// Waits for what the streams hold now.
   virtual void finish(const std::vector<c10::Stream>& streams) = 0;
 
@@ -124,7 +125,7 @@ class ArenaPages final : public ArenaMemory {
   bool hasAllPages(const PagedSlab& slab) const;
   void remap(PagedSlab& slab, const std::vector<PageSharing::Move>& moves);
   bool noteWhoLives(PagedSlab& slab);
-  void orderAfterOthers(PagedSlab& slab);
+  bool orderAfterOthers(PagedSlab& slab);
   void destroyUnused();
 
   const std::unique_ptr<PageSource> source_;

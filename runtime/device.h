@@ -98,6 +98,13 @@ struct ArenaShape {
   bool resultsStay = false;  // static results are held for as long as the arena lives
 };
 
+/// Why no step may use an arena: its own stream would become part of that capture.
+constexpr const char* kOthersCapture =
+    "a stream that used its memory is being captured by other code";
+constexpr const char* kCannotFollow =
+    "values that a step saved on another stream are read while that stream is being captured: run "
+    "this on the same stream, or end the capture first";
+
 /// Memory of an arena: one range of addresses that does not move while alive. The pages behind it may
 /// be those of another arena, too (runtime/arena_pages.h): between two steps only what somebody holds
 /// keeps its bytes.
@@ -109,11 +116,12 @@ class Slab {
 
   /// Before a step that uses the memory, on its thread and stream: no other program uses these pages
   /// until leave(), and what the current stream gets next comes after what was done with them. False,
-  /// and `why`, if there is no memory for it; then nothing was taken.
+  /// and `why`, if there is no memory for it, or a stream that used it is being captured by other code;
+  /// then nothing was taken.
   virtual bool enter(std::string& why) = 0;
   virtual void leave() = 0;
   /// Before a step that may read held values alone: what the current stream gets next comes after the
-  /// last step that used the memory.
+  /// last step that used the memory. Throws c10::Error while that step's stream is being captured.
   virtual void follow() = 0;
   /// True if nobody holds anything in it, and its pages are new or those of another arena, too: every
   /// byte may be other than the last step left it.
@@ -159,6 +167,8 @@ class Device {
   virtual void endWarmUp() {}
   /// Gives the pool of these steps back, but for what is still in use. Idempotent.
   virtual void dropWarmUp() {}
+  /// The same for a program that may not run again for long: what is in use is given back by others.
+  virtual void leaveWarmUp() {}
 
   /// Whether the caller captures the current stream: what a step does there becomes part of his graph.
   virtual bool callerCaptures() const { return false; }

@@ -99,7 +99,7 @@ class HostPageSource final : public PageSource {
   c10::Stream currentStream() const override {
     return c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU));
   }
-  void order(c10::Stream, c10::Stream) override {}
+  bool order(c10::Stream, c10::Stream) override { return true; }
   void finish(const std::vector<c10::Stream>&) override {}
 
   void limit(int64_t bytes) { limit_.store(bytes); }
@@ -149,7 +149,7 @@ class HostBlockSource final : public BlockSource {
   c10::Stream currentStream() const override {
     return c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU));
   }
-  void order(c10::Stream, c10::Stream) override {}
+  bool order(c10::Stream, c10::Stream) override { return true; }
   void usedOn(const c10::DataPtr&, c10::Stream) override {}
 };
 

@@ -371,6 +371,11 @@ void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>&
   for (int64_t output : outputs) state.heldTogether.at(output) = true;
 }
 
+void Runtime::leaveWarmUp() {
+  const auto turn = impl_->waitForTurn("giving back the warm-up");
+  impl_->device_->leaveWarmUp();
+}
+
 void Runtime::dropCaptures(const std::string& group) {
   const auto turn = impl_->waitForTurn("the captures");
   Communication* const communication = impl_->communication_.get();

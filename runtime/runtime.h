@@ -106,6 +106,9 @@ class Runtime {
   /// If the program has collectives of `group`, or any where it is "": destroys executables alone, and
   /// lets go of the process groups. For before they are destroyed; steps to come capture anew.
   void dropCaptures(const std::string& group = "");
+  /// Gives back what the warm-ups left: another program goes on in the place of this one, which may
+  /// come back.
+  void leaveWarmUp();
   /// Destroys executables, then the arena. Idempotent; the destructor calls it. Results live on.
   void shutdown();
 

@@ -95,7 +95,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   void noteTangents(const std::vector<at::Tensor>& tangents);
   /// This one's backward was made without some of them. `whole` has the same forward, and runs the
   /// backward where one comes after all.
-  void setWhole(const c10::intrusive_ptr<LoadedProgram>& whole) { whole_ = whole; }
+  void setWhole(const c10::intrusive_ptr<LoadedProgram>& whole);
   c10::intrusive_ptr<LoadedProgram> whole() const { return whole_; }
   std::shared_ptr<const AutogradPlan> autogradPlan() const { return autograd_; }
   /// What run_differentiable() stops for, once: the absent ones, if there are any; -1: one that this

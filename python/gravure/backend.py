@@ -16,7 +16,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import ConstantSource
 from torch._guards import CompileContext, TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -297,14 +297,18 @@ def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable
     """
     if not graph.may_run_native:
         return wrapped
-    first = graph.has_foreign_operators
+    first = True
 
     def run(*args: Any) -> Any:
         nonlocal first
-        if not first and (results := graph.run_native(args)) is not None:
-            return results
-        first = False
-        return wrapped(*args)
+        if first:
+            if any(isinstance(arg, FakeTensor) for arg in args):
+                return wrapped(*args)  # DDPOptimizer runs through what it compiles
+            first = False
+            if graph.has_foreign_operators:
+                return wrapped(*args)
+        results = graph.run_native(args)
+        return wrapped(*args) if results is None else results
 
     return run
 

@@ -26,9 +26,9 @@ class CudaBlockSource final : public BlockSource {
     return c10::cuda::getCurrentCUDAStream(device_).unwrap();
   }
 
-  void order(c10::Stream earlier, c10::Stream later) override {
+  bool order(c10::Stream earlier, c10::Stream later) override {
     const c10::cuda::CUDAGuard here(device_);
-    gravure::order(c10::cuda::CUDAStream(earlier), c10::cuda::CUDAStream(later));
+    return tryOrder(c10::cuda::CUDAStream(earlier), c10::cuda::CUDAStream(later));
   }
 
   void usedOn(const c10::DataPtr& block, c10::Stream stream) override {

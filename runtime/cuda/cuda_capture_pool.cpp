@@ -120,7 +120,9 @@ void CapturePool::finish() noexcept {
 }
 
 void CapturePool::follow(c10::cuda::CUDAStream current) {
-  if (last_) order(*last_, current);
+  TORCH_CHECK(!last_ || tryOrder(*last_, current),
+              "the stream of the last replay is being captured by other code, so this one cannot "
+              "come behind it");
   last_ = current;
 }
 

@@ -31,6 +31,7 @@ class CudaDevice final : public Device {
   void beginWarmUp() override { warmUp_.begin(); }
   void endWarmUp() override { warmUp_.end(); }
   void dropWarmUp() override { warmUp_.drop(); }
+  void leaveWarmUp() override { warmUp_.leave(); }
 
   bool callerCaptures() const override;
   std::unique_ptr<Marker> makeMarker() override;

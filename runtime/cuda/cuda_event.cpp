@@ -64,6 +64,16 @@ void order(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later) {
   event.block(later);
 }
 
+bool tryOrder(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later) {
+  if (isCapturing(earlier)) return false;
+  CudaEvent event;
+  event.record(earlier);
+  // Its capture may have begun in between; an event that nobody waits for does no harm there.
+  if (isCapturing(earlier)) return false;
+  event.block(later);
+  return true;
+}
+
 LastWork::LastWork(const std::vector<c10::Stream>& streams) {
   for (const c10::Stream stream : streams) {
     streams_.push_back({c10::cuda::CUDAStream(stream), nullptr});

@@ -37,6 +37,8 @@ class CudaEvent {
 
 /// What `later` gets next comes after what `earlier` holds now.
 void order(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later);
+/// The same for a stream that other code may be capturing: false, and nothing is done, where it is.
+[[nodiscard]] bool tryOrder(c10::cuda::CUDAStream earlier, c10::cuda::CUDAStream later);
 
 /// What some streams hold when it is made, or, where one of them is being captured then, a little later.
 /// Throws nothing: for what outlives its owner until the work on it is done.

@@ -87,9 +87,9 @@ class CudaPageSource final : public PageSource {
     return c10::cuda::getCurrentCUDAStream(device()).unwrap();
   }
 
-  void order(c10::Stream earlier, c10::Stream later) override {
+  bool order(c10::Stream earlier, c10::Stream later) override {
     const DeviceScope here(device());
-    gravure::order(c10::cuda::CUDAStream(earlier), c10::cuda::CUDAStream(later));
+    return tryOrder(c10::cuda::CUDAStream(earlier), c10::cuda::CUDAStream(later));
   }
 
   std::unique_ptr<Work> work(const std::vector<c10::Stream>& streams) override {

@@ -73,10 +73,13 @@ RoutingsPaused::~RoutingsPaused() {
 
 WarmUpPool::~WarmUpPool() {
   end();
-  atEnd("giving back the memory of a warm-up", [this] {
-    letGo();
-    for (MemoryPool& each : dropped_) EndedPools::of(device_).add(std::move(each));
-  });
+  atEnd("giving back the memory of a warm-up", [this] { leave(); });
+}
+
+void WarmUpPool::leave() {
+  letGo();
+  for (MemoryPool& each : dropped_) EndedPools::of(device_).add(std::move(each));
+  dropped_.clear();
 }
 
 void WarmUpPool::begin() {

@@ -72,6 +72,8 @@ class WarmUpPool {
   void end();
   /// The next begin() makes another pool.
   void drop();
+  /// The same, and leaves what somebody holds to EndedPools.
+  void leave();
 
   /// Called by each replay: gives back what is free by now and has no work left. Looks after what was
   /// held at drop() in the 1st, 2nd, 4th, 8th… call from there on. Waits for nothing but the streams

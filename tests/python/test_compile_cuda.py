@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -202,3 +203,34 @@ def test_a_step_is_one_launch() -> None:
     assert bits(loss) and model.first.weight.grad is not None
     (program,) = gravure.report().graphs[-1].programs
     assert program.partitions == {"step": ["captured"]} and not program.host_nodes
+
+
+def test_what_a_model_returns_beside_its_loss_takes_no_memory_for_its_gradient() -> None:
+    """Nor does the program that was made before anybody knew that it has none."""
+
+    class Scored(nn.Module):
+        def __init__(self, shows: bool) -> None:
+            super().__init__()
+            self.head, self.shows = nn.Linear(64, 1 << 14), shows
+
+        def forward(self, x: Tensor) -> Any:
+            scores = self.head(x)
+            loss = scores.square().mean()
+            return (loss, scores) if self.shows else (loss,)
+
+    reserved = []
+    for shows in (False, True):
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        gravure.release_memory()
+        before = torch.cuda.memory_reserved()
+        model = Scored(shows).cuda()
+        call = torch.compile(model, backend="gravure")
+        for _ in range(10):
+            call(torch.ones(2048, 64, device="cuda"))[0].backward()  # scores of 128 MiB
+            model.zero_grad()
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved() - before)
+        del model, call
+    assert reserved[1] <= reserved[0] + (160 << 20)  # the scores themselves, which are returned

@@ -123,8 +123,10 @@ class CountedSource final : public PageSource {
     mapped.erase(at);
   }
   c10::Stream currentStream() const override { return streamOf(stream); }
-  void order(c10::Stream earlier, c10::Stream later) override {
+  bool order(c10::Stream earlier, c10::Stream later) override {
+    if (captured.count(earlier.id()) != 0) return false;
     ordered.emplace_back(earlier.id(), later.id());
+    return true;
   }
   void finish(const std::vector<c10::Stream>& streams) override {
     for (c10::Stream each : streams) finished.push_back(each.id());
@@ -160,6 +162,7 @@ class CountedSource final : public PageSource {
   PageHandle last = 0;
   std::map<char*, Piece> mapped;
   std::vector<std::pair<int64_t, int64_t>> ordered;
+  std::set<int64_t> captured;  // streams, by other code
   std::vector<int64_t> finished;
   std::set<int64_t> busy;
   bool mayWait = true;
@@ -295,6 +298,29 @@ TEST_CASE("a step on pages that have moved comes after older work on those that 
   REQUIRE(enter(*a));  // moves away from what is held, to the other one's second page
   REQUIRE(disjoint(device.source->behind(*a), before));
   REQUIRE_FALSE(disjoint(device.source->behind(*a), device.source->behind(*other)));
+  CHECK(device.source->ordered == Order{{1, 2}});
+}
+
+TEST_CASE(
+    "law 12: a step does not come behind a stream that other code captures, and waits for none") {
+  using Order = std::vector<std::pair<int64_t, int64_t>>;
+  Counted device;
+  auto a = device.pages.make(shapeOf(8)), b = device.pages.make(shapeOf(8));
+  device.source->stream = 1;
+  REQUIRE(enter(*a));
+  a->leave();
+  device.source->stream = 2;
+  device.source->captured = {1};
+  std::string why;
+  SECTION("of a step on the same pages") { CHECK_FALSE(b->enter(why)); }
+  SECTION("of its own last step") {
+    CHECK_FALSE(a->enter(why));
+    CHECK_THROWS_WITH(a->follow(), Catch::Contains("end the capture first"));
+  }
+  CHECK_THAT(why, Catch::Contains("is being captured by other code"));
+  CHECK(device.source->ordered.empty());
+  device.source->captured.clear();
+  REQUIRE(enter(*b));  // the next step has them again
   CHECK(device.source->ordered == Order{{1, 2}});
 }
 

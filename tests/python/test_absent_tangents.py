@@ -33,7 +33,11 @@ def test_a_sum_with_one_is_its_other_term_in_bits() -> None:
 
 def test_what_takes_them_otherwise_gets_zeros() -> None:
     def backward(saved: Tensor, loss: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
-        return torch.cat([loss, scores.clone()]), torch.where(saved > 0, scores.view(3, 3), loss), scores
+        return (
+            torch.cat([loss, scores.clone()]),
+            torch.where(saved > 0, scores.view(3, 3), loss),
+            scores,
+        )
 
     given = torch.randn(3, 3), torch.randn(3, 3)
     module = without_tangents(traced(backward, *given, torch.randn(3, 3)), [2])

@@ -1,6 +1,7 @@
 #include "python/csrc/backward_node.h"
 
 #include "python/csrc/loaded_program.h"
+#include "python/csrc/weak_tensors.h"
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
@@ -205,6 +206,7 @@ variable_list BackwardNode::apply(variable_list&& tangents) {
   const bool without = isMadeWithout(call_, tangents);
   const BackwardCall call = without ? wholeOf(call_) : call_;
   WatchedValues saved = takeSaved();
+  const LetGoTogether parameters(saved.values);
   const int64_t there = givenOf(tangents);
   const variable_list given = prepared(call, tangents);
   tangents.clear();

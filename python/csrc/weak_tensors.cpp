@@ -40,6 +40,21 @@ AliveTensors::AliveTensors(const WeakTensors& weak) {
   for (const auto& [position, tensor] : weak) tensors_.emplace_back(tensor.lock());
 }
 
+LetGoTogether::LetGoTogether(const std::vector<c10::IValue>& values) {
+  for (const c10::IValue& value : values) {
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr)
+      tensors_.push_back(tensor);
+  }
+}
+
+LetGoTogether::~LetGoTogether() {
+  if (tensors_.empty()) return;
+  const PythonLock lock;
+  tensors_.clear();
+}
+
 AliveTensors::~AliveTensors() {
   if (tensors_.empty()) return;
   const PythonLock lock;

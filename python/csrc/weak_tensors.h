@@ -1,7 +1,8 @@
 #pragma once
-// Inputs that a program knows and does not keep alive.
+// Tensors that Python has, too: inputs that a program does not keep alive, and what a backward lets go of.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
 #include <utility>
@@ -25,6 +26,19 @@ class AliveTensors {
 
   /// One for each that was given; undefined where it is gone.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
+/// Keeps those of `values` that Python has, too, until all are let go of at once: each last reference but
+/// Python's own would take its lock, on a thread of autograd's a microsecond or more.
+class LetGoTogether {
+ public:
+  explicit LetGoTogether(const std::vector<c10::IValue>& values);
+  ~LetGoTogether();
+  LetGoTogether(const LetGoTogether&) = delete;
+  LetGoTogether& operator=(const LetGoTogether&) = delete;
 
  private:
   std::vector<at::Tensor> tensors_;

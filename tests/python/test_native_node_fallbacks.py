@@ -126,7 +126,7 @@ def test_more_modules_than_programs_fall_back() -> None:
     twins = copy.deepcopy(layers)
     for layer in layers:
         layer.compile(backend="gravure", options={"max_modules": 2})
-    for i in range(6):
+    for _ in range(6):
         x = torch.randn(5, 8)
         results = [layer(x) for layer in layers]
         # Those that have a program of their own stay native, whoever was called before.

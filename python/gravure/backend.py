@@ -269,7 +269,7 @@ def _as_its_backward(
         nonlocal chosen, first
         if chosen is not None:
             return chosen(*args)
-        if first:
+        if first and not any(isinstance(arg, FakeTensor) for arg in args):
             first = False
             results = graph(*args)
             for result in results:

@@ -63,5 +63,6 @@ def test_the_graph_that_is_given_stays_as_it_is() -> None:
         return (loss + scores,)
 
     module = traced(backward, torch.ones(3), torch.ones(3))
+    before = str(module.graph)
     assert without_tangents(module, [1]) is not None
-    assert module(torch.ones(3), torch.ones(3))[0].tolist() == [2, 2, 2]
+    assert str(module.graph) == before

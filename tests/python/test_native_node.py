@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -165,6 +166,29 @@ def test_a_gradient_that_had_none_before_is_right_where_the_graph_is_kept() -> N
     expected = torch.autograd.grad(theirs[3].sum() + theirs[1].sum(), list(model.parameters()))
     found = torch.autograd.grad(ours[3].sum() + ours[1].sum(), list(model.parameters()))
     assert list(map(bits, found)) == list(map(bits, expected))
+
+
+def test_results_that_get_no_gradient_beside_changes_of_the_module() -> None:
+    model = Heads()
+    twin, call = copy.deepcopy(model), compiled(model)
+    for i in range(16):
+        (x,) = rows(i)
+        if i == 6:
+            for each in (model, twin):
+                each.body.weight = nn.Parameter(each.body.weight.detach() * 1.5)
+        if i == 9:
+            assert gravure.drop_captures(model) == 1
+        if i == 12:
+            state = {name: value.clone() for name, value in twin.state_dict().items()}
+            model.load_state_dict(state, assign=True)
+        for side, run in ((model, call), (twin, twin)):
+            side.zero_grad()
+            run(x)[0].backward()
+        assert state_of(model) == state_of(twin), i
+    gone = weakref.ref(model)
+    del model, side, call, run, each
+    gc.collect()
+    assert gone() is None
 
 
 def test_gradients_of_some_arguments() -> None:

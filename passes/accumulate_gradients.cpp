@@ -1,9 +1,9 @@
 #include "passes/accumulate_gradients.h"
 
-#include "ir/op_facts.h"
-#include "ir/place.h"
-#include "ir/storage_accesses.h"
-#include "passes/fresh_name.h"
+#include "ir/core/place.h"
+#include "ir/facts/op_facts.h"
+#include "ir/memory/storage_accesses.h"
+#include "passes/analysis/fresh_name.h"
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty_strided.h>

@@ -1,8 +1,8 @@
 #include "passes/await_host_copies.h"
 
-#include "ir/args.h"
-#include "ir/numbering.h"
-#include "passes/verdict.h"
+#include "ir/core/args.h"
+#include "ir/memory/numbering.h"
+#include "passes/analysis/verdict.h"
 
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/SmallVector.h>

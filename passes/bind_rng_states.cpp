@@ -1,9 +1,9 @@
 #include "passes/bind_rng_states.h"
 
-#include "ir/args.h"
-#include "ir/cudagraph_ops.h"
-#include "ir/op_facts.h"
-#include "passes/dependences.h"
+#include "ir/core/args.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/facts/op_facts.h"
+#include "passes/analysis/dependences.h"
 
 #include <llvm/ADT/StringSet.h>
 

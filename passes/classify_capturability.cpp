@@ -1,10 +1,10 @@
 #include "passes/classify_capturability.h"
 
-#include "ir/args.h"
-#include "ir/cudagraph_ops.h"
-#include "ir/numbering.h"
-#include "ir/place.h"
-#include "passes/verdict.h"
+#include "ir/core/args.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/core/place.h"
+#include "ir/memory/numbering.h"
+#include "passes/analysis/verdict.h"
 
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringSet.h>

@@ -1,11 +1,11 @@
 #include "passes/emit_runtime_calls.h"
 
-#include "ir/args.h"
-#include "ir/attributes.h"
-#include "ir/cudagraph_ops.h"
-#include "ir/op_facts.h"
-#include "ir/place.h"
-#include "passes/fresh_name.h"
+#include "ir/core/args.h"
+#include "ir/core/attributes.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/core/place.h"
+#include "ir/facts/op_facts.h"
+#include "passes/analysis/fresh_name.h"
 #include "passes/plan_memory.h"
 
 #include <llvm/ADT/DenseMap.h>

@@ -1,7 +1,7 @@
 #include "passes/group_collectives.h"
 
-#include "ir/cudagraph_ops.h"
-#include "passes/partition_levels.h"
+#include "ir/core/cudagraph_ops.h"
+#include "passes/analysis/partition_levels.h"
 
 #include <llvm/ADT/STLExtras.h>
 

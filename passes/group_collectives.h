@@ -2,7 +2,7 @@
 // group-collectives: a collective, its waits and what touches its buffers in between share one fate.
 //
 // Terms. Collective: a node that starts communication (facts.collective). Span, wait, clash: those of
-//   ir/storage_accesses.h. Fate: a set of nodes that are captured together, in one partition, or not
+//   ir/memory/storage_accesses.h. Fate: a set of nodes that are captured together, in one partition, or not
 //   at all.
 // Before: host reasons as classify-capturability wrote them.
 // After: fate=N, dense from 0 in the order of first members, on each collective, on each wait for it, and

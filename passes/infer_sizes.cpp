@@ -1,8 +1,8 @@
 #include "passes/infer_sizes.h"
 
-#include "ir/args.h"
-#include "ir/type_text.h"
-#include "passes/size_terms.h"
+#include "ir/core/args.h"
+#include "ir/text/type_text.h"
+#include "passes/analysis/size_terms.h"
 
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringMap.h>

@@ -1,9 +1,9 @@
 #include "passes/join_gradients.h"
 
-#include "ir/args.h"
-#include "ir/place.h"
-#include "ir/storage_accesses.h"
-#include "passes/fresh_name.h"
+#include "ir/core/args.h"
+#include "ir/core/place.h"
+#include "ir/memory/storage_accesses.h"
+#include "passes/analysis/fresh_name.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>

@@ -1,9 +1,9 @@
 #include "passes/merge_host_reads.h"
 
-#include "ir/args.h"
-#include "ir/cudagraph_ops.h"
-#include "ir/place.h"
-#include "ir/storage_accesses.h"
+#include "ir/core/args.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/core/place.h"
+#include "ir/memory/storage_accesses.h"
 
 #include <llvm/ADT/DenseSet.h>
 #include <llvm/ADT/STLExtras.h>

@@ -1,8 +1,9 @@
 #include "passes/pass.h"
 
 #include "passes/accumulate_gradients.h"
+#include "passes/analysis/sharing.h"
 #include "passes/await_host_copies.h"
-#include "passes/batch_pointwise.h"
+#include "passes/batch_pointwise/batch_pointwise.h"
 #include "passes/bind_rng_states.h"
 #include "passes/classify_capturability.h"
 #include "passes/emit_runtime_calls.h"
@@ -10,10 +11,9 @@
 #include "passes/infer_sizes.h"
 #include "passes/join_gradients.h"
 #include "passes/merge_host_reads.h"
-#include "passes/partition_graph.h"
+#include "passes/partition_graph/partition_graph.h"
 #include "passes/place_products.h"
 #include "passes/plan_memory.h"
-#include "passes/sharing.h"
 #include "passes/tag_static_inputs.h"
 
 #include <c10/util/Exception.h>

@@ -1,8 +1,8 @@
 #pragma once
 // What a pass is, and the list of all of them.
 
-#include "ir/program.h"
-#include "ir/remark.h"
+#include "ir/core/program.h"
+#include "ir/core/remark.h"
 
 #include <functional>
 #include <string>
@@ -65,7 +65,7 @@ const Pass* findPass(std::string_view name);
 
 struct PipelineOptions {
   /// After each pass its own verifier, and that the inputs and results share no memory that they did
-  /// not share before (passes/sharing.h); and the checks that passes make on the way.
+  /// not share before (passes/analysis/sharing.h); and the checks that passes make on the way.
   bool verifyEach = true;
   /// Called after each pass.
   std::function<void(const Pass&, const Program&)> afterPass;

@@ -1,12 +1,12 @@
 #include "passes/place_products.h"
 
-#include "ir/args.h"
-#include "ir/place.h"
-#include "ir/storage_accesses.h"
-#include "passes/fresh_name.h"
-#include "passes/piece_rows.h"
-#include "passes/sharing.h"
-#include "passes/size_terms.h"
+#include "ir/core/args.h"
+#include "ir/core/place.h"
+#include "ir/memory/storage_accesses.h"
+#include "passes/analysis/fresh_name.h"
+#include "passes/analysis/piece_rows.h"
+#include "passes/analysis/sharing.h"
+#include "passes/analysis/size_terms.h"
 
 #include <llvm/ADT/DenseSet.h>
 #include <llvm/ADT/STLExtras.h>

@@ -21,7 +21,7 @@
 //   other than aten::mm stay: those of aten::addmm are cuBLASLt's.
 // Refuses: pieces that the caller gets, by a view too, that are written to, or whose number of rows is
 //   not there before the first product; cats of unknown size, or that are written to; what must not lie
-//   in one memory (passes/sharing.h), as a whole that the caller gets and pieces that a backward needs.
+//   in one memory (passes/analysis/sharing.h), as a whole that the caller gets and pieces that a backward needs.
 // Order: the whole and its places stand before the first product, all else keeps its order.
 // Complexity: linear in nodes plus edges.
 

@@ -1,9 +1,9 @@
 #include "passes/plan_memory.h"
 
-#include "ir/attributes.h"
-#include "ir/cudagraph_ops.h"
-#include "ir/op_facts.h"
-#include "ir/timeline.h"
+#include "ir/core/attributes.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/facts/op_facts.h"
+#include "ir/memory/timeline.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/Support/FormatVariadic.h>

@@ -1,7 +1,7 @@
 #pragma once
 // plan-memory: an offset in one arena for every value of known size, over all entries together.
 //
-// Terms. Arena, LOAD: ir/memory_plan.h. Step, storage, life: ir/timeline.h. Planned value: a result of a
+// Terms. Arena, LOAD: ir/memory/memory_plan.h. Step, storage, life: ir/memory/timeline.h. Planned value: a result of a
 //   leaf node that allocates (it aliases no operand), lies on the program's compute device and needs a
 //   number of bytes that its type tells; a staged copy of a partition's operand is one too. It lives
 //   from its step to the end of its storage's life: the last reader of any alias, the wait of a
@@ -20,7 +20,7 @@
 // Complexity: linear in nodes plus edges, and the planner's (docs/memory.md).
 // Refuses: nothing. What has no size before the run stays with PyTorch's allocator.
 
-#include "ir/memory_plan.h"
+#include "ir/memory/memory_plan.h"
 #include "passes/pass.h"
 
 namespace gravure {

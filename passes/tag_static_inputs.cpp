@@ -1,8 +1,8 @@
 #include "passes/tag_static_inputs.h"
 
-#include "ir/cudagraph_ops.h"
-#include "ir/op_facts.h"
-#include "ir/timeline.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/facts/op_facts.h"
+#include "ir/memory/timeline.h"
 
 #include <llvm/ADT/DenseSet.h>
 

@@ -1,10 +1,10 @@
 #pragma once
 // Runs an emitted program: warm up, plan, capture, replay; or node by node.
 
-#include "ir/memory_plan.h"
-#include "ir/program.h"
-#include "ir/remark.h"
-#include "runtime/device.h"
+#include "ir/core/program.h"
+#include "ir/core/remark.h"
+#include "ir/memory/memory_plan.h"
+#include "runtime/device/device.h"
 
 #include <ATen/core/ivalue.h>
 

@@ -16,18 +16,35 @@ ABOVE_ALL = [
     "//tools:__subpackages__",
 ]
 
-def gravure_library(name, deps = [], **kwargs):
-    """A folder's library: every .cpp and .h in it.
+def gravure_library(name, deps = [], exclude = [], **kwargs):
+    """A folder's library: every .cpp and .h in it, but those of `exclude`.
 
     alwayslink keeps the files whose only effect is to register an operator, a pass or a device.
     """
     native.cc_library(
         name = name,
-        srcs = native.glob(["*.cpp"], allow_empty = True),
-        hdrs = native.glob(["*.h"], allow_empty = True),
+        srcs = native.glob(["*.cpp"], allow_empty = True, exclude = exclude),
+        hdrs = native.glob(["*.h"], allow_empty = True, exclude = exclude),
         copts = COPTS,
         alwayslink = True,
         deps = deps,
+        **kwargs
+    )
+
+def room(deps = [], used_by = [], **kwargs):
+    """A room: a folder's library with the folder's name, which `used_by` alone may depend on.
+
+    Bazel refuses a file that includes what its room does not depend on, and a room that depends on
+    one that is not meant for it. The layer's own target gathers its rooms for those above.
+    """
+    package = native.package_name()
+    gravure_library(
+        name = package.split("/")[-1],
+        visibility = ["//%s:__pkg__" % package.split("/")[0]] + used_by,
+        deps = deps + [
+            "@llvm//:support",
+            "@torch",
+        ],
         **kwargs
     )
 
@@ -43,9 +60,9 @@ _LAYERS = {
 }
 
 def _layer(file):
-    """A test in the folder ir/, or named ir_*, sees //ir alone; the same for the other layers."""
+    """A test in the folder ir/ sees //ir alone; the same for the other layers."""
     for layer in _LAYERS:
-        if file.startswith(layer + "/") or file.startswith(layer + "_"):
+        if file.startswith(layer + "/"):
             return layer
     return "all"
 

@@ -1,7 +1,7 @@
 #pragma once
 // How a program's entries `forward` and `backward` hang together in autograd's graph.
 
-#include "ir/program.h"
+#include "ir/core/program.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>

@@ -1,8 +1,8 @@
 #include "python/csrc/gradient_buffers.h"
 
 #include "python/csrc/gradients.h"
-#include "runtime/loan_book.h"
-#include "runtime/results.h"
+#include "runtime/results/loan_book.h"
+#include "runtime/results/results.h"
 
 #include <ATen/ops/_foreach_neg.h>
 #include <ATen/ops/_foreach_zero.h>

@@ -2,8 +2,8 @@
 // The buffers that a step adds its gradients to (passes/accumulate_gradients.h): `.grad` of the
 // tensors that they belong to.
 
-#include "ir/program.h"
-#include "ir/remark.h"
+#include "ir/core/program.h"
+#include "ir/core/remark.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

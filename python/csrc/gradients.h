@@ -1,7 +1,7 @@
 #pragma once
 // Gradients of a step, given to the tensors that they belong to as loss.backward() gives them.
 
-#include "ir/program.h"
+#include "ir/core/program.h"
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>

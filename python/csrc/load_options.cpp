@@ -1,6 +1,6 @@
 #include "python/csrc/load_options.h"
 
-#include "runtime/piece_alignment.h"
+#include "runtime/device/piece_alignment.h"
 
 #include <c10/util/Exception.h>
 #include <llvm/ADT/SmallVector.h>

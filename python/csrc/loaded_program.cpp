@@ -1,15 +1,16 @@
 #include "python/csrc/loaded_program.h"
 
-#include "ir/program_text.h"
-#include "ir/verify.h"
-#include "passes/partition_plan.h"
+#include "ir/check/verify.h"
+#include "ir/memory/memory_map.h"
+#include "ir/text/program_text.h"
+#include "passes/partition_graph/partition_plan.h"
 #include "python/csrc/interrupts.h"
 #include "python/csrc/load_options.h"
 #include "python/csrc/planning.h"
 #include "python/csrc/saved_bundle.h"
 #include "python/csrc/watched_values.h"
-#include "runtime/guards.h"
-#include "runtime/step_scope.h"
+#include "runtime/device/step_scope.h"
+#include "runtime/program/guards.h"
 
 #include <c10/util/ScopeExit.h>
 #include <llvm/ADT/SmallVector.h>
@@ -487,7 +488,7 @@ std::string LoadedProgram::plan() const {
   const MemoryPlan& memory = runtime_->memoryPlan();
   if (!memory.buffers.empty()) {
     memory.print(os);
-    memory.printMap(os);
+    printMemoryMap(memory, os);
   }
   return text;
 }

@@ -1,6 +1,6 @@
 #include "python/csrc/operator_facts.h"
 
-#include "ir/op_facts_json.h"
+#include "ir/facts/op_facts_json.h"
 
 #include <llvm/Support/raw_ostream.h>
 

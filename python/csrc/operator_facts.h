@@ -5,7 +5,7 @@
 
 namespace gravure {
 
-/// A JSON object (ir/op_facts_json.h) for `name` ("aten::add") and `overload` ("Tensor"); "" if PyTorch
+/// A JSON object (ir/facts/op_facts_json.h) for `name` ("aten::add") and `overload` ("Tensor"); "" if PyTorch
 /// knows no such operator.
 std::string operatorFacts(const std::string& name, const std::string& overload);
 

@@ -1,9 +1,9 @@
 #include "python/csrc/planned_runs.h"
 
-#include "ir/op_facts.h"
-#include "ir/program_text.h"
-#include "ir/verify.h"
-#include "passes/partition_plan.h"
+#include "ir/check/verify.h"
+#include "ir/facts/op_facts.h"
+#include "ir/text/program_text.h"
+#include "passes/partition_graph/partition_plan.h"
 #include "python/csrc/load_options.h"
 
 #include <algorithm>

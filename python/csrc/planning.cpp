@@ -1,10 +1,10 @@
 #include "python/csrc/planning.h"
 
-#include "ir/place.h"
-#include "ir/program_text.h"
-#include "ir/verify.h"
+#include "ir/check/verify.h"
+#include "ir/core/place.h"
+#include "ir/text/program_text.h"
 #include "passes/classify_capturability.h"
-#include "passes/plan_report.h"
+#include "passes/report/plan_report.h"
 #include "python/csrc/load_options.h"
 
 #include <llvm/Support/raw_ostream.h>

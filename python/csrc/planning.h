@@ -1,7 +1,7 @@
 #pragma once
 // What the passes decide, told before anything runs.
 
-#include "ir/program.h"
+#include "ir/core/program.h"
 #include "passes/pass.h"
 
 #include <ATen/core/Dict.h>
@@ -11,7 +11,7 @@
 namespace gravure {
 
 /// How the program `text` will be cut on `device` ("host", "cuda", "cuda:N"; it need not exist), as
-/// one JSON object: "plan" (passes/plan_report.h) and "remarks" (ir/remark.h). TORCH_CHECK as when
+/// one JSON object: "plan" (passes/report/plan_report.h) and "remarks" (ir/core/remark.h). TORCH_CHECK as when
 /// it is loaded.
 std::string explainProgram(const std::string& text, const std::string& device,
                            const c10::Dict<std::string, std::string>& options);

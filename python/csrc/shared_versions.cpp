@@ -1,7 +1,7 @@
 #include "python/csrc/shared_versions.h"
 
-#include "ir/op_facts.h"
-#include "ir/op_table.h"
+#include "ir/facts/op_facts.h"
+#include "ir/facts/op_table.h"
 
 #include <c10/util/Exception.h>
 #include <llvm/ADT/DenseMap.h>

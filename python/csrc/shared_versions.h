@@ -11,7 +11,7 @@
 // Gradients count for themselves: autograd adds to them as it likes. What autograd does not see, it does
 //   not see here: a write through `.data`.
 
-#include "ir/program.h"
+#include "ir/core/program.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

@@ -1,7 +1,7 @@
 #pragma once
 // What a program tells its user while it is loaded and run, in Python's logger "gravure".
 
-#include "ir/remark.h"
+#include "ir/core/remark.h"
 
 #include <chrono>
 #include <cstdint>

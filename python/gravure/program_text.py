@@ -11,7 +11,7 @@ from .known_numbers import KnownNumbers
 
 HEADER = "gravure 1"  # the first line: the version of the format
 
-# PyTorch's c10::toString(ScalarType), by which ir/type_text.cpp reads them.
+# PyTorch's c10::toString(ScalarType), by which ir/text/type_text.cpp reads them.
 _SCALAR_TYPES: dict[torch.dtype, str] = {
     torch.uint8: "Byte",
     torch.int8: "Char",

@@ -1,7 +1,5 @@
 #include "runtime/cuda/cuda_allocator.h"
 
-#include "runtime/arena_session.h"
-#include "runtime/call_faults.h"
 #include "runtime/cuda/cuda_arena_stats.h"
 #include "runtime/cuda/cuda_blocks.h"
 #include "runtime/cuda/cuda_end_of_life.h"
@@ -9,7 +7,9 @@
 #include "runtime/cuda/cuda_partition_graph.h"
 #include "runtime/cuda/cuda_warm_up_memory.h"
 #include "runtime/cuda/cuda_warm_up_pool.h"
-#include "runtime/results.h"
+#include "runtime/device/arena_session.h"
+#include "runtime/device/call_faults.h"
+#include "runtime/results/results.h"
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>

@@ -1,7 +1,7 @@
 #pragma once
 // Arenas of a GPU that cannot map pages: a block of PyTorch's allocator each.
 
-#include "runtime/arena_blocks.h"
+#include "runtime/arena/arena_blocks.h"
 
 #include <c10/core/Device.h>
 

@@ -4,8 +4,8 @@
 #include "runtime/cuda/cuda_end_of_life.h"
 #include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_libraries.h"
-#include "runtime/instruction.h"
-#include "runtime/rng.h"
+#include "runtime/device/rng.h"
+#include "runtime/program/instruction.h"
 
 #include <c10/cuda/CUDAGuard.h>
 

@@ -2,7 +2,7 @@
 // Capture of one partition on a GPU, and its replay.
 
 #include "runtime/cuda/cuda_partition_graph.h"
-#include "runtime/device.h"
+#include "runtime/device/device.h"
 
 #include <c10/cuda/CUDAGuard.h>
 

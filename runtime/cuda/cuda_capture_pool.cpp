@@ -1,10 +1,10 @@
 #include "runtime/cuda/cuda_capture_pool.h"
 
-#include "runtime/call_faults.h"
 #include "runtime/cuda/cuda_end_of_life.h"
 #include "runtime/cuda/cuda_ended_pools.h"
 #include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_libraries.h"
+#include "runtime/device/call_faults.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>

@@ -4,7 +4,7 @@
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_capture_pool.h"
 #include "runtime/cuda/cuda_warm_up_pool.h"
-#include "runtime/device.h"
+#include "runtime/device/device.h"
 
 #include <c10/cuda/CUDAStream.h>
 

@@ -1,8 +1,8 @@
 #pragma once
-// A point in a stream's work, which another thread may ask for (runtime/device.h).
+// A point in a stream's work, which another thread may ask for (runtime/device/device.h).
 
 #include "runtime/cuda/cuda_event.h"
-#include "runtime/device.h"
+#include "runtime/device/device.h"
 
 namespace gravure {
 

@@ -1,7 +1,7 @@
 #include "runtime/cuda/cuda_page_driver.h"
 
-#include "runtime/call_faults.h"
-#include "runtime/device.h"
+#include "runtime/device/call_faults.h"
+#include "runtime/device/device.h"
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>

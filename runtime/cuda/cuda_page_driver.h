@@ -1,7 +1,7 @@
 #pragma once
 // Pages and addresses of a GPU, by the driver's virtual memory management.
 
-#include "runtime/arena_pages.h"
+#include "runtime/arena/arena_pages.h"
 
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>

@@ -1,7 +1,7 @@
 #pragma once
 // The arenas' memory on a GPU: addresses and pages of the driver's virtual memory management.
 
-#include "runtime/arena_pages.h"
+#include "runtime/arena/arena_pages.h"
 
 #include <c10/core/Device.h>
 

@@ -1,7 +1,7 @@
 #include "runtime/cuda/cuda_partition_graph.h"
 
-#include "runtime/call_faults.h"
 #include "runtime/cuda/cuda_end_of_life.h"
+#include "runtime/device/call_faults.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDAException.h>

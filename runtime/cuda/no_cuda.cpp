@@ -1,7 +1,7 @@
 // What stands for the CUDA device where torch was built without CUDA.
 #ifndef GRAVURE_HAS_CUDA
 
-#include "runtime/device.h"
+#include "runtime/device/device.h"
 
 #include <c10/util/Exception.h>
 

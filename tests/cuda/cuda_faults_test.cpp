@@ -1,9 +1,9 @@
 // Each call to the driver and to PyTorch's allocator that a life of programs makes fails once, on a GPU.
-#include "runtime/call_faults.h"
 #include "runtime/cuda/cuda_ended_pools.h"
 #include "runtime/cuda/cuda_pages.h"
 #include "runtime/cuda/cuda_partition_graph.h"
-#include "runtime/step_scope.h"
+#include "runtime/device/call_faults.h"
+#include "runtime/device/step_scope.h"
 #include "tests/cuda/pair.h"
 
 #include <c10/cuda/CUDAStream.h>

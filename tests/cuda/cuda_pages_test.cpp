@@ -2,7 +2,7 @@
 
 #include "tests/cuda/pair.h"
 
-#include "runtime/arena_pages.h"
+#include "runtime/arena/arena_pages.h"
 #include "runtime/cuda/cuda_pages.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -1,10 +1,10 @@
 #pragma once
 // What the tests of the CUDA device share.
 
-#include "runtime/arena_session.h"
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_device.h"
-#include "runtime/instruction.h"
+#include "runtime/device/arena_session.h"
+#include "runtime/program/instruction.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>

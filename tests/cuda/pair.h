@@ -3,7 +3,7 @@
 
 #include "tests/cuda/gpu.h"
 
-#include "ir/program_text.h"
+#include "ir/text/program_text.h"
 #include "passes/pass.h"
 #include "runtime/runtime.h"
 

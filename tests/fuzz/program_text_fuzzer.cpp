@@ -1,7 +1,8 @@
 #include "tests/fuzz/program_text_fuzzer.h"
 
-#include "ir/program_text.h"
-#include "ir/verify.h"
+#include "ir/check/program_equality.h"
+#include "ir/check/verify.h"
+#include "ir/text/program_text.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -2,10 +2,10 @@
 // Passes that are wrong, each in one way that a real one could be: the real pass on a program that was
 // tampered with, or its result tampered with.
 
-#include "ir/args.h"
-#include "ir/cudagraph_ops.h"
-#include "ir/numbering.h"
-#include "ir/op_facts.h"
+#include "ir/core/args.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/facts/op_facts.h"
+#include "ir/memory/numbering.h"
 #include "passes/pass.h"
 
 #include <functional>

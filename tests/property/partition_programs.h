@@ -1,11 +1,11 @@
 #pragma once
 // Random entries for the tests of partitioning, and a symbolic run that tells two of them apart.
 
-#include "ir/args.h"
-#include "ir/cudagraph_ops.h"
-#include "ir/op_facts.h"
-#include "ir/program.h"
-#include "passes/dependences.h"
+#include "ir/core/args.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/core/program.h"
+#include "ir/facts/op_facts.h"
+#include "passes/analysis/dependences.h"
 #include "tests/catch.h"
 
 #include <functional>

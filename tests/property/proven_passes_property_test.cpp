@@ -3,8 +3,8 @@
 //
 //   GRAVURE_SEED=N     starts from program N; a failure prints the number of its program
 //   GRAVURE_CASES=N    programs (300)
-#include "ir/program_text.h"
-#include "ir/verify.h"
+#include "ir/check/verify.h"
+#include "ir/text/program_text.h"
 #include "passes/pass.h"
 #include "tests/catch.h"
 #include "tests/property/damaged_passes.h"

@@ -1,10 +1,10 @@
 #pragma once
 // Makes a program that fails smaller, while it fails.
 
-#include "ir/args.h"
-#include "ir/op_facts.h"
-#include "ir/program.h"
-#include "ir/verify.h"
+#include "ir/check/verify.h"
+#include "ir/core/args.h"
+#include "ir/core/program.h"
+#include "ir/facts/op_facts.h"
 
 #include <functional>
 #include <vector>

@@ -420,7 +420,7 @@ def against_run(schema: Any, known: Known, seen: Seen) -> Iterator[str]:
 
 INNER: dict[str, Known] = {}
 
-# Whether these read on the host is decided for each call (passes/verdict.cpp).
+# Whether these read on the host is decided for each call (passes/analysis/verdict.cpp).
 BY_CALL = ("aten::one_hot",)
 # Pieces of one new tensor. They run on the host, and no memory is planned for results of open size.
 PIECES = ("aten::where", "aten::nonzero_numpy")

@@ -9,21 +9,21 @@ ROOT = Path(__file__).parents[2]
 
 # What a program text cannot hold, or no pass gives: the test that shows it instead.
 NOT_IN_GOLDENS = {
-    "unsafe-tag": "tests/unit/classify_capturability_test.cpp",
-    "opaque-callable": "tests/unit/classify_capturability_test.cpp",
+    "unsafe-tag": "tests/unit/passes/classify_capturability_test.cpp",
+    "opaque-callable": "tests/unit/passes/classify_capturability_test.cpp",
     "capture-failed": "runtime",
 }
 
 
 def enumerators() -> list[str]:
-    body = re.search(r"enum class HostReason[^{]*\{(.*?)\};", read("ir/reason.h"), re.S)
+    body = re.search(r"enum class HostReason[^{]*\{(.*?)\};", read("ir/core/reason.h"), re.S)
     assert body is not None
     return re.findall(r"^\s*([A-Z]\w*),", body.group(1), re.M)
 
 
 def reason_names() -> dict[str, str]:
     """Enumerator to name."""
-    return dict(re.findall(r'\{HostReason::(\w+),\s*"([a-z-]+)"', read("ir/reason.cpp")))
+    return dict(re.findall(r'\{HostReason::(\w+),\s*"([a-z-]+)"', read("ir/core/reason.cpp")))
 
 
 def read(path: str) -> str:
@@ -80,6 +80,6 @@ def test_exceptions_are_shown_elsewhere() -> None:
     names = {name: enumerator for enumerator, name in reason_names().items()}
     for name, place in NOT_IN_GOLDENS.items():
         path = ROOT / place
-        files = [path] if path.is_file() else sorted((ROOT / "tests/unit").glob("runtime_*.cpp"))
+        files = [path] if path.is_file() else sorted((ROOT / "tests/unit/runtime").glob("*.cpp"))
         texts = [file.read_text() for file in files]
         assert any(names[name] in text or f'"{name}"' in text for text in texts), name

@@ -1,6 +1,6 @@
 #pragma once
 // The host device, of which a test's own device replaces a part.
-#include "runtime/device.h"
+#include "runtime/device/device.h"
 
 namespace gravure {
 

@@ -1,6 +1,6 @@
 #pragma once
 // Programs and a runtime beside its reference, for the tests of the laws.
-#include "runtime/host_slab.h"
+#include "runtime/host/host_slab.h"
 #include "tests/unit/runtime_fixture.h"
 
 namespace gravure {

@@ -1,6 +1,6 @@
 // Programs that were exported on a GPU, through all passes, on the host device.
 #include "passes/pass.h"
-#include "runtime/inputs_file.h"
+#include "runtime/program/inputs_file.h"
 #include "tests/unit/runtime_fixture.h"
 
 #include <map>

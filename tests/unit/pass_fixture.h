@@ -1,7 +1,7 @@
 #pragma once
 // Runs one pass on a program text, and short names for the types that tests use.
 
-#include "ir/program_text.h"
+#include "ir/text/program_text.h"
 #include "passes/pass.h"
 
 #include <cctype>

@@ -1,7 +1,7 @@
 #pragma once
 // Emitted programs written by hand, and a runtime with its uncaptured reference beside it.
 
-#include "ir/program_text.h"
+#include "ir/text/program_text.h"
 #include "runtime/runtime.h"
 
 #include <ATen/ATen.h>

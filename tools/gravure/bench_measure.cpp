@@ -1,7 +1,7 @@
 #include "tools/gravure/bench_measure.h"
 
-#include "ir/program_text.h"
-#include "ir/verify.h"
+#include "ir/check/verify.h"
+#include "ir/text/program_text.h"
 #include "passes/pass.h"
 #include "tools/gravure/command.h"
 #include "tools/gravure/processor_time.h"

@@ -1,6 +1,6 @@
 #include "tools/gravure/bench_runtime.h"
 
-#include "ir/program_text.h"
+#include "ir/text/program_text.h"
 #include "passes/pass.h"
 #include "runtime/runtime.h"
 #include "tools/gravure/processor_time.h"

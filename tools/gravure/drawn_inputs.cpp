@@ -1,6 +1,7 @@
 #include "tools/gravure/drawn_inputs.h"
 
-#include "ir/program_text.h"
+#include "ir/text/program_text.h"
+#include "ir/text/type_printer.h"
 #include "tools/gravure/draw.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -2,7 +2,7 @@
 // The inputs of a program's entries, drawn by type and role: for a proof, which runs one program in
 // several forms.
 
-#include "ir/program.h"
+#include "ir/core/program.h"
 
 #include <ATen/core/ivalue.h>
 

@@ -1,8 +1,8 @@
 #include "tools/gravure/load.h"
 
-#include "ir/program_text.h"
-#include "ir/verify.h"
-#include "runtime/inputs_file.h"
+#include "ir/check/verify.h"
+#include "ir/text/program_text.h"
+#include "runtime/program/inputs_file.h"
 #include "tools/gravure/command.h"
 
 #include <llvm/Support/FileSystem.h>

@@ -1,6 +1,6 @@
 // gravure: one command-line tool with subcommands. docs/gravure.md
 
-#include "ir/program_text.h"
+#include "ir/text/program_text.h"
 #include "tools/gravure/bench.h"
 #include "tools/gravure/command.h"
 #include "tools/gravure/opt.h"

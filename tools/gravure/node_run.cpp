@@ -1,11 +1,11 @@
 #include "tools/gravure/node_run.h"
 
-#include "ir/args.h"
-#include "ir/cudagraph_ops.h"
-#include "ir/op_facts.h"
-#include "runtime/collectives.h"
-#include "runtime/compile_call.h"
-#include "runtime/rng.h"
+#include "ir/core/args.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/facts/op_facts.h"
+#include "runtime/device/rng.h"
+#include "runtime/program/collectives.h"
+#include "runtime/program/compile_call.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>

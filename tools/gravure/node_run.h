@@ -2,9 +2,9 @@
 // A program node by node, at whatever stage of the pipeline it is, on the CPU: what it means, without a
 // word of any analysis.
 
-#include "ir/program.h"
-#include "runtime/device_map.h"
-#include "runtime/instruction.h"
+#include "ir/core/program.h"
+#include "runtime/device/device_map.h"
+#include "runtime/program/instruction.h"
 #include "tools/gravure/async_collectives.h"
 
 #include <llvm/ADT/DenseMap.h>

@@ -1,7 +1,7 @@
 #include "tools/gravure/opt.h"
 
-#include "ir/program_text.h"
-#include "ir/verify.h"
+#include "ir/check/verify.h"
+#include "ir/text/program_text.h"
 #include "tools/gravure/load.h"
 #include "tools/gravure/pass_flags.h"
 #include "tools/gravure/proof.h"

@@ -1,6 +1,6 @@
 #include "tools/gravure/pass_flags.h"
 
-#include "runtime/piece_alignment.h"
+#include "runtime/device/piece_alignment.h"
 
 #include <llvm/Support/Format.h>
 #include <llvm/Support/raw_ostream.h>

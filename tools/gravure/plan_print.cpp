@@ -1,4 +1,5 @@
 #include "tools/gravure/plan_print.h"
+#include "ir/memory/memory_map.h"
 #include "tools/gravure/table.h"
 #include "tools/gravure/units.h"
 
@@ -57,7 +58,7 @@ void printPlan(const PlanReport& report, bool map, llvm::raw_ostream& os) {
      << llvm::format(", ratio %.3f, ", memory.ratio()) << memory.buffers.size() << " buffers\n";
   if (map && !memory.buffers.empty()) {
     os << "\narena over time (steps to the right, offsets upwards)\n";
-    memory.printMap(os);
+    printMemoryMap(memory, os);
   }
 }
 

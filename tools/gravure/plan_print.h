@@ -1,6 +1,6 @@
 #pragma once
 
-#include "passes/plan_report.h"
+#include "passes/report/plan_report.h"
 
 namespace gravure::tool {
 

@@ -1,10 +1,10 @@
 #include "tools/gravure/proof.h"
 
-#include "ir/cudagraph_ops.h"
-#include "ir/nested_nodes.h"
-#include "ir/op_facts.h"
-#include "runtime/collectives.h"
-#include "runtime/rng.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/core/nested_nodes.h"
+#include "ir/facts/op_facts.h"
+#include "runtime/device/rng.h"
+#include "runtime/program/collectives.h"
 #include "runtime/runtime.h"
 #include "tools/gravure/bits.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 // Where remarks go: --remarks and --remarks-file.
 
-#include "ir/remark.h"
+#include "ir/core/remark.h"
 #include "tools/gravure/command.h"
 
 namespace gravure::tool {

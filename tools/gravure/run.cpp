@@ -1,6 +1,6 @@
 #include "tools/gravure/run.h"
 
-#include "ir/cudagraph_ops.h"
+#include "ir/core/cudagraph_ops.h"
 #include "tools/gravure/bits.h"
 #include "tools/gravure/pass_flags.h"
 #include "tools/gravure/remark_output.h"

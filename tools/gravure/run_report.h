@@ -1,7 +1,7 @@
 #pragma once
 // What gravure run says when it is done.
 
-#include "ir/remark.h"
+#include "ir/core/remark.h"
 #include "runtime/runtime.h"
 
 #include <map>

@@ -1,7 +1,8 @@
 #include "tools/gravure/step_inputs.h"
 
-#include "ir/op_facts.h"
-#include "ir/program_text.h"
+#include "ir/facts/op_facts.h"
+#include "ir/text/program_text.h"
+#include "ir/text/type_printer.h"
 #include "tools/gravure/command.h"
 #include "tools/gravure/draw.h"
 

@@ -5,11 +5,11 @@
 // FOLDER holds what docs/examples/cpp_train/export.py writes. Exit status 0 only if every loss has the
 // bits that eager PyTorch's had.
 
-#include "ir/op_facts.h"
-#include "ir/program_text.h"
-#include "ir/verify.h"
+#include "ir/check/verify.h"
+#include "ir/facts/op_facts.h"
+#include "ir/text/program_text.h"
 #include "passes/pass.h"
-#include "runtime/inputs_file.h"
+#include "runtime/program/inputs_file.h"
 #include "runtime/runtime.h"
 
 #include <ATen/Context.h>

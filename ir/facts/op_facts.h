@@ -1,0 +1,86 @@
+#pragma once
+// What is known of each operator: its schema, which outputs alias which inputs, what it writes, and
+// how it behaves under capture. One table (op_facts.cpp) over PyTorch's own schemas and tags.
+
+#include "ir/core/program.h"
+#include "ir/core/reason.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+
+#include <llvm/ADT/SmallBitVector.h>
+#include <llvm/ADT/SmallVector.h>
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+namespace torch::jit {
+struct Operator;
+}
+
+namespace gravure {
+
+/// Some of a schema's parameters: bit i for parameter i, as many bits as there are parameters.
+using ParameterSet = llvm::SmallBitVector;
+
+struct OpFacts {
+  /// nullptr for structural nodes (prim::If, cudagraph::*), whose arguments are positional.
+  const c10::FunctionSchema* schema = nullptr;
+  /// The dispatcher's entry; none for operators that only TorchScript knows (aten::add.int).
+  std::optional<c10::OperatorHandle> handle;
+  std::shared_ptr<torch::jit::Operator> jitOperator;
+
+  /// Host reason that holds wherever the operator is called, whatever its operands are.
+  std::optional<HostReason> reason;
+  bool random = false;      // draws from a generator
+  bool collective = false;  // starts or performs communication among ranks
+  bool wait = false;        // waits for a collective
+  bool blocking = false;    // a collective that blocks the host
+  bool effects = false;     // must keep its place among others with effects (prints, asserts, I/O)
+  bool scalarOnly = false;  // works on ints, floats and bools alone; runs on the host at no cost
+  bool writes = false;      // some parameter is written: see writtenArgs
+  bool maybeAliases = false;  // an output may share an input's storage: see aliasedArgs
+  ParameterSet writtenArgs;
+  /// For return r: the parameters whose storage the output may share.
+  llvm::SmallVector<ParameterSet, 1> aliasedArgs;
+
+  /// Hidden reads of device data that depend on constants, e.g. index with a boolean mask, are
+  /// decided by classify-capturability.
+};
+
+/// Facts of an operator; nullptr if PyTorch does not know it. `overload` "" is the default one.
+/// The result lives for the life of the process. Thread-safe.
+const OpFacts* findOpFacts(c10::Symbol kind, std::string_view overload);
+/// Facts of the operator that `node` calls; TORCH_CHECK naming the node if it is unknown. Cached in
+/// an attribute of the node, so one graph must not be asked from two threads at once.
+const OpFacts& factsOf(const Node* node);
+/// What factsOf(node) gives from now on, and whose overload overloadOf(node) is.
+void keepFacts(Node* node, const OpFacts* facts);
+/// After `node` has come to call another operator than the one that its attributes were copied from.
+inline void forgetFacts(Node* node) { keepFacts(node, nullptr); }
+
+/// True if `node` draws from a generator when it runs: its operator is random, and no constant
+/// argument (dropout_p=0., train=False) keeps it from drawing.
+bool drawsRandom(const Node* node);
+
+/// Inputs of `node` whose storage output `index` may share. Lists count member by member.
+llvm::SmallVector<Value*, 2> aliasedInputs(const Node* node, size_t index);
+/// Inputs of `node` that it writes.
+llvm::SmallVector<Value*, 2> writtenInputs(const Node* node);
+
+/// True for values that hold tensor storage (Tensor, Tensor[], Tensor?).
+bool isTensorValue(const Value* value);
+/// Bytes of the storage that a fresh tensor of this type needs; nullopt if a size or stride is
+/// known only at run time or the type is no complete tensor type.
+std::optional<int64_t> storageBytes(const c10::Type& type);
+/// Device of a tensor value, nullopt if its type does not say.
+std::optional<c10::Device> deviceOf(const Value* value);
+/// True if every size and stride of the tensor type is known.
+bool hasStaticShape(const Value* value);
+
+/// The device whose work is captured: that of the parameters' majority, else of any tensor that is
+/// not on the CPU, else the CPU.
+c10::Device computeDevice(const Program& program);
+
+}  // namespace gravure

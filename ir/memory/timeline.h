@@ -1,0 +1,72 @@
+#pragma once
+// One flat order of a program's operator calls, and how long each storage lives in it.
+//
+// Step: one leaf node (a node that calls an operator; cudagraph::partition and launch are entered,
+// their blocks inlined; prim::If with all that its blocks do is one). Entries follow one another:
+// forward, then backward. Storage: what tensors that may alias share; views, in-place results, block
+// parameters and their operands, and forward's saved outputs with backward's saved inputs belong to
+// one storage. An operator that may alias either of two values joins them in one storage, which then
+// holds two allocations: allocates() tells them.
+
+#include "ir/core/program.h"
+
+#include <llvm/ADT/DenseMap.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace gravure {
+
+/// Where a storage comes from.
+enum class StorageOrigin : uint8_t {
+  External,  // the caller's memory: an input of an entry, or a result moved out by cudagraph::own
+  Fresh,     // allocated by the step `begin`
+};
+
+struct StorageLife {
+  StorageOrigin origin = StorageOrigin::Fresh;
+  int64_t begin = 0;  // first step at which it exists
+  int64_t end = 0;    // first step at which it no longer does: after its last reader, and
+                      // after the wait of a collective that reads or writes it
+  std::optional<int64_t> bytes;  // that `first` needs; nullopt if known only at run time
+  Value* first = nullptr;        // the value that brought it about
+  bool result = false;   // leaves the program as a result, so it lives to the end of its entry
+  bool written = false;  // some node writes to it, through whatever alias
+};
+
+class Timeline {
+ public:
+  /// Linear in nodes plus edges. `copiesStaged`: a partition's operand that is tagged `staged` is read
+  /// from its copy, as after emit-runtime-calls: the block parameters that see it share a storage of
+  /// their own.
+  static Timeline build(const Program& program, bool copiesStaged = false);
+
+  const std::vector<Node*>& steps() const { return steps_; }
+  const std::vector<StorageLife>& storages() const { return storages_; }
+  /// Storage of a tensor value; -1 for values that hold none.
+  int64_t storageOf(const Value* value) const;
+  /// Position of a leaf node in steps(); -1 if it is none.
+  int64_t stepOf(const Node* node) const;
+  /// True if the step that defines `value` allocates it: a tensor that aliases no operand.
+  bool allocates(const Value* value) const;
+  /// First step of entry `index` and one past its last.
+  std::pair<int64_t, int64_t> entryRange(size_t index) const { return ranges_.at(index); }
+
+ private:
+  friend class TimelineBuilder;
+  std::vector<Node*> steps_;
+  std::vector<StorageLife> storages_;
+  struct EntryStorages {
+    const Graph* graph = nullptr;
+    std::vector<int32_t> storage;  // by Value::unique(); -1 for none
+    std::vector<bool> allocates;
+    std::vector<int32_t> step;  // of the leaf whose first output it is; -1 for others
+  };
+  const EntryStorages* storagesOf(const Value* value) const;
+  std::vector<EntryStorages> storageOf_;
+  llvm::DenseMap<const Node*, int64_t> stepOf_;  // of leaves without outputs
+  std::vector<std::pair<int64_t, int64_t>> ranges_;
+};
+
+}  // namespace gravure

@@ -1,0 +1,332 @@
+#include "ir/text/constant_text.h"
+
+#include "ir/core/program.h"
+
+#include <ATen/core/jit_type.h>
+#include <c10/core/Layout.h>
+#include <c10/core/MemoryFormat.h>
+#include <llvm/ADT/StringExtras.h>
+#include <llvm/ADT/StringMap.h>
+
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+namespace gravure {
+namespace {
+
+struct IntName {
+  IntMeaning meaning;
+  int64_t value;
+  std::string name;
+};
+
+std::vector<IntName> intNames() {
+  std::vector<IntName> names;
+  for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
+    const auto type = static_cast<at::ScalarType>(i);
+    if (type == at::ScalarType::Undefined) continue;
+    const auto [name, legacy] = c10::getDtypeNames(type);
+    names.push_back({IntMeaning::Dtype, i, "torch." + name});
+    // torch.float is read as torch.float32.
+    if (!legacy.empty()) names.push_back({IntMeaning::Dtype, i, "torch." + legacy});
+  }
+  const auto layout = [&](c10::Layout value, const char* name) {
+    names.push_back({IntMeaning::Layout, static_cast<int64_t>(value), name});
+  };
+  layout(c10::Layout::Strided, "torch.strided");
+  layout(c10::Layout::Sparse, "torch.sparse_coo");
+  layout(c10::Layout::SparseCsr, "torch.sparse_csr");
+  layout(c10::Layout::SparseCsc, "torch.sparse_csc");
+  layout(c10::Layout::SparseBsr, "torch.sparse_bsr");
+  layout(c10::Layout::SparseBsc, "torch.sparse_bsc");
+  layout(c10::Layout::Mkldnn, "torch._mkldnn");
+  layout(c10::Layout::Jagged, "torch.jagged");
+  const auto format = [&](c10::MemoryFormat value, const char* name) {
+    names.push_back({IntMeaning::MemoryFormat, static_cast<int64_t>(value), name});
+  };
+  format(c10::MemoryFormat::Contiguous, "torch.contiguous_format");
+  format(c10::MemoryFormat::Preserve, "torch.preserve_format");
+  format(c10::MemoryFormat::ChannelsLast, "torch.channels_last");
+  format(c10::MemoryFormat::ChannelsLast3d, "torch.channels_last_3d");
+  return names;
+}
+
+/// "" if `value` has no name of that meaning.
+std::string_view nameOfInt(IntMeaning meaning, int64_t value) {
+  static const auto names = [] {
+    std::array<std::vector<std::string>, 4> byMeaning;
+    for (const IntName& known : intNames()) {
+      auto& ofMeaning = byMeaning[static_cast<size_t>(known.meaning)];
+      const auto at = static_cast<size_t>(known.value);
+      if (ofMeaning.size() <= at) ofMeaning.resize(at + 1);
+      if (ofMeaning[at].empty()) ofMeaning[at] = known.name;
+    }
+    return byMeaning;
+  }();
+  const auto& ofMeaning = names[static_cast<size_t>(meaning)];
+  if (value < 0 || static_cast<size_t>(value) >= ofMeaning.size()) return "";
+  return ofMeaning[static_cast<size_t>(value)];
+}
+
+IntMeaning meaningOf(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::ScalarTypeType: return IntMeaning::Dtype;
+    case c10::TypeKind::LayoutType: return IntMeaning::Layout;
+    case c10::TypeKind::MemoryFormatType: return IntMeaning::MemoryFormat;
+    case c10::TypeKind::OptionalType:
+      return meaningOf(*type.expectRef<c10::OptionalType>().getElementType());
+    case c10::TypeKind::ListType: return meaningOf(*type.containedType(0));
+    default: return IntMeaning::Number;
+  }
+}
+
+void appendMembers(std::string& out, const std::vector<Arg>& members, IntMeaning meaning) {
+  bool first = true;
+  for (const Arg& member : members) {
+    if (!first) out += ", ";
+    first = false;
+    appendConstant(out, member, meaning);
+  }
+}
+
+}  // namespace
+
+llvm::SmallVector<IntMeaning, 8> intMeanings(const c10::FunctionSchema& schema) {
+  llvm::SmallVector<IntMeaning, 8> meanings;
+  for (const c10::Argument& parameter : schema.arguments()) {
+    meanings.push_back(meaningOf(*parameter.real_type()));
+  }
+  return meanings;
+}
+
+std::optional<int64_t> namedInt(std::string_view name) {
+  static const auto byName = [] {
+    llvm::StringMap<int64_t> map;
+    for (const IntName& known : intNames()) map.try_emplace(known.name, known.value);
+    return map;
+  }();
+  const auto found = byName.find({name.data(), name.size()});
+  if (found == byName.end()) return std::nullopt;
+  return found->second;
+}
+
+void appendInt(std::string& out, int64_t value) {
+  char digits[24];
+  out.append(digits, std::to_chars(digits, digits + sizeof(digits), value).ptr);
+}
+
+void appendFloat(std::string& out, double value) {
+  if (std::isnan(value)) {
+    const auto bits = std::bit_cast<uint64_t>(value);
+    constexpr auto plain = std::bit_cast<uint64_t>(std::numeric_limits<double>::quiet_NaN());
+    constexpr uint64_t sign = uint64_t{1} << 63;
+    if ((bits & ~sign) == plain) {
+      out += bits & sign ? "-nan" : "nan";
+    } else {
+      out += "nan(\"" + llvm::utohexstr(bits, true, 16) + "\")";
+    }
+    return;
+  }
+  if (std::isinf(value)) {
+    out += value < 0 ? "-inf" : "inf";
+    return;
+  }
+  if (std::signbit(value)) out += '-';
+  char text[40];
+  const char* end =
+      std::to_chars(text, text + sizeof(text), std::fabs(value), std::chars_format::scientific).ptr;
+  // d[.ddd]e±xx, to be laid out anew
+  std::string digits(1, text[0]);
+  const char* at = text + 1;
+  if (*at == '.') {
+    for (++at; *at != 'e'; ++at) digits += *at;
+  }
+  int exponent = 0;
+  std::from_chars(at + (at[1] == '+' ? 2 : 1), end, exponent);
+  if (exponent < -4 || exponent >= 16) {
+    out += digits[0];
+    if (digits.size() > 1) out.append(".").append(digits, 1);
+    out.append(at, end);
+  } else if (exponent < 0) {
+    out.append("0.").append(static_cast<size_t>(-exponent - 1), '0').append(digits);
+  } else {
+    const size_t whole = static_cast<size_t>(exponent) + 1;
+    if (digits.size() < whole) digits.append(whole - digits.size(), '0');
+    out.append(digits, 0, whole).append(".").append(digits, whole);
+  }
+}
+
+void appendString(std::string& out, std::string_view text) {
+  out += '"';
+  for (char c : text) {
+    switch (c) {
+      case '"': out += "\\\""; break;
+      case '\\': out += "\\\\"; break;
+      case '\n': out += "\\n"; break;
+      case '\t': out += "\\t"; break;
+      case '\r': out += "\\r"; break;
+      default: {
+        const auto byte = static_cast<unsigned char>(c);
+        if (byte >= 0x20 && byte != 0x7f) {
+          out += c;
+        } else {
+          out += {'\\', 'x', llvm::hexdigit(byte >> 4, true), llvm::hexdigit(byte & 15, true)};
+        }
+      }
+    }
+  }
+  out += '"';
+}
+
+void appendConstant(std::string& out, const Arg& constant, IntMeaning meaning) {
+  if (constant.is<int64_t>()) {
+    const auto name = nameOfInt(meaning, constant.as<int64_t>());
+    if (name.empty()) {
+      appendInt(out, constant.as<int64_t>());
+    } else {
+      out += name;
+    }
+  } else if (constant.is<double>()) {
+    appendFloat(out, constant.as<double>());
+  } else if (constant.is<bool>()) {
+    out += constant.as<bool>() ? "True" : "False";
+  } else if (constant.is<std::string>()) {
+    appendString(out, constant.as<std::string>());
+  } else if (constant.is<c10::complex<double>>()) {
+    out += "complex(";
+    appendFloat(out, constant.as<c10::complex<double>>().real());
+    out += ", ";
+    appendFloat(out, constant.as<c10::complex<double>>().imag());
+    out += ')';
+  } else if (constant.is<c10::Device>()) {
+    out += "device(\"" + constant.as<c10::Device>().str() + "\")";
+  } else if (constant.is<ListArg>()) {
+    out += '[';
+    appendMembers(out, constant.as<ListArg>().elements, meaning);
+    out += ']';
+  } else if (constant.is<TupleArg>()) {
+    out += '(';
+    appendMembers(out, constant.as<TupleArg>().elements, meaning);
+    out += ')';
+  } else {
+    out += "None";
+  }
+}
+
+namespace {
+
+template <typename T>
+Arg listOf(const std::vector<T>& values) {
+  ListArg list;
+  for (const T& value : values) list.elements.emplace_back(value);
+  return list;
+}
+
+std::optional<Arg> constantOf(const c10::IValue& value) {
+  if (value.isNone()) return Arg(NoneArg());
+  if (value.isBool()) return Arg(value.toBool());
+  if (value.isInt()) return Arg(value.toInt());
+  if (value.isDouble()) return Arg(value.toDouble());
+  if (value.isComplexDouble()) return Arg(value.toComplexDouble());
+  if (value.isString()) return Arg(value.toStringRef());
+  if (value.isDevice()) return Arg(value.toDevice());
+  std::vector<Arg> members;
+  const auto append = [&](const auto& values) {
+    for (const c10::IValue& member : values) {
+      auto constant = constantOf(member);
+      if (!constant) return false;
+      members.push_back(std::move(*constant));
+    }
+    return true;
+  };
+  if (value.isList()) {
+    if (append(value.toListRef())) return Arg(ListArg{std::move(members)});
+  } else if (value.isTuple()) {
+    if (append(value.toTupleRef().elements())) return Arg(TupleArg{std::move(members)});
+  }
+  return std::nullopt;
+}
+
+c10::IValue ivalueOf(const Arg& constant) {
+  if (constant.is<bool>()) return constant.as<bool>();
+  if (constant.is<int64_t>()) return constant.as<int64_t>();
+  if (constant.is<double>()) return constant.as<double>();
+  if (constant.is<std::string>()) return constant.as<std::string>();
+  if (constant.is<c10::complex<double>>()) return constant.as<c10::complex<double>>();
+  if (constant.is<c10::Device>()) return constant.as<c10::Device>();
+  if (constant.is<ListArg>()) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const Arg& member : constant.as<ListArg>().elements) list.push_back(ivalueOf(member));
+    return list;
+  }
+  if (constant.is<TupleArg>()) {
+    std::vector<c10::IValue> members;
+    for (const Arg& member : constant.as<TupleArg>().elements) members.push_back(ivalueOf(member));
+    return c10::ivalue::Tuple::create(std::move(members));
+  }
+  return {};
+}
+
+template <typename T>
+std::optional<std::vector<T>> allOf(const std::vector<Arg>& members) {
+  std::vector<T> values;
+  for (const Arg& member : members) {
+    if (!member.is<T>()) return std::nullopt;
+    values.push_back(member.as<T>());
+  }
+  if (values.empty()) return std::nullopt;
+  return values;
+}
+
+}  // namespace
+
+Arg attributeConstant(const Node* node, c10::Symbol name) {
+  using torch::jit::AttributeKind;
+  switch (node->kindOf(name)) {
+    case AttributeKind::i: return node->i(name);
+    case AttributeKind::f: return node->f(name);
+    case AttributeKind::s: return node->s(name);
+    case AttributeKind::c: return node->c(name);
+    case AttributeKind::is: return listOf(node->is(name));
+    case AttributeKind::fs: return listOf(node->fs(name));
+    case AttributeKind::ss: return listOf(node->ss(name));
+    case AttributeKind::cs: return listOf(node->cs(name));
+    case AttributeKind::ival: {
+      if (auto constant = constantOf(node->ival(name))) return *constant;
+      break;
+    }
+    default: break;
+  }
+  TORCH_CHECK(false, describe(node), ": the attribute '", name.toUnqualString(),
+              "' holds a value that a program cannot (", toString(node->kindOf(name)),
+              "); make it an input of the entry");
+}
+
+void setAttributeConstant(Node* node, c10::Symbol name, const Arg& constant) {
+  if (constant.is<int64_t>()) {
+    node->i_(name, constant.as<int64_t>());
+  } else if (constant.is<double>()) {
+    node->f_(name, constant.as<double>());
+  } else if (constant.is<std::string>()) {
+    node->s_(name, constant.as<std::string>());
+  } else if (constant.is<c10::complex<double>>()) {
+    node->c_(name, constant.as<c10::complex<double>>());
+  } else {
+    if (constant.is<ListArg>()) {
+      const auto& members = constant.as<ListArg>().elements;
+      if (auto values = allOf<int64_t>(members)) return void(node->is_(name, std::move(*values)));
+      if (auto values = allOf<double>(members)) return void(node->fs_(name, std::move(*values)));
+      if (auto values = allOf<std::string>(members)) {
+        return void(node->ss_(name, std::move(*values)));
+      }
+      if (auto values = allOf<c10::complex<double>>(members)) {
+        return void(node->cs_(name, std::move(*values)));
+      }
+    }
+    node->ival_(name, ivalueOf(constant));
+  }
+}
+
+}  // namespace gravure

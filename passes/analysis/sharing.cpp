@@ -1,0 +1,226 @@
+#include "passes/analysis/sharing.h"
+
+#include "ir/core/cudagraph_ops.h"
+#include "ir/core/nested_nodes.h"
+#include "ir/facts/op_facts.h"
+
+#include <llvm/ADT/DenseSet.h>
+#include <llvm/ADT/STLExtras.h>
+#include <llvm/ADT/SmallVector.h>
+#include <llvm/ADT/StringMap.h>
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+/// Calls `visit(now, before)` for the places that two states of an entry have in common: passes add some
+/// and take some away, and keep the others in order.
+template <typename Info, typename Visit>
+void forEachCommon(const std::vector<Info>& now, const std::vector<Info>& before, Visit&& visit) {
+  size_t from = 0;
+  for (size_t i = 0; i < now.size(); ++i) {
+    size_t at = from;
+    while (at < before.size() && !(before[at] == now[i])) ++at;
+    if (at == before.size()) continue;
+    visit(i, at);
+    from = at + 1;
+  }
+}
+
+}  // namespace
+
+Sharing::Sharing(const Program& program) {
+  entries_.reserve(program.entries.size());
+  for (const Entry& entry : program.entries) addEntry(entry);
+  joinSaved();
+}
+
+int32_t Sharing::rootOf(EntryPlaces& places, const Value* value) {
+  auto at = static_cast<int32_t>(value->unique());
+  auto& parent = places.parent;
+  if (static_cast<size_t>(at) >= parent.size()) return at;
+  while (parent[at] != at) at = parent[at] = parent[parent[at]];
+  return at;
+}
+
+int32_t Sharing::classOf(int32_t number) const {
+  while (classes_[number].parent != number) number = classes_[number].parent;
+  return number;
+}
+
+int32_t Sharing::uniteClasses(int32_t a, int32_t b) {
+  a = classOf(a), b = classOf(b);
+  if (a == b) return a;
+  classes_[b].parent = a;
+  classes_[a].isPrivate = classes_[a].isPrivate && classes_[b].isPrivate;
+  return a;
+}
+
+void Sharing::unite(EntryPlaces& places, const Value* a, const Value* b) {
+  if (!isTensorValue(a) || !isTensorValue(b)) return;
+  auto& parent = places.parent;
+  const auto most = static_cast<int32_t>(std::max(a->unique(), b->unique()));
+  for (auto next = static_cast<int32_t>(parent.size()); next <= most; ++next)
+    parent.push_back(next);
+  const int32_t x = rootOf(places, a), y = rootOf(places, b);
+  if (x == y) return;
+  parent[std::max(x, y)] = std::min(x, y);
+  const auto gone = places.classOfRoot.find(std::max(x, y));
+  if (gone == places.classOfRoot.end()) return;
+  const auto [kept, isNew] = places.classOfRoot.try_emplace(std::min(x, y), gone->second);
+  if (!isNew) kept->second = uniteClasses(kept->second, gone->second);
+}
+
+void Sharing::addEntry(const Entry& entry) {
+  EntryPlaces& places = entries_.emplace_back();
+  places.name = entry.name;
+  places.graph = entry.graph.get();
+  llvm::SmallVector<const Value*, 0> written;
+  forEachNode(entry.graph->block(), [&](const Node* node) {
+    const OpFacts& facts = factsOf(node);
+    if (facts.writes) {
+      for (const Value* value : writtenInputs(node)) written.push_back(value);
+    }
+    if (facts.maybeAliases) {
+      for (size_t o = 0; o < node->outputs().size(); ++o) {
+        for (const Value* source : aliasedInputs(node, o)) unite(places, source, node->output(o));
+      }
+    }
+    for (const Block* block : node->blocks()) {
+      for (size_t p = 0; isPartition(node) && p < block->inputs().size(); ++p)
+        unite(places, node->input(p), block->inputs()[p]);
+      for (size_t o = 0; o < block->outputs().size(); ++o)
+        unite(places, block->outputs()[o], node->output(o));
+    }
+  });
+  addPlaces(entry, places);
+  // What is written here and came in: writes to what the entry itself makes are over when it ends.
+  llvm::DenseSet<int32_t> cameIn;
+  for (const Value* input : entry.graph->inputs()) cameIn.insert(rootOf(places, input));
+  for (const Value* value : written) {
+    const int32_t root = rootOf(places, value);
+    if (cameIn.contains(root) && places.classOfRoot.count(root) > 0)
+      classes_[places.classOfRoot[root]].isPrivate = false;
+  }
+}
+
+void Sharing::addPlaces(const Entry& entry, EntryPlaces& places) {
+  const auto add = [&](const Value* value, bool isSaved) {
+    if (!isTensorValue(value)) return -1;
+    const auto fresh = static_cast<int32_t>(classes_.size());
+    const auto [known, isNew] = places.classOfRoot.try_emplace(rootOf(places, value), fresh);
+    if (isNew) classes_.push_back({fresh, true});
+    if (!isSaved) classes_[known->second].isPrivate = false;
+    return known->second;
+  };
+  places.inputs = entry.inputs;
+  places.outputs = entry.outputs;
+  for (size_t i = 0; i < entry.inputs.size(); ++i) {
+    const bool isSaved = entry.inputs[i].role == InputRole::Saved;
+    places.inputClass.push_back(add(entry.graph->inputs()[i], isSaved));
+  }
+  for (size_t o = 0; o < entry.outputs.size(); ++o) {
+    const bool isSaved = entry.outputs[o].role == OutputRole::Saved;
+    places.outputClass.push_back(add(entry.graph->outputs()[o], isSaved));
+  }
+}
+
+/// What is saved and not taken, or taken and not saved, is the caller's.
+void Sharing::joinSaved() {
+  struct Saved {
+    int32_t number = -1;
+    bool taken = false;
+  };
+  llvm::StringMap<Saved> saved;
+  for (EntryPlaces& places : entries_) {
+    for (size_t i = 0; i < places.inputs.size(); ++i) {
+      if (places.inputs[i].role != InputRole::Saved || places.inputClass[i] < 0) continue;
+      const auto from = saved.find(places.inputs[i].name);
+      if (from == saved.end()) {
+        classes_[classOf(places.inputClass[i])].isPrivate = false;
+      } else {
+        from->second.taken = true;
+        uniteClasses(from->second.number, places.inputClass[i]);
+      }
+    }
+    for (size_t o = 0; o < places.outputs.size(); ++o) {
+      if (places.outputs[o].role != OutputRole::Saved || places.outputClass[o] < 0) continue;
+      saved.try_emplace(places.outputs[o].name, Saved{places.outputClass[o], false});
+    }
+  }
+  for (const auto& each : saved) {
+    if (!each.second.taken) classes_[classOf(each.second.number)].isPrivate = false;
+  }
+}
+
+Sharing::EntryPlaces& Sharing::entryOf(const Value* value) {
+  const Graph* graph = value->node()->owningGraph();
+  const auto found =
+      llvm::find_if(entries_, [&](const EntryPlaces& places) { return places.graph == graph; });
+  TORCH_INTERNAL_ASSERT(found != entries_.end(), "%", value->debugName(), " is of no entry");
+  return *found;
+}
+
+bool Sharing::mayJoin(llvm::ArrayRef<const Value*> values) {
+  EntryPlaces& places = entryOf(values.front());
+  int32_t first = -1;
+  bool several = false, allPrivate = true;
+  for (const Value* value : values) {
+    const auto known = places.classOfRoot.find(rootOf(places, value));
+    if (known == places.classOfRoot.end()) continue;
+    const int32_t number = classOf(known->second);
+    several |= first >= 0 && first != number;
+    allPrivate &= classes_[number].isPrivate;
+    first = number;
+  }
+  return !several || allPrivate;
+}
+
+void Sharing::join(llvm::ArrayRef<const Value*> values) {
+  EntryPlaces& places = entryOf(values.front());
+  for (const Value* value : values.drop_front()) unite(places, values.front(), value);
+}
+
+std::string Sharing::placeText(size_t entry, bool isInput, size_t number) const {
+  const EntryPlaces& places = entries_[entry];
+  const std::string role =
+      isInput ? roleName(places.inputs[number].role) : roleName(places.outputs[number].role);
+  const std::string& name = isInput ? places.inputs[number].name : places.outputs[number].name;
+  return std::string(isInput ? "input " : "result ") + std::to_string(number) + " (" + role +
+         (name.empty() ? "" : " \"" + name + "\"") + ") of " + places.name;
+}
+
+std::string Sharing::breaksRule(const Sharing& before) const {
+  struct Known {
+    int32_t before = -1;
+    size_t entry = 0;
+    bool isInput = false;
+    size_t number = 0;
+  };
+  llvm::DenseMap<int32_t, Known> known;  // by class: the first place of it
+  std::string broken;
+  const auto isPrivate = [&](int32_t number) { return before.classes_[number].isPrivate; };
+  const auto look = [&](int32_t now, int32_t earlier, size_t entry, bool isInput, size_t number) {
+    if (!broken.empty() || now < 0 || earlier < 0) return;
+    now = classOf(now), earlier = before.classOf(earlier);
+    const Known first =
+        known.try_emplace(now, Known{earlier, entry, isInput, number}).first->second;
+    if (first.before == earlier) return;
+    if (classes_[now].isPrivate && isPrivate(first.before) && isPrivate(earlier)) return;
+    broken = placeText(first.entry, first.isInput, first.number) + " and " +
+             placeText(entry, isInput, number) + " share memory, and did not before";
+  };
+  for (size_t e = 0; e < entries_.size() && e < before.entries_.size(); ++e) {
+    const EntryPlaces &mine = entries_[e], &theirs = before.entries_[e];
+    forEachCommon(mine.inputs, theirs.inputs, [&](size_t i, size_t at) {
+      look(mine.inputClass[i], theirs.inputClass[at], e, true, i);
+    });
+    forEachCommon(mine.outputs, theirs.outputs, [&](size_t o, size_t at) {
+      look(mine.outputClass[o], theirs.outputClass[at], e, false, o);
+    });
+  }
+  return broken;
+}
+
+}  // namespace gravure

@@ -1,0 +1,71 @@
+#pragma once
+// Which inputs and results of a program share memory, and which a pass may let share it.
+//
+// Terms. Place: a tensor among the inputs and results of an entry, of any role. Class: places that may
+//   lie in one memory: through aliases in their entry, and from what one entry saves to what a later
+//   one takes under that name. Private class: saved values that a later entry takes, all of them, to
+//   which no entry writes that takes them. All else the caller sees: he may write into it whenever he
+//   likes, and autograd notices it only where PyTorch's own tensors would share memory.
+// Rule. Classes may become one if one of them at most has places, or all that have places are private.
+//   So no result shares memory with another one, with an input or with a saved value unless the
+//   program as it was given says so; what is saved may be parts of one memory, which is only read.
+// Complexity: linear in nodes plus edges.
+
+#include "ir/core/program.h"
+
+#include <llvm/ADT/ArrayRef.h>
+#include <llvm/ADT/DenseMap.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gravure {
+
+class Sharing {
+ public:
+  /// Holds for the values that `program` has now, also while nodes are made and destroyed.
+  explicit Sharing(const Program& program);
+
+  /// True if the rule lets `values`, of one entry, lie in one memory.
+  bool mayJoin(llvm::ArrayRef<const Value*> values);
+  /// From now on they do. They may.
+  void join(llvm::ArrayRef<const Value*> values);
+
+  /// "" if the rule led from `before`, an earlier state of the same program, to this one; else a
+  /// sentence that names two places. Places that only one of them has do not count.
+  std::string breaksRule(const Sharing& before) const;
+
+ private:
+  /// Places of one entry, and its values' aliases.
+  struct EntryPlaces {
+    std::string name;
+    const Graph* graph = nullptr;
+    std::vector<InputInfo> inputs;
+    std::vector<OutputInfo> outputs;
+    std::vector<int32_t> inputClass, outputClass;  // -1: no memory
+    std::vector<int32_t> parent;                   // by Value::unique(); values beyond it are roots
+    llvm::DenseMap<int32_t, int32_t> classOfRoot;  // of roots that have places
+  };
+  /// Places that may lie in one memory; those that were joined have one root.
+  struct PlaceClass {
+    int32_t parent = -1;
+    bool isPrivate = true;
+  };
+
+  void addEntry(const Entry& entry);
+  void addPlaces(const Entry& entry, EntryPlaces& places);
+  void joinSaved();
+  int32_t classOf(int32_t number) const;
+  int32_t uniteClasses(int32_t a, int32_t b);
+  EntryPlaces& entryOf(const Value* value);
+  /// "result 0 (output "y") of forward"
+  std::string placeText(size_t entry, bool isInput, size_t number) const;
+  static int32_t rootOf(EntryPlaces& places, const Value* value);
+  void unite(EntryPlaces& places, const Value* a, const Value* b);
+
+  std::vector<EntryPlaces> entries_;
+  std::vector<PlaceClass> classes_;
+};
+
+}  // namespace gravure

@@ -1,0 +1,175 @@
+#include "passes/partition_graph/partition_graph.h"
+
+#include "ir/core/cudagraph_ops.h"
+#include "ir/facts/op_facts.h"
+#include "passes/partition_graph/partition_rewrite.h"
+
+#include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/DenseSet.h>
+
+namespace gravure {
+namespace {
+
+constexpr const char* kPass = "partition-graph";
+
+std::string count(size_t n, const char* what) {
+  return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+}
+
+std::string planSummary(const PartitionPlan& plan) {
+  const bool levels = plan.order == PartitionOrder::Levels;
+  const std::string parts = levels && plan.levelParts > 1
+                                ? " of " + count(plan.levelParts, "part") + " of the program"
+                                : "";
+  return count(plan.partitionCount(), "partition") + " in " + count(plan.runs.size(), "run") +
+         " by " + (levels ? "levels" : "program order") + parts + "; program order gives " +
+         std::to_string(plan.programOrderPartitions) + " in " +
+         std::to_string(plan.programOrderRuns) + " with a planned peak of " +
+         std::to_string(plan.programOrderPeak) + " bytes, levels " +
+         std::to_string(plan.levelPartitions) + " in " + std::to_string(plan.levelRuns) + " with " +
+         std::to_string(plan.levelPeak);
+}
+
+std::string keptMessage(HostReason reason, int64_t minimum) {
+  if (reason == HostReason::TooSmall) {
+    return "its partition would hold fewer than " + count(minimum, "operator call");
+  }
+  return "program order cuts between its collective and what touches the buffers";
+}
+
+void remark(const Entry& entry, const PartitionPlan& plan, int64_t firstIndex,
+            PassContext& context) {
+  Remarks& remarks = context.remarks;
+  remarks.add(RemarkKind::Analysis, kPass, "partition-plan",
+              "entry '" + entry.name + "': " + planSummary(plan));
+  if (!plan.levelsRefused.empty()) {
+    remarks.add(RemarkKind::Missed, kPass, "levels-refused",
+                "entry '" + entry.name + "' keeps program order: " + plan.levelsRefused);
+  }
+  for (const PlannedHost& kept : plan.keptOnHost) {
+    remarks.add(RemarkKind::Missed, kPass, reasonName(kept.reason), kept.node,
+                keptMessage(kept.reason, context.options.minPartitionSize));
+  }
+  for (const PlannedRun& run : plan.runs) {
+    if (!run.captured) continue;
+    remarks.add(RemarkKind::Passed, kPass, "partition-formed", run.nodes.front(),
+                "partition " + std::to_string(firstIndex + run.index) + " holds " +
+                    count(run.nodes.size(), "node") + ", takes " +
+                    count(run.inputs.size(), "value") + " and gives " +
+                    std::to_string(run.outputs.size()));
+  }
+}
+
+/// What the verifier knows of one entry.
+class RewriteChecker {
+ public:
+  RewriteChecker(const Entry& entry, int64_t& index) : entry_(entry), index_(index) {}
+
+  void check() {
+    for (const Node* node : entry_.graph->nodes()) {
+      if (isPartition(node)) {
+        checkPartition(node);
+      } else {
+        const bool host = hostReasonOf(node) || factsOf(node).scalarOnly;
+        TORCH_CHECK(host, where(node), " has no host reason and stands in no partition");
+        checkFate(node, -1);
+      }
+      for (const Value* input : node->inputs()) needOutside(input, where(node));
+    }
+    for (const Value* result : entry_.graph->outputs()) {
+      needOutside(result, "entry '" + entry_.name + "'");
+    }
+  }
+
+ private:
+  std::string where(const Node* node) const {
+    return "entry '" + entry_.name + "': " + describe(node);
+  }
+
+  void needOutside(const Value* value, const std::string& who) const {
+    TORCH_CHECK(value->node()->owningBlock() == entry_.graph->block(), who, " uses %",
+                value->debugName(), ", which stands inside a partition");
+  }
+
+  void checkPartition(const Node* node) {
+    TORCH_CHECK(node->blocks().size() == 1, where(node), " must have one block");
+    TORCH_CHECK(node->hasAttribute(attr::index) && partitionIndex(node) == index_, where(node),
+                " must have the index ", index_);
+    const Block* block = node->blocks().front();
+    checkBoundary(node, block->inputs(), node->inputs(), "parameter");
+    checkBoundary(node, block->outputs(), node->outputs(), "result");
+    llvm::DenseSet<const Value*> seen, visible;
+    for (const Value* operand : node->inputs()) {
+      TORCH_CHECK(seen.insert(operand).second, where(node), " takes %", operand->debugName(),
+                  " twice");
+    }
+    for (const Value* parameter : block->inputs()) visible.insert(parameter);
+    const auto need = [&](const Value* value) {
+      TORCH_CHECK(visible.contains(value), where(node), ": its block uses %", value->debugName(),
+                  ", which is not among its parameters");
+    };
+    bool calls = false;
+    for (const Node* inner : block->nodes()) {
+      calls = true;
+      TORCH_CHECK(!hostReasonOf(inner) && !factsOf(inner).scalarOnly && inner->blocks().empty(),
+                  where(inner), " must run on the host and stands in partition ", index_);
+      checkFate(inner, index_);
+      for (const Value* input : inner->inputs()) need(input);
+      for (const Value* output : inner->outputs()) visible.insert(output);
+    }
+    for (const Value* result : block->outputs()) need(result);
+    TORCH_CHECK(calls, where(node), " is empty");
+    ++index_;
+  }
+
+  template <typename Inner, typename Outer>
+  void checkBoundary(const Node* node, const Inner& inner, const Outer& outer,
+                     const char* what) const {
+    TORCH_CHECK(inner.size() == outer.size(), where(node), " must have one ", what,
+                " for each of its ", outer.size(), ", and has ", inner.size());
+    for (size_t i = 0; i < inner.size(); ++i) {
+      TORCH_CHECK(inner[i]->type() == outer[i]->type() || *inner[i]->type() == *outer[i]->type(),
+                  where(node), ": ", what, " %", inner[i]->debugName(), " and %",
+                  outer[i]->debugName(), " differ in type");
+    }
+  }
+
+  /// `home`: the partition that `node` stands in, -1 for the host.
+  void checkFate(const Node* node, int64_t home) {
+    const auto fate = fateOf(node);
+    if (!fate) return;
+    const auto [at, isNew] = homes_.try_emplace(*fate, home);
+    TORCH_CHECK(isNew || at->second == home, where(node), " shares fate ", *fate,
+                " with a node elsewhere");
+  }
+
+  const Entry& entry_;
+  int64_t& index_;
+  llvm::DenseMap<int64_t, int64_t> homes_;  // by fate
+};
+
+}  // namespace
+
+void applyPlan(Entry& entry, const PartitionPlan& plan, int64_t firstIndex) {
+  for (const PlannedHost& kept : plan.keptOnHost) setHostReason(kept.node, kept.reason);
+  PartitionRewriter(*entry.graph, plan, firstIndex).run();
+}
+
+void partitionGraph(Program& program, PassContext& context) {
+  int64_t index = 0;
+  for (Entry& entry : program.entries) {
+    const PartitionPlan plan = planPartitions(entry, context.options);
+    const std::string clash = context.verify ? plan.verify(entry) : "";
+    TORCH_INTERNAL_ASSERT(clash.empty(), "partition plan of entry '", entry.name, "': ", clash);
+    remark(entry, plan, index, context);
+    applyPlan(entry, plan, index);
+    index += plan.partitionCount();
+  }
+}
+
+void verifyPartitionGraph(const Program& program, const PassContext&) {
+  int64_t index = 0;
+  for (const Entry& entry : program.entries) RewriteChecker(entry, index).check();
+}
+
+}  // namespace gravure

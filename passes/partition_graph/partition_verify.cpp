@@ -1,0 +1,334 @@
+// PartitionPlan::verify: the definitions, checked one by one. It shares facts of operators with the
+// planner, but neither its numbering of storages nor its dependences.
+
+#include "ir/core/attributes.h"
+#include "ir/core/cudagraph_ops.h"
+#include "ir/memory/storage_accesses.h"
+#include "passes/analysis/dependences.h"
+#include "passes/partition_graph/partition_plan.h"
+
+#include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/IntEqClasses.h>
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+/// What the checks ask of a node, in program order.
+struct Known {
+  const Node* node = nullptr;
+  const OpFacts* facts = nullptr;
+  int64_t fate = -1;
+  bool host = false;  // carries a host reason
+  int32_t run = -1;
+  int32_t at = -1;  // place over all runs
+};
+
+class PlanVerifier {
+ public:
+  PlanVerifier(const PartitionPlan& plan, const Entry& entry) : plan_(plan), entry_(entry) {
+    for (const Node* node : entry.graph->nodes()) {
+      Known known{node, &factsOf(node)};
+      known.host = findAttribute(node, attr::host);
+      known.fate = fateOf(node).value_or(-1);
+      nodes_.push_back(known);
+    }
+  }
+
+  std::string verify() {
+    for (auto check :
+         {&PlanVerifier::checkRuns, &PlanVerifier::checkColours, &PlanVerifier::checkFates,
+          &PlanVerifier::checkData, &PlanVerifier::checkMemory, &PlanVerifier::checkChains,
+          &PlanVerifier::checkBoundaries}) {
+      std::string clash = (this->*check)();
+      if (!clash.empty()) return clash;
+    }
+    return "";
+  }
+
+ private:
+  static size_t number(const Value* value) { return value->unique(); }
+
+  /// Calls `visit` for `node` and all nodes in its blocks.
+  template <typename Visit>
+  static void nested(const Node* node, const Visit& visit) {
+    visit(node);
+    for (const Block* block : node->blocks()) {
+      for (const Node* inner : block->nodes()) nested(inner, visit);
+    }
+  }
+
+  std::string checkRuns() {
+    llvm::DenseMap<const Node*, int32_t> numbers;
+    numbers.reserve(nodes_.size());
+    for (size_t i = 0; i < nodes_.size(); ++i) numbers[nodes_[i].node] = static_cast<int32_t>(i);
+    int32_t at = 0;
+    int64_t index = 0;
+    for (size_t r = 0; r < plan_.runs.size(); ++r) {
+      const PlannedRun& run = plan_.runs[r];
+      if (run.nodes.empty()) return "run " + std::to_string(r) + " holds no node";
+      if (r > 0 && plan_.runs[r - 1].captured == run.captured) {
+        return "runs " + std::to_string(r - 1) + " and " + std::to_string(r) + " could be one";
+      }
+      if (run.index != (run.captured ? index++ : -1)) {
+        return "run " + std::to_string(r) + " has the number " + std::to_string(run.index);
+      }
+      for (const Node* node : run.nodes) {
+        const auto number = numbers.find(node);
+        if (number == numbers.end()) return "the plan holds a node that is not the entry's";
+        Known& known = nodes_[number->second];
+        if (known.at >= 0) return describe(node) + " stands twice in the plan";
+        known.run = static_cast<int32_t>(r);
+        known.at = at++;
+      }
+    }
+    for (const Known& known : nodes_) {
+      if (known.at < 0) return describe(known.node) + " is not in the plan";
+    }
+    return "";
+  }
+
+  std::string checkColours() {
+    for (const Known& known : nodes_) {
+      const PlannedRun& run = plan_.runs[known.run];
+      if (run.captured && (known.host || known.facts->scalarOnly)) {
+        return describe(known.node) + " must run on the host and stands in partition " +
+               std::to_string(run.index);
+      }
+    }
+    return "";
+  }
+
+  std::string checkFates() {
+    llvm::DenseMap<int64_t, const Known*> first;
+    for (const Known& known : nodes_) {
+      if (known.fate < 0) continue;
+      const Known& other = *first.try_emplace(known.fate, &known).first->second;
+      const bool captured = plan_.runs[known.run].captured || plan_.runs[other.run].captured;
+      if (captured && known.run != other.run) {
+        return describe(other.node) + " and " + describe(known.node) + " share fate " +
+               std::to_string(known.fate) + " and stand apart";
+      }
+    }
+    return "";
+  }
+
+  std::string checkData() {
+    std::vector<bool> defined;
+    const auto define = [&](const Value* value) {
+      if (number(value) >= defined.size()) defined.resize(number(value) + 1);
+      defined[number(value)] = true;
+    };
+    for (const Value* input : entry_.graph->inputs()) define(input);
+    std::string clash;
+    const auto run = [&](const auto& self, const Node* node) -> void {
+      const auto need = [&](const Value* value) {
+        const bool there = number(value) < defined.size() && defined[number(value)];
+        if (!there && clash.empty()) {
+          clash = describe(node) + " stands before its operand %" + value->debugName();
+        }
+      };
+      for (const Value* input : node->inputs()) need(input);
+      for (const Block* block : node->blocks()) {
+        for (const Value* parameter : block->inputs()) define(parameter);
+        for (const Node* inner : block->nodes()) self(self, inner);
+        for (const Value* result : block->outputs()) need(result);
+      }
+      for (const Value* output : node->outputs()) define(output);
+    };
+    for (const PlannedRun& planned : plan_.runs) {
+      for (const Node* node : planned.nodes) run(run, node);
+    }
+    return clash;
+  }
+
+  /// One class for all values that may share storage.
+  llvm::IntEqClasses storages() const {
+    llvm::IntEqClasses classes;
+    const auto join = [&](const Value* a, const Value* b) {
+      if (!isTensorValue(a) || !isTensorValue(b)) return;
+      classes.grow(static_cast<unsigned>(std::max(number(a), number(b))) + 1);
+      classes.join(static_cast<unsigned>(number(a)), static_cast<unsigned>(number(b)));
+    };
+    for (const Value* input : entry_.graph->inputs()) join(input, input);
+    for (const Known& known : nodes_) {
+      const bool leaf = known.node->blocks().empty();
+      for (const Value* output : known.node->outputs()) join(output, output);
+      if (leaf && !known.facts->maybeAliases) continue;
+      nested(known.node, [&](const Node* node) {
+        for (size_t o = 0; o < node->outputs().size(); ++o) {
+          join(node->output(o), node->output(o));
+          for (const Value* source : aliasedInputs(node, o)) join(node->output(o), source);
+          for (const Block* block : node->blocks()) join(node->output(o), block->outputs()[o]);
+        }
+        for (const Block* block : node->blocks()) {
+          for (size_t p = 0; p < block->inputs().size(); ++p)
+            join(block->inputs()[p], node->input(p));
+        }
+      });
+    }
+    classes.compress();
+    return classes;
+  }
+
+  /// What waits touch, in classes of storages.
+  std::vector<WaitAccess> waits(const llvm::IntEqClasses& classes) const {
+    const bool any = std::any_of(nodes_.begin(), nodes_.end(), [](const Known& known) {
+      return known.facts->collective || !known.node->blocks().empty();
+    });
+    if (!any) return {};
+    const auto storageOf = [&](const Value* value) -> int64_t {
+      return isTensorValue(value) ? classes[static_cast<unsigned>(number(value))] : -1;
+    };
+    SpanFinder finder(storageOf);
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      nested(nodes_[i].node, [&](const Node* node) { finder.next(node, static_cast<int64_t>(i)); });
+    }
+    finder.finish(static_cast<int64_t>(nodes_.size()));
+    return std::move(finder.waitAccesses);
+  }
+
+  /// In program order: a write stands after all that came before it, a read after all writes before it.
+  /// A wait reads and writes what its collective does.
+  std::string checkMemory() {
+    struct Last {
+      int32_t touch = -1, write = -1;  // latest place so far
+    };
+    const llvm::IntEqClasses classes = storages();
+    const std::vector<WaitAccess> waitAccesses = waits(classes);
+    auto wait = waitAccesses.begin();
+    std::vector<Last> last(classes.getNumClasses());
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      const Node* top = nodes_[i].node;
+      const int32_t at = nodes_[i].at;
+      std::string clash;
+      const auto touch = [&](int64_t storage, bool writes, const std::string& what) {
+        Last& known = last[storage];
+        if (at < (writes ? known.touch : known.write)) {
+          clash = describe(top) + (writes ? " writes " : " reads ") + what +
+                  " and stands before a node that must come first";
+        }
+        known.touch = std::max(known.touch, at);
+        if (writes) known.write = std::max(known.write, at);
+      };
+      const auto each = [&](const Value* value, bool writes) {
+        if (!isTensorValue(value)) return;
+        touch(classes[static_cast<unsigned>(number(value))], writes, "%" + value->debugName());
+      };
+      nested(top, [&](const Node* node) {
+        for (const Value* input : node->inputs()) each(input, false);
+        const OpFacts& facts = node == top ? *nodes_[i].facts : factsOf(node);
+        if (!facts.writes) return;
+        for (const Value* written : writtenInputs(node)) each(written, true);
+      });
+      for (; wait != waitAccesses.end() && wait->position == static_cast<int64_t>(i); ++wait)
+        touch(wait->storage, wait->writes, "what its collective works on");
+      if (!clash.empty()) return clash;
+    }
+    return "";
+  }
+
+  std::string checkChains() {
+    std::vector<std::pair<RandomSource, int32_t>> draws;
+    int32_t collective = -1, effect = -1;
+    std::string clash;
+    for (const Known& known : nodes_) {
+      const Node* top = known.node;
+      const int32_t at = known.at;
+      const auto after = [&](int32_t& last, const char* what) {
+        if (at < last) clash = describe(top) + " changes the order of " + what;
+        last = at;
+      };
+      nested(top, [&](const Node* node) {
+        const OpFacts& facts = node == top ? *known.facts : factsOf(node);
+        if (facts.collective) after(collective, "collectives");
+        if (facts.effects || facts.reason == HostReason::OpaqueCallable) after(effect, "effects");
+        const auto source = facts.random ? randomSource(entry_, node) : std::nullopt;
+        if (!source) return;
+        auto known =
+            std::find_if(draws.begin(), draws.end(), [&](auto& d) { return d.first == *source; });
+        if (known == draws.end()) known = draws.insert(known, {*source, -1});
+        after(known->second, "random draws");
+      });
+      if (!clash.empty()) return clash;
+    }
+    return "";
+  }
+
+  std::string checkBoundaries() {
+    constexpr int32_t kNowhere = -1;
+    std::vector<int32_t> definedIn;  // by value: its run
+    const auto define = [&](const Value* value, int32_t run) {
+      if (number(value) >= definedIn.size()) definedIn.resize(number(value) + 1, kNowhere);
+      definedIn[number(value)] = run;
+    };
+    for (const Value* input : entry_.graph->inputs()) define(input, kNowhere);
+    for (const Known& known : nodes_) {
+      nested(known.node, [&](const Node* inner) {
+        for (const Value* output : inner->outputs()) define(output, known.run);
+        for (const Block* block : inner->blocks()) {
+          for (const Value* parameter : block->inputs()) define(parameter, known.run);
+        }
+      });
+    }
+    std::vector<bool> leaves(definedIn.size());
+    for (const Value* result : entry_.graph->outputs()) leaves[number(result)] = true;
+    std::vector<int32_t> seenBy(definedIn.size(), kNowhere);
+    for (size_t r = 0; r < plan_.runs.size(); ++r) {
+      if (!checkInputs(static_cast<int32_t>(r), definedIn, leaves, seenBy)) {
+        return "the run of " + describe(plan_.runs[r].nodes.front()) +
+               " does not list what it uses from outside";
+      }
+    }
+    for (const PlannedRun& run : plan_.runs) {
+      auto listed = run.outputs.begin();
+      bool complete = true;
+      for (Node* node : run.nodes) {
+        for (Value* output : node->outputs()) {
+          if (leaves[number(output)])
+            complete &= listed != run.outputs.end() && *listed++ == output;
+        }
+      }
+      if (!complete || listed != run.outputs.end()) {
+        return "the run of " + describe(run.nodes.front()) +
+               " does not list what is used outside it";
+      }
+    }
+    return "";
+  }
+
+  bool checkInputs(int32_t r, const std::vector<int32_t>& definedIn, std::vector<bool>& leaves,
+                   std::vector<int32_t>& seenBy) const {
+    const PlannedRun& run = plan_.runs[r];
+    auto listed = run.inputs.begin();
+    bool complete = true;
+    const auto use = [&](const Value* value) {
+      if (definedIn[number(value)] == r || seenBy[number(value)] == r) return;
+      seenBy[number(value)] = r;
+      leaves[number(value)] = true;
+      complete &= listed != run.inputs.end() && *listed++ == value;
+    };
+    for (const Node* top : run.nodes) {
+      nested(top, [&](const Node* node) {
+        for (const Value* input : node->inputs()) use(input);
+        for (const Block* block : node->blocks()) {
+          for (const Value* result : block->outputs()) use(result);
+        }
+      });
+    }
+    return complete && listed == run.inputs.end();
+  }
+
+  const PartitionPlan& plan_;
+  const Entry& entry_;
+  std::vector<Known> nodes_;  // in program order
+};
+
+}  // namespace
+
+std::string PartitionPlan::verify(const Entry& entry) const {
+  return PlanVerifier(*this, entry).verify();
+}
+
+}  // namespace gravure

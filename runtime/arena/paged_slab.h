@@ -1,0 +1,97 @@
+#pragma once
+// One arena on shared pages, as ArenaPages keeps it.
+
+#include "runtime/arena/arena_pages.h"
+#include "runtime/results/loan_book.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace gravure {
+
+/// Alive as long as its Slab handle, or a tensor that was retained by its address.
+class PagedSlab final : public Slab {
+ public:
+  PagedSlab(ArenaPages& owner, const ArenaShape& shape) : owner_(owner), shape_(shape) {}
+
+  char* base() const override { return base_; }
+  int64_t bytes() const override { return shape_.bytes; }
+  bool enter(std::string& why) override { return owner_.enter(*this, why); }
+  void leave() override { owner_.leave(*this); }
+  void follow() override { owner_.follow(*this); }
+  bool mayHaveChanged() const override { return owner_.mayHaveChanged(*this); }
+
+  void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release() {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) owner_.drop(*this);
+  }
+
+  pid_t process() const { return process_; }
+
+  /// The parts that somebody holds now. More cannot become held but by a step.
+  ArenaParts held() const {
+    ArenaParts parts = kNoPart;
+    if (lastWork) return parts;
+    if (shape_.savedBook && shape_.savedBook->outstanding() > 0) parts |= kSavedPart;
+    const bool lent = std::any_of(shape_.resultBooks.begin(), shape_.resultBooks.end(),
+                                  [](const auto& book) { return book && book->outstanding() > 0; });
+    if (lent || shape_.resultsStay) parts |= kResultPart;
+    return parts;
+  }
+  /// Streams that read saved values lent from outside the arena since the last call.
+  std::vector<c10::Stream> takeOtherReaders() const {
+    return shape_.savedBook ? shape_.savedBook->takeReaders() : std::vector<c10::Stream>();
+  }
+  /// The parts whose bytes mean something now.
+  ArenaParts living() const {
+    if (running) return kWholeArena;
+    return mayBeHeld || shape_.resultsStay ? held() : kNoPart;
+  }
+
+  std::vector<PageSharing::Want> wants(int64_t large, int64_t small) const {
+    std::vector<PageSharing::Want> pages;
+    const int64_t all = (shape_.bytes + small - 1) / small * small;
+    for (int64_t at = 0; at < all;) {
+      const int64_t size = all - at >= large ? large : small;
+      pages.push_back({size, partsIn(at, at + size)});
+      at += size;
+    }
+    return pages;
+  }
+
+  // Guarded by the owner's mutex.
+  PageSharing::Tenant tenant = -1;
+  size_t firstChunk = 0, chunks = 0;
+  bool running = false;
+  bool mayBeHeld = false;  // since the last step that used it
+  bool unfit = true;       // pages are missing, or break a rule
+  bool moved = false;      // some are others than in the last step that used it
+  int64_t patience = 0;
+  uint64_t lastStep = 0;  // the owner's count
+  std::optional<c10::Stream> lastStream;
+  std::vector<c10::Stream> readers;
+  std::unique_ptr<PageSource::Work> lastWork;  // once nobody has the arena any more
+  char* base_ = nullptr;
+
+ private:
+  ArenaParts partsIn(int64_t begin, int64_t end) const {
+    const auto meets = [&](const std::vector<Extent>& extents) {
+      return std::any_of(extents.begin(), extents.end(), [&](const Extent& extent) {
+        return extent.begin < end && begin < extent.end;
+      });
+    };
+    ArenaParts parts = kNoPart;
+    if (meets(shape_.saved)) parts |= kSavedPart;
+    if (meets(shape_.results)) parts |= kResultPart;
+    return parts;
+  }
+
+  ArenaPages& owner_;
+  const ArenaShape shape_;
+  const pid_t process_ = getpid();
+  std::atomic<int64_t> references_{1};
+};
+
+}  // namespace gravure

@@ -1,0 +1,81 @@
+#include "runtime/device/arena_session.h"
+
+#include "runtime/device/device.h"
+
+#include <c10/util/Exception.h>
+
+namespace gravure {
+namespace {
+thread_local ArenaSession* innermost = nullptr;
+}
+
+ArenaSession::ArenaSession(size_t steps, c10::Device device)
+    : outer_(innermost), device_(device), record_(steps) {
+  TORCH_INTERNAL_ASSERT(device.is_cpu() || device.has_index(), "a session for any one of the GPUs");
+  innermost = this;
+}
+
+ArenaSession::ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::Device device)
+    : outer_(innermost), device_(device), plan_(&plan), slab_(std::move(slab)) {
+  TORCH_INTERNAL_ASSERT(device.is_cpu() || device.has_index(), "a session for any one of the GPUs");
+  innermost = this;
+}
+
+ArenaSession::~ArenaSession() { innermost = outer_; }
+
+ArenaSession* ArenaSession::current() { return innermost; }
+
+ArenaSession* ArenaSession::of(c10::Device device) {
+  ArenaSession* session = innermost;
+  while (session != nullptr && session->device_ != device) session = session->outer_;
+  return session;
+}
+
+void ArenaSession::freed(void* address) {
+  ArenaSession* session = innermost;
+  while (session != nullptr && !session->noteFree(address)) session = session->outer_;
+}
+
+void ArenaSession::enterStep(int64_t step) {
+  step_ = step;
+  cursor_ = 0;
+}
+
+void* ArenaSession::serve(size_t bytes) {
+  if (step_ < 0) return nullptr;
+  const auto& row = (*plan_)[step_];
+  if (row.empty()) return nullptr;  // this step's allocations are not planned
+  const bool match = cursor_ < row.size() && row[cursor_].bytes == static_cast<int64_t>(bytes);
+  if (!match && row.front().loose) return nullptr;
+  if (!match) {
+    if (mismatches_.empty() || mismatches_.back() != step_) mismatches_.push_back(step_);
+    return nullptr;
+  }
+  const int64_t offset = row[cursor_++].offset;
+  return offset < 0 ? nullptr : slab_->base() + offset;
+}
+
+void ArenaSession::noteAllocation(void* address, size_t bytes) {
+  if (!recording() || step_ < 0) return;
+  auto& row = record_[step_];
+  live_[address] = {step_, row.size()};
+  row.push_back({static_cast<int64_t>(bytes), -1, address});
+}
+
+bool ArenaSession::noteFree(void* address) {
+  if (!recording()) return false;
+  auto at = live_.find(address);
+  if (at == live_.end()) return false;
+  const auto [step, ordinal] = at->second;
+  record_[step][ordinal].freedAtStep = step_;
+  live_.erase(at);
+  return true;
+}
+
+int32_t ArenaSession::ordinalOf(const void* address) const {
+  auto at = live_.find(address);
+  if (at == live_.end() || at->second.first != step_) return -1;
+  return static_cast<int32_t>(at->second.second);
+}
+
+}  // namespace gravure

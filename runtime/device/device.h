@@ -1,0 +1,204 @@
+#pragma once
+// The seam between the runtime and a device that can capture: CUDA, or the host device, which
+// emulates capture on the CPU.
+
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace at {
+class Generator;
+}
+
+namespace gravure {
+
+struct Call;  // runtime/program/instruction.h: one operator call with its compiled arguments
+
+/// A replay that failed after some of its work was done: what it wrote stays written. Any other error
+/// of Executable::replay means that nothing ran.
+struct PartialReplay : c10::Error {
+  /// Of `error`, which is being handled.
+  explicit PartialReplay(const c10::Error& error)
+      : c10::Error(error), cause(std::current_exception()) {}
+  std::exception_ptr cause;
+};
+
+/// What may not be captured, whenever it is tried: the cause lies in the program.
+struct NotCapturable : c10::Error {
+  using c10::Error::Error;
+};
+/// Throws one.
+[[noreturn]] void refuseCapture(const std::string& message);
+
+/// A partition, captured and instantiated. Owned by the runtime; made only by Capture::finish().
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  /// Runs the captured work on the current stream (CUDA: enqueues it). Never allocates.
+  /// Throws c10::Error if the launch fails and nothing ran, PartialReplay if some of it did.
+  virtual void replay() = 0;
+};
+
+/// A capture in progress on this thread. Its destructor aborts: whatever was routed, registered or
+/// begun is put back, and the device can be used as if the capture had never begun.
+class Capture {
+ public:
+  virtual ~Capture() = default;
+  /// Records one operator call; on return `stack` holds its outputs, whose contents mean nothing
+  /// until the executable has been replayed. `rng`: what the call draws from, None for the device's
+  /// default generator (RngScope in runtime/device/rng.h binds it). The session's step is the call's.
+  /// Throws NotCapturable where the call may not be captured, and any other error where this capture
+  /// broke.
+  virtual void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) = 0;
+  /// Ends the capture. Post: the device is no longer capturing, whether it throws or returns.
+  virtual std::unique_ptr<Executable> finish() = 0;
+};
+
+/// What an injected fault hits next: fault injection for tests (design law 6).
+enum class FaultPoint : uint8_t {
+  CaptureBegin,
+  CaptureCall,
+  CaptureEnd,
+  Launch,
+  Allocation,
+  Completion,  // what a marker marks never ends
+};
+
+/// A point in the work of a stream. Its thread places it; any thread may ask.
+class Marker {
+ public:
+  virtual ~Marker() = default;
+  /// After what the current stream holds now; forgets where it was before.
+  virtual void place() = 0;
+  /// True if all work before it is done. Breaks no capture of any thread.
+  virtual bool reached() = 0;
+};
+
+class LoanBook;  // runtime/results/loan_book.h
+
+/// Bytes [begin, end) of an arena.
+struct Extent {
+  int64_t begin = 0, end = 0;
+};
+
+/// An arena as its program uses it. The rest of its memory means nothing between two steps.
+struct ArenaShape {
+  int64_t bytes = 0;
+  std::vector<Extent> saved;    // where saved values lie from forward to backward
+  std::vector<Extent> results;  // where lent and static results lie
+  // Who holds them: what nobody holds means nothing either.
+  std::shared_ptr<LoanBook> savedBook;
+  std::vector<std::shared_ptr<LoanBook>> resultBooks;
+  bool resultsStay = false;  // static results are held for as long as the arena lives
+};
+
+/// Why no step may use an arena: its own stream would become part of that capture.
+constexpr const char* kOthersCapture =
+    "a stream that used its memory is being captured by other code";
+constexpr const char* kCannotFollow =
+    "values that a step saved on another stream are read while that stream is being captured: run "
+    "this on the same stream, or end the capture first";
+
+/// Memory of an arena: one range of addresses that does not move while alive. The pages behind it may
+/// be those of another arena, too (runtime/arena/arena_pages.h): between two steps only what somebody holds
+/// keeps its bytes.
+class Slab {
+ public:
+  virtual ~Slab() = default;
+  virtual char* base() const = 0;
+  virtual int64_t bytes() const = 0;
+
+  /// Before a step that uses the memory, on its thread and stream: no other program uses these pages
+  /// until leave(), and what the current stream gets next comes after what was done with them. False,
+  /// and `why`, if there is no memory for it, or a stream that used it is being captured by other code;
+  /// then nothing was taken.
+  virtual bool enter(std::string& why) = 0;
+  virtual void leave() = 0;
+  /// Before a step that may read held values alone: what the current stream gets next comes after the
+  /// last step that used the memory. Throws c10::Error while that step's stream is being captured.
+  virtual void follow() = 0;
+  /// True if nobody holds anything in it, and its pages are new or those of another arena, too: every
+  /// byte may be other than the last step left it.
+  virtual bool mayHaveChanged() const = 0;
+  /// Why no other program may use its memory while this one rests; "" where others may.
+  virtual std::string whyUnshared() const { return ""; }
+};
+
+/// Throws c10::OutOfMemoryError: `what` says what there is no memory for, and on which device.
+[[noreturn]] void failForMemory(const std::string& what, int64_t missing);
+
+/// True where GRAVURE_NO_VIRTUAL_MEMORY=1 asks that no device map pages: each arena is a block of its
+/// own then (runtime/arena/arena_blocks.h).
+bool withoutVirtualMemory();
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;          // "host", "cuda:0"
+  virtual c10::Device tensorDevice() const = 0;  // where tensors of the program's device live
+  virtual int64_t alignment() const = 0;         // of planned offsets, in bytes
+
+  /// Routes the tensor allocations of threads that have an open ArenaSession
+  /// (runtime/device/arena_session.h) through it, for the life of the process. Idempotent.
+  virtual void installAllocator() = 0;
+  /// Throws c10::Error saying how much is missing if there is no memory for it.
+  virtual std::shared_ptr<Slab> makeSlab(const ArenaShape& shape) = 0;
+  /// Gives back what of the arenas of this device, whoever's they are, holds nothing that anybody
+  /// needs. Captures stay: the next step of a program gets memory at the same addresses again.
+  /// Returns the bytes given back.
+  virtual int64_t releaseMemory() = 0;
+
+  /// `generators`: the RNG states that the partition's calls draw from. Capturing moves none of them.
+  virtual std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) = 0;
+
+  /// Overwrites arena memory whose life has ended, so that a late reader is found out. Off by default.
+  virtual bool poisons() const { return false; }
+  virtual void poison(void* /*address*/, int64_t /*bytes*/) {}
+
+  /// Around a step that warms up, on its thread: what the thread allocates comes from a pool of its own,
+  /// so that warm-up leaves no holes where captures and eager code allocate.
+  virtual void beginWarmUp() {}
+  virtual void endWarmUp() {}
+  /// Gives the pool of these steps back, but for what is still in use. Idempotent.
+  virtual void dropWarmUp() {}
+  /// The same for a program that may not run again for long: what is in use is given back by others.
+  virtual void leaveWarmUp() {}
+
+  /// Whether the caller captures the current stream: what a step does there becomes part of his graph.
+  virtual bool callerCaptures() const { return false; }
+
+  virtual std::unique_ptr<Marker> makeMarker() = 0;
+
+  /// Waits until all work given to the device is done (for tools and tests, never in a step).
+  virtual void synchronize() = 0;
+  /// Waits until the replays of this program, and what was given to their stream behind them, are done.
+  /// Not for the device, which cannot be waited for while anybody captures. Throws nothing.
+  virtual void finishReplays() noexcept {}
+
+  /// Fails the `countdown`-th next pass through `point` (1 = the next) with a c10::Error; with
+  /// `missing` bytes, as the device does that is out of memory.
+  void injectFault(FaultPoint point, int64_t countdown, int64_t missing = 0);
+  /// Throws if an injected fault is due at `point`; devices call it at each.
+  void passFaultPoint(FaultPoint point);
+
+ private:
+  int64_t countdown_[6] = {0, 0, 0, 0, 0, 0};
+  int64_t missing_[6] = {0, 0, 0, 0, 0, 0};
+};
+
+/// The emulation of runtime/host/host_device.cpp.
+/// `poison`: fill arena memory with 0xFF bytes whenever its life ends; for tests and --verify.
+std::unique_ptr<Device> makeHostDevice(bool poison = true);
+/// Device::releaseMemory() of devices that nobody has at hand; 0 where no program ran.
+int64_t releaseHostMemory();
+int64_t releaseCudaMemory();
+/// runtime/cuda/cuda_device.cpp; the target //runtime:cuda. TORCH_CHECK names what is missing.
+std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index);
+
+}  // namespace gravure

@@ -1,0 +1,332 @@
+#include "runtime/host/host_capture.h"
+
+#include "ir/core/place.h"
+#include "ir/facts/op_facts.h"
+#include "runtime/device/arena_session.h"
+#include "runtime/device/rng.h"
+#include "runtime/host/host_allocator.h"
+#include "runtime/layout/recorder.h"
+#include "runtime/program/collectives.h"
+#include "runtime/ranks/process_group.h"
+#include "runtime/results/results.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/DenseSet.h>
+
+namespace gravure {
+namespace {
+
+/// One recorded call with its operands baked in.
+struct BakedCall {
+  const Call* call = nullptr;
+  const OpFacts* facts = nullptr;  // looked up once
+  torch::jit::Stack operands;
+  c10::IValue rng;
+  std::vector<const void*> addresses;  // where its tensors must land, in the order of the stack
+  std::vector<c10::Storage> results;   // of a collective: what its waits were captured with
+};
+
+/// Calls visit(tensor) for each tensor on the stack, lists member by member.
+template <typename Visit>
+void forEachTensor(const torch::jit::Stack& stack, Visit&& visit) {
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor());
+    if (!value.isTensorList()) continue;
+    for (const c10::IValue& member : value.toListRef()) visit(member.toTensor());
+  }
+}
+
+/// The same memory, as CUDA bakes an address in: a graph does not keep its caller's tensors.
+torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
+  torch::jit::Stack aliases = operands;
+  for (c10::IValue& value : aliases) {
+    if (value.isTensor() && value.toTensor().defined()) value = shallowCopy(value.toTensor());
+    if (!value.isList()) continue;
+    c10::List<c10::IValue> members = value.toList().copy();
+    for (size_t i = 0; i < members.size(); ++i) {
+      const c10::IValue member = members.get(i);
+      const bool tensor = member.isTensor() && member.toTensor().defined();
+      if (tensor) members.set(i, shallowCopy(member.toTensor()));
+    }
+    value = std::move(members);
+  }
+  return aliases;
+}
+
+class HostExecutable final : public Executable {
+ public:
+  HostExecutable(Device& device, std::vector<BakedCall> calls)
+      : device_(device), calls_(std::move(calls)) {}
+
+  void replay() override {
+    device_.passFaultPoint(FaultPoint::Launch);
+    ArenaSession* session = ArenaSession::current();
+    TORCH_INTERNAL_ASSERT(session && session->slab(), "a replay outside a step");
+    const BakedCall* running = nullptr;
+    try {
+      for (const BakedCall& baked : calls_) {
+        running = &baked;
+        replayCall(baked, *session);
+      }
+    } catch (c10::Error& error) {
+      addPlace(error, running->call->node);
+      stack_.clear();
+      started_.clear();
+      throw PartialReplay(error);
+    } catch (...) {  // what Python raised
+      stack_.clear();
+      started_.clear();
+      throw;
+    }
+    session->enterStep(-1);
+  }
+
+ private:
+  void replayCall(const BakedCall& baked, ArenaSession& session) {
+    const Call& call = *baked.call;
+    const OpFacts& facts = *baked.facts;
+    session.enterStep(call.step);
+    stack_ = baked.operands;
+    if (facts.wait) waitForStarted();
+    if (baked.rng.isNone()) {
+      call.run(stack_);
+    } else {
+      RngScope scope(device_.tensorDevice(), baked.rng);
+      call.run(stack_);
+    }
+    size_t i = 0;
+    forEachTensor(stack_, [&](const at::Tensor& tensor) {
+      TORCH_CHECK(i < baked.addresses.size() && tensor.const_data_ptr() == baked.addresses[i],
+                  "the host device replays: ", describeWithSource(call.node), " put result ", i,
+                  " at another address than it was captured with");
+      ++i;
+    });
+    if (facts.collective) keepStarted(baked);
+    stack_.clear();
+    for (const DeadBlock& block : call.dying) {
+      device_.poison(session.slab()->base() + block.offset, block.bytes);
+    }
+  }
+
+  /// c10d knows a started collective by the storage of its result, which each replay makes anew.
+  void keepStarted(const BakedCall& baked) {
+    std::vector<at::Tensor> results;
+    forEachTensor(stack_, [&](const at::Tensor& tensor) { results.push_back(tensor); });
+    TORCH_INTERNAL_ASSERT(results.size() == baked.results.size());
+    for (size_t i = 0; i < results.size(); ++i)
+      started_[baked.results[i].unsafeGetStorageImpl()] = results[i];
+  }
+
+  void waitForStarted() {
+    const auto at = started_.find(stack_[0].toTensor().storage().unsafeGetStorageImpl());
+    if (at == started_.end()) return;  // waited for before
+    stack_[0] = at->second;
+    started_.erase(at);
+  }
+
+  Device& device_;
+  std::vector<BakedCall> calls_;
+  torch::jit::Stack stack_;
+  llvm::DenseMap<const c10::StorageImpl*, at::Tensor> started_;
+};
+
+/// Makes the results that a recorded call would return, with their addresses and without their values.
+class ResultForger {
+ public:
+  ResultForger(const Call& call, const torch::jit::Stack& operands, Device& device)
+      : call_(call), device_(device), session_(*ArenaSession::current()) {
+    for (const c10::IValue& operand : operands) collect(operand);
+  }
+
+  torch::jit::Stack forge() {
+    const RecordedCall& recorded = call_.recorded;
+    torch::jit::Stack results;
+    size_t next = 0;
+    for (int32_t shape : recorded.shape) {
+      if (shape == -1) {
+        results.emplace_back();
+      } else if (shape == -3) {
+        results.emplace_back(at::Tensor());
+      } else if (shape == -2) {
+        results.emplace_back(forge(recorded.tensors[next++]));
+      } else {
+        c10::List<at::Tensor> members;
+        for (int32_t i = 0; i < shape; ++i) members.push_back(forge(recorded.tensors[next++]));
+        results.emplace_back(std::move(members));
+      }
+    }
+    return results;
+  }
+
+ private:
+  void collect(const c10::IValue& value) {
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) operands_.push_back(value.toTensor());
+    } else if (value.isList()) {
+      for (const c10::IValue& member : value.toListRef()) collect(member);
+    }
+  }
+
+  at::Tensor forge(const RecordedTensor& recorded) {
+    TORCH_CHECK(recorded.plain, "its result is no strided tensor");
+    c10::Storage storage;
+    int64_t offset = recorded.byteOffset;
+    if (recorded.operand >= 0) {
+      TORCH_INTERNAL_ASSERT(static_cast<size_t>(recorded.operand) < operands_.size());
+      const at::Tensor& operand = operands_[recorded.operand];
+      storage = operand.storage();
+      offset += byteOffset(operand);
+    } else {
+      storage = plannedStorage(recorded);
+    }
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(recorded.dtype));
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+        std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        c10::scalarTypeToTypeMeta(recorded.dtype));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(recorded.sizes, recorded.strides,
+                                                        offset / itemsize);
+    tensor._set_conj(recorded.conjugate);
+    tensor._set_neg(recorded.negative);
+    return tensor;
+  }
+
+  /// The planned block of a result that the call allocates.
+  c10::Storage plannedStorage(const RecordedTensor& recorded) {
+    if (recorded.storageBytes == 0) return storageAt({nullptr, c10::Device(c10::kCPU)}, 0);
+    TORCH_CHECK(recorded.ordinal >= 0,
+                "its result lies in memory that it neither allocates nor is given");
+    device_.passFaultPoint(FaultPoint::Allocation);
+    const auto& row = (*session_.plan())[call_.step];
+    const auto ordinal = static_cast<size_t>(recorded.ordinal);
+    // A loose row's other allocations vary; a collective's do with the backend's threads, and replays
+    // check where its results lie.
+    const bool loose = ordinal < row.size() && row[ordinal].loose;
+    const bool planned = ordinal < row.size() && row[ordinal].offset >= 0 &&
+                         (!loose || factsOf(call_.node).collective);
+    TORCH_CHECK(planned, "its allocation is not in the plan");
+    return storageAt(hostArenaPtr(session_.slab()->base() + row[ordinal].offset),
+                     recorded.storageBytes);
+  }
+
+  static c10::Storage storageAt(c10::DataPtr memory, int64_t bytes) {
+    return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
+                        c10::GetAllocator(c10::kCPU), /*resizable=*/true);
+  }
+
+  const Call& call_;
+  Device& device_;
+  ArenaSession& session_;
+  std::vector<at::Tensor> operands_;
+};
+
+thread_local bool capturing = false;
+
+class HostCapture final : public Capture {
+ public:
+  explicit HostCapture(Device& device) : device_(device) {
+    TORCH_CHECK(!capturing,
+                "operation not permitted when the host device is capturing: another capture");
+    device.passFaultPoint(FaultPoint::CaptureBegin);
+    capturing = true;
+  }
+  ~HostCapture() override { capturing = false; }
+
+  void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) override {
+    device_.passFaultPoint(FaultPoint::CaptureCall);
+    if (const auto reason = refusedInCapture(call, stack, rng)) refuse(call, *reason);
+    noteDevices(call);
+    checkCommunication(call, stack);
+    const OpFacts& facts = factsOf(call.node);
+    if (facts.scalarOnly) {
+      call.run(stack);  // works on numbers and sizes alone; CUDA would run it at capture, too
+      return;
+    }
+    if (!call.recorded.recorded) refuse(call, "it was not seen in a warm-up run");
+    if (call.recorded.returnsOther)
+      refuse(call, "it returns a number, which only the device knows");
+    BakedCall baked{&call, &facts, aliasesOf(stack), rng, {}, {}};
+    try {
+      stack = ResultForger(call, baked.operands, device_).forge();
+    } catch (c10::Error& error) {
+      error.add_context("operation not permitted when the host device is capturing: " +
+                        describeWithSource(call.node));
+      throw;
+    }
+    forEachTensor(stack,
+                  [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
+    if (facts.collective) open(baked, stack);
+    if (!onlyViews(call)) calls_.push_back(std::move(baked));
+  }
+
+  std::unique_ptr<Executable> finish() override {
+    capturing = false;
+    device_.passFaultPoint(FaultPoint::CaptureEnd);
+    TORCH_CHECK(open_.empty(), "the host device ends a capture: a collective in it was not waited "
+                               "for, so its stream is not joined");
+    return std::make_unique<HostExecutable>(device_, std::move(calls_));
+  }
+
+ private:
+  [[noreturn]] static void refuse(const Call& call, const std::string& reason) {
+    refuseCapture("operation not permitted when the host device is capturing: " +
+                  describeWithSource(call.node) + ": " + reason);
+  }
+
+  /// What NCCL and PyTorch refuse: a group's first collective, which makes its communicator; and a wait
+  /// for a collective that is not in this graph.
+  void checkCommunication(const Call& call, const torch::jit::Stack& operands) {
+    const OpFacts& facts = factsOf(call.node);
+    if (facts.collective && !hasCommunicated(groupNameOf(call.node), device_.tensorDevice())) {
+      refuse(call, "it is the first collective of its group, whose communicator would be made now");
+    }
+    if (!facts.wait) return;
+    const auto* storage = operands[0].toTensor().storage().unsafeGetStorageImpl();
+    if (!open_.erase(storage) && !waited_.contains(storage)) {
+      refuse(call, "it waits for a collective that was not captured with it");
+    }
+    waited_.insert(storage);
+  }
+
+  void open(BakedCall& baked, const torch::jit::Stack& results) {
+    forEachTensor(results, [&](const at::Tensor& tensor) {
+      baked.results.push_back(tensor.storage());
+      open_.insert(tensor.storage().unsafeGetStorageImpl());
+    });
+  }
+
+  /// Work of two devices cannot be in one graph.
+  void noteDevices(const Call& call) {
+    for (const Value* output : call.node->outputs()) {
+      const auto device = deviceOf(output);
+      if (!device) continue;
+      (device->is_cpu() ? onCpu_ : onAccelerator_) = true;
+    }
+    if (onCpu_ && onAccelerator_)
+      refuse(call, "it works on tensors of another device than the graph's");
+  }
+
+  /// A call that only looks at its operands' memory has no work to replay.
+  static bool onlyViews(const Call& call) {
+    const OpFacts& facts = factsOf(call.node);
+    if (facts.writes || facts.wait || call.draws || call.recorded.tensors.empty()) return false;
+    for (const RecordedTensor& tensor : call.recorded.tensors) {
+      if (tensor.operand < 0) return false;
+    }
+    return call.dying.empty();
+  }
+
+  Device& device_;
+  std::vector<BakedCall> calls_;
+  llvm::DenseSet<const c10::StorageImpl*> open_,
+      waited_;  // by the storage of a collective's result
+  bool onCpu_ = false, onAccelerator_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Capture> beginHostCapture(Device& device) {
+  return std::make_unique<HostCapture>(device);
+}
+
+}  // namespace gravure

@@ -1,0 +1,289 @@
+#include "runtime/layout/arena_layout.h"
+
+#include "ir/core/args.h"
+#include "ir/facts/compiled_op.h"
+#include "ir/facts/op_facts.h"
+#include "runtime/layout/low_placement.h"
+
+#include <llvm/ADT/DenseMap.h>
+
+#include <numeric>
+
+namespace gravure {
+namespace {
+
+/// Lives of the program's storages, joined where a recorded run showed that two are one.
+class Lives {
+ public:
+  explicit Lives(const Timeline& timeline)
+      : storages_(timeline.storages()), parent_(storages_.size()) {
+    std::iota(parent_.begin(), parent_.end(), 0);
+    for (const StorageLife& life : storages_) ends_.push_back(life.end);
+  }
+
+  int64_t find(int64_t storage) {
+    while (parent_[storage] != storage) storage = parent_[storage] = parent_[parent_[storage]];
+    return storage;
+  }
+  /// True if they were apart.
+  bool join(int64_t a, int64_t b) {
+    a = find(a), b = find(b);
+    if (a == b) return false;
+    parent_[b] = a;
+    ends_[a] = std::max(ends_[a], ends_[b]);
+    return true;
+  }
+  int64_t end(int64_t storage) { return ends_[find(storage)]; }
+
+ private:
+  const std::vector<StorageLife>& storages_;
+  std::vector<int64_t> parent_;
+  std::vector<int64_t> ends_;
+};
+
+int64_t storageOfOutput(const Call& call, const EntryCode& code, const RecordedTensor& tensor) {
+  const auto output = static_cast<size_t>(tensor.output);
+  return output < call.outputs.size() ? code.storages[call.outputs[output]] : -1;
+}
+
+bool isComputed(const Value* value, const DeviceMap& devices) {
+  const auto device = deviceOf(value);
+  return !device || devices.computes(*device);
+}
+
+struct Life {
+  int64_t begin = 0, end = -1;
+  bool reserved = false;  // a result that the caller holds when the step is over
+};
+
+class LayoutBuilder {
+ public:
+  LayoutBuilder(const Timeline& timeline, std::vector<EntryCode>& codes,
+                const std::vector<AllocationRecord>& records,
+                const std::vector<StepPlanning>& planning, const DeviceMap& devices,
+                Remarks& remarks)
+      : timeline_(timeline), codes_(codes), records_(records), planning_(planning),
+        devices_(devices), remarks_(remarks), lives_(timeline) {
+    layout_.serve.resize(timeline.steps().size());
+    layout_.dying.resize(timeline.steps().size());
+  }
+
+  ArenaLayout build(const LayoutOptions& options) {
+    for (EntryCode& code : codes_) {
+      code.forEachCall([&](Call& call) { joinAliases(call, code); });
+    }
+    for (size_t s = 0; s < options.reserved.size(); ++s) {
+      if (options.reserved[s] == Reservation::None) continue;
+      Reservation& known = reserved_[lives_.find(static_cast<int64_t>(s))];
+      known = std::max(known, options.reserved[s]);
+    }
+    for (size_t e = 0; e < codes_.size(); ++e) {
+      planStages(codes_[e]);
+      codes_[e].forEachCall([&](Call& call) { planCall(call, codes_[e], records_[e]); });
+    }
+    if (options.edit) options.edit(buffers_);
+    layout_.plan = planBuffers(std::move(buffers_), options.alignment);
+    placeLow(layout_.plan, rests_);
+    const std::string fault = layout_.plan.verify();
+    TORCH_INTERNAL_ASSERT(fault.empty(), fault);
+    for (size_t i = 0; i < offsets_.size(); ++i) *offsets_[i] = layout_.plan.buffers[i].offset;
+    noteDeaths();
+    noteResting();
+    return std::move(layout_);
+  }
+
+ private:
+  void joinAliases(const Call& call, const EntryCode& code) {
+    for (const RecordedTensor& tensor : call.recorded.tensors) {
+      if (tensor.operandSlot == kNoSlot) continue;
+      const int64_t output = storageOfOutput(call, code, tensor);
+      const int64_t operand = code.storages[tensor.operandSlot];
+      if (output < 0 || operand < 0 || !lives_.join(output, operand)) continue;
+      remarks_.add(RemarkKind::Analysis, "runtime", "unexpected-alias", call.node,
+                   "an output shares its operand's memory, which the operator's facts do not say; "
+                   "the memory is kept for both");
+    }
+  }
+
+  void planCall(Call& call, const EntryCode& code, const AllocationRecord& record) {
+    const int64_t step = call.step;
+    if (step < 0 || planning_[step] == StepPlanning::None) return;
+    const bool loose = planning_[step] == StepPlanning::Results;
+    const auto& allocations = record[step];
+    auto& row = layout_.serve[step];
+    row.reserve(allocations.size());
+    for (size_t k = 0; k < allocations.size(); ++k) {
+      const auto ordinal = static_cast<int32_t>(k);
+      if (loose && !holdsResult(call, ordinal)) continue;
+      const Life life = lifeOf(call, code, allocations[k], ordinal);
+      for (RecordedTensor& tensor : call.recorded.tensors) {
+        if (tensor.ordinal == ordinal) tensor.row = static_cast<int32_t>(row.size());
+      }
+      row.push_back({allocations[k].bytes, -1, loose});
+      if (life.end >= 0) add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
+    }
+  }
+
+  /// True for the memory of a result of known shape.
+  bool holdsResult(const Call& call, int32_t ordinal) const {
+    for (const RecordedTensor& tensor : call.recorded.tensors) {
+      const auto outputs = call.node->outputs();
+      const auto output = static_cast<size_t>(tensor.output);
+      if (tensor.ordinal == ordinal && output < outputs.size()) {
+        return hasStaticShape(outputs[output]) && isComputed(outputs[output], devices_);
+      }
+    }
+    return false;
+  }
+
+  /// Steps [begin, end) in which an allocation of `call` is in use; end -1 if that cannot be told.
+  Life lifeOf(const Call& call, const EntryCode& code, const RecordedAllocation& allocation,
+              int32_t ordinal) {
+    Life life{call.step, -1, false};
+    for (const RecordedTensor& tensor : call.recorded.tensors) {
+      if (tensor.ordinal != ordinal) continue;
+      const int64_t storage = storageOfOutput(call, code, tensor);
+      if (storage < 0) return {call.step, -1, false};
+      const auto reserved = reserved_.find(lives_.find(storage));
+      if (reserved != reserved_.end()) return reservedFrom(call.step, reserved->second);
+      life.end = std::max({life.end, lives_.end(storage), call.step + 1});
+    }
+    // Compiled code frees its temporaries one after another, and a place in the plan holds for a whole
+    // step: PyTorch's allocator, which a capture sends to the graph pool, takes less for them.
+    if (compiledCalls(call.node) > 0) return life;
+    if (life.end < 0 && allocation.freedAtStep == call.step) life.end = call.step + 1;
+    return life;
+  }
+
+  /// In the caller's hands until the next run of its entry: when its own runs again nobody holds it,
+  /// so what comes before it there may use its place.
+  Life reservedFrom(int64_t step, Reservation reservation) const {
+    const bool first = step < timeline_.entryRange(0).second;
+    const int64_t begin = first || reservation == Reservation::FromBirth ? step : 0;
+    return {begin, static_cast<int64_t>(timeline_.steps().size()), /*reserved=*/true};
+  }
+
+  void planStages(EntryCode& code) {
+    std::vector<std::vector<int64_t>> offsets;
+    for (const Stage& stage : code.stages) offsets.emplace_back(stage.to.size(), -1);
+    layout_.staged.push_back(std::move(offsets));
+    for (size_t s = 0; s < code.stages.size(); ++s) {
+      const Stage& stage = code.stages[s];
+      for (size_t i = 0; i < stage.to.size(); ++i) {
+        const auto outputs = stage.node->outputs();
+        const auto bytes = storageBytes(*outputs[i]->type());
+        const auto device = deviceOf(outputs[i]);
+        const int64_t storage = code.storages[stage.to[i]];
+        if (!bytes || *bytes == 0 || storage < 0 || stage.step < 0) continue;
+        if (device && !devices_.computes(*device)) continue;
+        // The copy is of this step even where facts take it for its operand's alias.
+        const int64_t end = std::max(lives_.end(storage), stage.step + 1);
+        const int64_t remainder = stage.remainders.empty() ? 0 : stage.remainders[i];
+        add(&layout_.staged.back()[s][i], {stage.step, end, false}, *bytes + remainder, stage.node,
+            static_cast<int64_t>(i));
+      }
+    }
+  }
+
+  void add(int64_t* offset, Life life, int64_t bytes, const Node* node, int64_t number) {
+    offsets_.push_back(offset);
+    std::string label = describe(node) + " #" + std::to_string(number);
+    buffers_.push_back({life.begin, life.end, bytes, -1, std::move(label)});
+    staysOn_.push_back(life.reserved);
+    rests_.push_back(life.reserved || crossesEntries(life));
+  }
+
+  /// True if it is alive when one entry has run and the next one has not.
+  bool crossesEntries(const Life& life) const {
+    for (size_t e = 0; e + 1 < codes_.size(); ++e) {
+      const int64_t boundary = timeline_.entryRange(e).second;
+      if (life.begin < boundary && life.end > boundary) return true;
+    }
+    return false;
+  }
+
+  void noteResting() {
+    for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
+      const Buffer& buffer = layout_.plan.buffers[i];
+      if (!rests_[i]) continue;
+      auto& extents = staysOn_[i] ? layout_.results : layout_.saved;
+      extents.push_back({buffer.offset, buffer.offset + buffer.bytes});
+    }
+  }
+
+  void noteDeaths() {
+    const auto steps = static_cast<int64_t>(layout_.dying.size());
+    for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
+      const Buffer& buffer = layout_.plan.buffers[i];
+      if (buffer.end <= steps && !staysOn_[i])
+        layout_.dying[buffer.end - 1].push_back({buffer.offset, buffer.bytes});
+    }
+  }
+
+  const Timeline& timeline_;
+  std::vector<EntryCode>& codes_;
+  const std::vector<AllocationRecord>& records_;
+  const std::vector<StepPlanning>& planning_;
+  const DeviceMap& devices_;
+  Remarks& remarks_;
+  Lives lives_;
+  llvm::DenseMap<int64_t, Reservation> reserved_;  // by root of lives_
+  ArenaLayout layout_;
+  std::vector<Buffer> buffers_;
+  std::vector<bool> staysOn_;      // by buffer: Life::reserved
+  std::vector<bool> rests_;        // by buffer: may be held between two steps
+  std::vector<int64_t*> offsets_;  // stable: rows are reserved before their members are claimed
+};
+
+}  // namespace
+
+StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
+  bool any = false, all = true;
+  for (const Value* output : node->outputs()) {
+    if (!isTensorValue(output) || !output->hasUses())
+      continue;  // an undefined gradient, among others
+    const bool known = hasStaticShape(output) && isComputed(output, devices);
+    any |= known;
+    all &= known;
+  }
+  const Value* rng = rngStateOf(node);  // nothing is allocated by the size of a random state
+  for (const Value* input : node->inputs()) {
+    if (input == rng || input->type()->kind() != c10::TypeKind::TensorType) continue;
+    all &= hasStaticShape(input);
+  }
+  if (all) return StepPlanning::All;
+  return any ? StepPlanning::Results : StepPlanning::None;
+}
+
+namespace {
+
+/// As far as the plan reads them: it asks whether memory was given back within its step, not when else.
+/// A collective's buffers are, by threads of its backend, sooner or later.
+bool sameAllocations(const std::vector<RecordedAllocation>& a,
+                     const std::vector<RecordedAllocation>& b, int64_t step) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [step](const auto& x, const auto& y) {
+    return x.bytes == y.bytes && (x.freedAtStep == step) == (y.freedAtStep == step);
+  });
+}
+
+}  // namespace
+
+std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
+                                    const std::vector<StepPlanning>& planning) {
+  std::vector<int64_t> steps;
+  for (size_t s = 0; s < a.size(); ++s) {
+    const auto step = static_cast<int64_t>(s);
+    if (planning[s] == StepPlanning::All && !sameAllocations(a[s], b[s], step))
+      steps.push_back(step);
+  }
+  return steps;
+}
+
+ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
+                        const std::vector<AllocationRecord>& records, const DeviceMap& devices,
+                        const std::vector<StepPlanning>& planning, const LayoutOptions& options,
+                        Remarks& remarks) {
+  return LayoutBuilder(timeline, codes, records, planning, devices, remarks).build(options);
+}
+
+}  // namespace gravure

@@ -1,0 +1,65 @@
+#pragma once
+// From recorded runs and the program's lifetimes to a place in the arena for each allocation.
+
+#include "ir/core/remark.h"
+#include "ir/memory/memory_plan.h"
+#include "ir/memory/timeline.h"
+#include "runtime/device/arena_session.h"
+#include "runtime/device/device.h"
+#include "runtime/device/device_map.h"
+#include "runtime/program/instruction.h"
+
+#include <functional>
+
+namespace gravure {
+
+struct ArenaLayout {
+  MemoryPlan plan;
+  ServePlan serve;                            // one row a Timeline step
+  std::vector<std::vector<DeadBlock>> dying;  // by the step they die with
+  // What may be held between steps.
+  std::vector<Extent> saved;    // alive from one entry to the next
+  std::vector<Extent> results;  // reserved
+  /// [entry][stage][operand]: offset of a staged copy, -1 where its shape is known only at run time.
+  std::vector<std::vector<std::vector<int64_t>>> staged;
+};
+
+/// For how long a storage that is handed to the caller as it is has its place to itself.
+enum class Reservation : uint8_t {
+  None,
+  /// From its birth to the end of the program: nobody holds it any more when the next step begins.
+  FromBirth,
+  /// Until its entry runs again: the entries before that one run while it is held.
+  Always,
+};
+
+struct LayoutOptions {
+  int64_t alignment = 64;
+  std::vector<Reservation> reserved;  // by Timeline storage
+  /// Sees every buffer before placement; tests plant lifetime faults with it.
+  std::function<void(std::vector<Buffer>&)> edit;
+};
+
+/// What of a step's allocations can be planned.
+enum class StepPlanning : uint8_t {
+  None,     // nothing: what it returns has no shape known in advance, or lives on another device
+  Results,  // results of known shape, but not what it allocates besides: some size varies
+  All,      // everything: each tensor that it takes and returns has a shape known in advance
+};
+StepPlanning stepPlanning(const Node* node, const DeviceMap& devices);
+
+/// Steps planned in full at which two recorded runs differ in bytes or ends.
+std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
+                                    const std::vector<StepPlanning>& planning);
+
+/// Plans: an allocation given back within its call lives for that step; one that holds an output lives
+/// as long as the output's storage does in `timeline`; anything else is the library's own, or a
+/// temporary of compiled code, and stays with PyTorch's allocator. `records` holds one record an entry, `planning` one verdict a step.
+/// Where a recorded output shares memory that the program's facts call separate, lives are joined,
+/// with the remark unexpected-alias.
+ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
+                        const std::vector<AllocationRecord>& records, const DeviceMap& devices,
+                        const std::vector<StepPlanning>& planning, const LayoutOptions& options,
+                        Remarks& remarks);
+
+}  // namespace gravure

@@ -1,0 +1,30 @@
+#pragma once
+// How each result of a program is handed to its caller (design law 5).
+
+#include "ir/memory/timeline.h"
+#include "runtime/layout/arena_layout.h"
+#include "runtime/program/instruction.h"
+#include "runtime/runtime.h"
+
+#include <llvm/ADT/STLFunctionalExtras.h>
+
+#include <vector>
+
+namespace gravure {
+
+/// Sets `handing` of every entry's outputs and of its Own instructions. A result is Lent or Static
+/// only where the step allocates it with a shape known in advance, and Lent only if no other result
+/// shares its memory.
+void chooseHanding(const Program& program, const Timeline& timeline, ResultPolicy policy,
+                   std::vector<EntryCode>& codes);
+
+/// By Timeline number, the storages that Lent and Static results lie in: no other buffer may overlap
+/// them until their entry runs again, or, of Lent ones with `droppedInTime(entry, output)`, until the
+/// next step begins.
+std::vector<Reservation> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
+                                          llvm::function_ref<bool(size_t, size_t)> droppedInTime);
+
+/// From now on output `output` is copied. Its memory stays reserved.
+void copyFromNowOn(EntryCode& code, size_t output);
+
+}  // namespace gravure

@@ -1,0 +1,93 @@
+#include "runtime/layout/recorder.h"
+
+namespace gravure {
+
+int64_t byteOffset(const at::Tensor& tensor) {
+  return tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
+}
+
+void Recorder::before(const Call& call, const Frame& frame) {
+  operands_.clear();
+  for (const Operand& operand : call.operands) note(operand, frame);
+}
+
+void Recorder::note(const Operand& operand, const Frame& frame) {
+  switch (operand.kind) {
+    case Operand::Kind::Constant: noteValue(operand.constant, kNoSlot); break;
+    case Operand::Kind::FromSlot:
+      if (operand.use == NumberUse::Tensor && !frame[operand.slot].isTensor()) {
+        operands_.push_back({nullptr, 0, kNoSlot});  // becomes a tensor of its own
+      } else {
+        noteValue(frame[operand.slot], operand.slot);
+      }
+      break;
+    default:
+      for (const Operand& member : operand.members) note(member, frame);
+  }
+}
+
+void Recorder::noteValue(const c10::IValue& value, Slot slot) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined()) return;
+    c10::StorageImpl* storage =
+        tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+    operands_.push_back({storage, storage ? byteOffset(tensor) : 0, slot});
+  } else if (value.isList()) {
+    for (const c10::IValue& member : value.toListRef()) noteValue(member, slot);
+  }
+}
+
+RecordedTensor Recorder::describeTensor(const at::Tensor& tensor) const {
+  RecordedTensor recorded;
+  recorded.dtype = tensor.scalar_type();
+  recorded.plain =
+      tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized();
+  if (!recorded.plain) return recorded;
+  recorded.conjugate = tensor.is_conj();
+  recorded.negative = tensor.is_neg();
+  recorded.sizes = tensor.sizes().vec();
+  recorded.strides = tensor.strides().vec();
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  recorded.storageBytes = static_cast<int64_t>(storage->nbytes());
+  recorded.byteOffset = byteOffset(tensor);
+  for (size_t i = 0; i < operands_.size(); ++i) {
+    if (operands_[i].storage != storage) continue;
+    recorded.operand = static_cast<int32_t>(i);
+    recorded.operandSlot = operands_[i].slot;
+    recorded.byteOffset -= operands_[i].byteOffset;
+    return recorded;
+  }
+  recorded.ordinal = session_.ordinalOf(storage->data());
+  return recorded;
+}
+
+void Recorder::after(Call& call, const torch::jit::Stack& stack) {
+  RecordedCall recorded;
+  recorded.recorded = true;
+  for (size_t r = 0; r < stack.size(); ++r) {
+    const c10::IValue& result = stack[r];
+    const auto add = [&](const at::Tensor& tensor, size_t output) {
+      recorded.tensors.push_back(describeTensor(tensor));
+      recorded.tensors.back().output = static_cast<int32_t>(output);
+    };
+    if (result.isNone()) {
+      recorded.shape.push_back(-1);
+    } else if (result.isTensor() && !result.toTensor().defined()) {
+      recorded.shape.push_back(-3);
+    } else if (result.isTensor()) {
+      recorded.shape.push_back(-2);
+      add(result.toTensor(), r);
+    } else if (result.isTensorList()) {
+      const auto members = result.toTensorVector();
+      recorded.shape.push_back(static_cast<int32_t>(members.size()));
+      for (size_t i = 0; i < members.size(); ++i) add(members[i], call.unpackList ? i : r);
+    } else {
+      recorded.returnsOther = true;
+      recorded.shape.push_back(-1);
+    }
+  }
+  call.recorded = std::move(recorded);
+}
+
+}  // namespace gravure

@@ -1,0 +1,110 @@
+#include "runtime/program/collectives.h"
+
+#include "ir/core/args.h"
+#include "ir/facts/op_facts.h"
+#include "ir/text/constant_text.h"
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+int32_t numberOf(const std::string& group, std::vector<std::string>& groups) {
+  const auto at = std::find(groups.begin(), groups.end(), group);
+  const auto number = static_cast<int32_t>(at - groups.begin());
+  if (at == groups.end()) groups.push_back(group);
+  return number;
+}
+
+/// Ranks give and take different amounts, which the operator itself tells them.
+bool hasSplits(const Node* node) {
+  return std::string_view(node->kind().toUnqualString()).starts_with("all_to_all");
+}
+
+std::string shapeText(const Value* value, bool sizes) {
+  const auto* type = value->type()->castRaw<c10::TensorType>();
+  if (!type) return value->type()->str();
+  std::string text = type->scalarType() ? c10::toString(*type->scalarType()) : "Tensor";
+  if (!sizes || !type->dim()) return text;
+  text += "[";
+  for (size_t i = 0; i < *type->dim(); ++i) {
+    const auto size = type->sizes()[i];
+    text += (i ? ", " : "") + (size ? std::to_string(*size) : std::string("*"));
+  }
+  return text + "]";
+}
+
+/// Operands by shape, constants by value; the group's name is each rank's own.
+void appendArg(std::string& text, const Arg& arg, const Node* node, bool sizes) {
+  if (arg.is<InputArg>()) {
+    text += shapeText(node->input(arg.as<InputArg>().index), sizes);
+  } else if (const auto* members = arg.elements()) {
+    text += "[";
+    for (size_t i = 0; i < members->size(); ++i) {
+      if (i) text += ", ";
+      appendArg(text, (*members)[i], node, sizes);
+    }
+    text += "]";
+  } else if (!arg.is<c10::Device>()) {
+    appendConstant(text, arg);
+  }
+}
+
+std::string lineOf(const Node* node, const std::string& where, int32_t group) {
+  const OpFacts& facts = factsOf(node);
+  const bool splits = hasSplits(node);
+  std::string text = where + ": " + node->kind().toQualString() + "(";
+  const ArgList& list = argsOf(node);
+  for (size_t i = 0; i < list.args.size(); ++i) {
+    const std::string name = facts.schema && i < facts.schema->arguments().size()
+                                 ? facts.schema->arguments()[i].name()
+                                 : "";
+    if (name == "group_name" || (splits && name.find("split") != std::string::npos)) continue;
+    if (text.back() != '(') text += ", ";
+    appendArg(text, list.args[i], node, !splits);
+  }
+  return text + ") in group " + std::to_string(group);
+}
+
+}  // namespace
+
+std::string groupNameOf(const Node* node) {
+  const OpFacts& facts = factsOf(node);
+  if (!facts.schema) return "";
+  const auto at = facts.schema->argumentIndexWithName("group_name");
+  const ArgList& list = argsOf(node);
+  if (!at || *at >= static_cast<int>(list.args.size())) return "";
+  return list.args[*at].is<std::string>() ? list.args[*at].as<std::string>() : "";
+}
+
+ProgramCollectives findCollectives(std::vector<EntryCode>& codes) {
+  ProgramCollectives found;
+  const auto add = [&](const Node* node, const std::string& where, Launch* launch) {
+    if (!factsOf(node).collective) return;
+    const std::string name = groupNameOf(node);
+    const int32_t group = numberOf(name, found.groups);
+    found.lines.push_back(lineOf(node, where, group));
+    if (!launch) return;
+    found.captured = true;
+    if (name.empty() && !found.unnamed) found.unnamed = node;
+    auto& used = launch->groups;
+    if (std::find(used.begin(), used.end(), group) == used.end()) used.push_back(group);
+  };
+  for (EntryCode& code : codes) {
+    const std::string entry = code.entry->name;
+    int64_t partitions = 0;
+    for (const Instruction& instruction : code.instructions) {
+      if (instruction.kind == Instruction::Kind::Call) {
+        add(code.calls[instruction.index].node, entry + ", on the host", nullptr);
+      }
+      if (instruction.kind != Instruction::Kind::Launch) continue;
+      Launch& launch = code.launches[instruction.index];
+      const std::string where = entry + ", partition " + std::to_string(partitions);
+      for (const Call& call : launch.calls) add(call.node, where, &launch);
+      partitions += !launch.groups.empty();
+    }
+  }
+  return found;
+}
+
+}  // namespace gravure

@@ -1,0 +1,27 @@
+#pragma once
+// What a program communicates: its groups, and its collectives in the order in which they start.
+
+#include "runtime/program/instruction.h"
+
+#include <string>
+#include <vector>
+
+namespace gravure {
+
+/// The name of the process group that a collective names; "" if it is no constant of the program.
+std::string groupNameOf(const Node* node);
+
+struct ProgramCollectives {
+  std::vector<std::string> groups;  // names, in the order of first use
+  /// What ranks compare, one line a collective: its entry, where it runs (which of the entry's
+  /// partitions with collectives, or the host), operator, shapes and dtypes, constants, and its group
+  /// by position in `groups`. Nothing that may differ from rank to rank: devices, splits, offsets.
+  std::vector<std::string> lines;
+  bool captured = false;          // some partition holds a collective
+  const Node* unnamed = nullptr;  // in a partition, and its group is no constant
+};
+
+/// Also fills Launch::groups.
+ProgramCollectives findCollectives(std::vector<EntryCode>& codes);
+
+}  // namespace gravure

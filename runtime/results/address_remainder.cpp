@@ -1,0 +1,26 @@
+#include "runtime/results/address_remainder.h"
+
+#include <ATen/ops/empty_strided.h>
+
+namespace gravure {
+
+constexpr int64_t kSame = 16;  // bytes
+
+int64_t addressRemainder(const at::Tensor& tensor) {
+  const bool rounds = tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
+  if (!rounds || !tensor.has_storage() || tensor.numel() == 0) return 0;
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kSame);
+}
+
+at::Tensor emptyAlike(const at::Tensor& tensor) {
+  const int64_t remainder = addressRemainder(tensor);
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  if (remainder == 0 || remainder % size != 0)
+    return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
+  int64_t elements = remainder / size + 1;
+  for (int64_t d = 0; d < tensor.dim(); ++d) elements += (tensor.size(d) - 1) * tensor.stride(d);
+  return at::empty_strided({elements}, {1}, tensor.options())
+      .as_strided(tensor.sizes(), tensor.strides(), remainder / size);
+}
+
+}  // namespace gravure

@@ -1,0 +1,441 @@
+#include "runtime/layout/handing.h"
+#include "runtime/results/address_remainder.h"
+#include "runtime/step/runtime_impl.h"
+
+#include <ATen/Parallel.h>
+
+#include <llvm/ADT/STLExtras.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace gravure {
+
+namespace {
+
+/// By input that is not staged; empty for others.
+std::vector<std::vector<int64_t>> keptStrides(const EntryState& entry,
+                                              const std::vector<c10::IValue>& inputs) {
+  std::vector<std::vector<int64_t>> strides(inputs.size());
+  const auto& infos = entry.code->entry->inputs;
+  for (size_t i = 0; i < inputs.size() && i < infos.size(); ++i) {
+    const InputRole role = infos[i].role;
+    const bool asGiven = isKeptByCaller(role) || role == InputRole::Saved;
+    if (asGiven && inputs[i].isTensor() && inputs[i].toTensor().defined() &&
+        inputs[i].toTensor().layout() == c10::kStrided)
+      strides[i] = inputs[i].toTensor().strides().vec();
+  }
+  return strides;
+}
+
+}  // namespace
+
+/// Against the program alone.
+void Runtime::Impl::checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
+}
+
+Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
+                                              const std::vector<c10::IValue>& inputs,
+                                              bool uncaptured) {
+  if (callerCaptures_) {
+    checkInputs(entry, inputs);
+    checkForCaller(entry, inputs);
+    return Path::Plain;
+  }
+  if (!layout_) watchResults(entry);
+  if (uncaptured || options_.uncaptured || stats_.steps < arenaRetryAt_) {
+    checkInputs(entry, inputs);
+    checkLentValues(entry, givenLentValues(entry, inputs));
+    return Path::Plain;
+  }
+  if (layoutWanted_ && layout_ && loans_->outstanding() == 0)
+    planForNewLayout("inputs are laid out otherwise than in the warm-up");
+  if (!entry.settled) {
+    checkInputs(entry, inputs);
+    entry.laid = keptStrides(entry, inputs);
+    return Path::Recorded;
+  }
+  // Each try empties PyTorch's cache, so they become rare.
+  if (!layout_ && allSettled() && !plan()) arenaRetryAt_ = 2 * stats_.steps + 16;
+  if (!layout_) {
+    checkInputs(entry, inputs);
+    return Path::Plain;
+  }
+  return mayServe(entry, inputs) ? Path::Served : Path::Plain;
+}
+
+/// A step in a graph of the caller's: its memory must be that graph's, which replays it after our next
+/// steps.
+void Runtime::Impl::checkForCaller(const EntryState& entry,
+                                   const std::vector<c10::IValue>& inputs) {
+  const auto& infos = entry.code->entry->inputs;
+  for (size_t i = 0; i < inputs.size() && i < infos.size(); ++i) {
+    const bool lent = infos[i].role == InputRole::Saved && inputs[i].isTensor() &&
+                      (isLent(inputs[i].toTensor()) || inSlab(inputs[i].toTensor(), slab_.get()));
+    TORCH_CHECK(
+        !lent, "entry '", entry.code->entry->name,
+        "' is run while its stream is being captured, on values that a step outside of that "
+        "capture saved: later steps write over them, and the graph would read that; run the "
+        "forward in the same capture, too");
+  }
+  once_.missedAs(entry.code->entry->name, "caller-captures", nullptr,
+                 "entry '" + entry.code->entry->name +
+                     "' ran uncaptured, because the caller captures its stream: it is part of that "
+                     "graph, in that graph's memory");
+}
+
+bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  const bool lent = givenLentValues(entry, inputs);
+  if (!giversAgree(entry, lent)) {
+    checkInputs(entry, inputs);
+    return false;
+  }
+  if (!inputsHold(entry, inputs) || !laidAsRecorded(entry, inputs) ||
+      !liesAsRecorded(entry, inputs))
+    return false;
+  if (at::get_num_threads() != threads_) {
+    const std::string why =
+        "the number of threads differs from that of the warm-up, and kernels allocate by it";
+    once_.missedAs("threads", "guard-failed", nullptr, why + "; this step ran uncaptured");
+    ranUncaptured(entry, why, "call torch.set_num_threads() once, before the first step");
+    return false;
+  }
+  checkLentValues(entry, lent);
+  if (loans_->outstanding() > 0 && !lent) {
+    once_.missedAs(
+        entry.code->entry->name, "saved-values-held", nullptr,
+        "entry '" + entry.code->entry->name +
+            "' ran uncaptured while saved values of an earlier step are held: their memory "
+            "may not be reused yet");
+    ranUncaptured(entry, "saved values of an earlier step are held",
+                  "run its backward, or drop what it returned, before the next step; a forward "
+                  "that needs no backward runs under torch.no_grad()");
+    return false;
+  }
+  if (resultsHeld(entry) || !enterArena()) return false;
+  ranCaptured(entry);
+  lentOverwritten_ = lent;
+  return true;
+}
+
+/// Takes the arena's memory for a step, which must leave it. False if there is none for it now.
+bool Runtime::Impl::enterArena() {
+  std::string why;
+  if (!slab_->enter(why)) {
+    TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", why);
+    once_.missedAs("enter", "no-arena", nullptr,
+                   "no memory for the arena of " + std::to_string(slab_->bytes()) +
+                       " bytes, which other programs of the device use or which was given back: " +
+                       why + "; this step ran uncaptured");
+    return false;
+  }
+  if (device_->poisons() && slab_->mayHaveChanged()) {
+    device_->poison(slab_->base(), slab_->bytes());
+  }
+  return true;
+}
+
+/// Before `begins` runs: notes which results of the entries behind it somebody holds.
+void Runtime::Impl::watchResults(const EntryState& begins) {
+  for (EntryState& entry : llvm::drop_begin(entries_, &begins - entries_.data() + 1)) {
+    for (ResultWatch& watch : entry.watches) watch.nextStepBegins();
+  }
+}
+
+/// True if a replay would write over a lent result that somebody holds: of the entry's own, or of one
+/// behind it if it was dropped in time when the arena was laid out. Such a result is copied from now on;
+/// if it is held for many steps more, the arena is laid out anew, and the old one is left to the holder.
+bool Runtime::Impl::resultsHeld(EntryState& entry) {
+  bool held = false, still = false;
+  for (EntryState& lender : llvm::drop_begin(entries_, &entry - entries_.data())) {
+    for (size_t o = 0; o < lender.lent.size(); ++o) {
+      if (lender.lent[o]->outstanding() == 0) continue;
+      if (&lender != &entry && !lender.watches[o].droppedInTime()) continue;
+      if (lender.code->handing[o] != Handing::Lent) {
+        still = true;
+        continue;
+      }
+      held = true;
+      copyFromNowOn(*lender.code, o);
+      const OutputInfo& info = lender.code->entry->outputs[o];
+      remarks_.add(RemarkKind::Missed, "runtime", "result-held",
+                   std::string(roleName(info.role)) + " \"" + info.name + "\" of entry '" +
+                       lender.code->entry->name +
+                       "' was still held when its next step began: that step ran uncaptured, and "
+                       "from now on the result is a copy");
+    }
+  }
+  if (!held && !still) {
+    entry.heldSteps = 0;
+    return false;
+  }
+  once_.note("a result of an earlier step is still held");
+  // A second arena costs memory while the first is held: gradient accumulation drops it soon.
+  constexpr int64_t kPatience = 16;
+  if (++entry.heldSteps <= kPatience || held || loans_->outstanding() > 0) return true;
+  entry.heldSteps = 0;
+  return !layOutAnew();
+}
+
+/// False if there is no memory for a second arena; the first one is kept then.
+bool Runtime::Impl::layOutAnew() {
+  if (!plan()) return false;
+  remarks_.add(RemarkKind::Analysis, "runtime", "arena-anew",
+               "results that were lent are held for long: the arena is laid out and captured anew, "
+               "and the old one stays until they are dropped");
+  return true;
+}
+
+/// False if the saved values come from a step that ran uncaptured: they lie where none of its successors
+/// will have them.
+bool Runtime::Impl::giversAgree(const EntryState& entry, bool lent) const {
+  return std::all_of(entry.givers.begin(), entry.givers.end(), [lent](const EntryState* giver) {
+    return giver->wasServed && (lent || !giver->lentSaved);
+  });
+}
+
+void Runtime::Impl::checkLentValues(const EntryState& entry, bool lent) const {
+  TORCH_CHECK(
+      !lent || !lentOverwritten_, "entry '", entry.code->entry->name,
+      "' is given saved values that its last run has overwritten: they are lent for one run; ",
+      "run the entry that saves them again");
+}
+
+bool Runtime::Impl::givenLentValues(const EntryState& entry,
+                                    const std::vector<c10::IValue>& inputs) const {
+  return givenValuesIn(slab_.get(), entry, inputs);
+}
+
+/// True if one of the saved values lies in the arena.
+bool Runtime::Impl::givenValuesIn(const Slab* slab, const EntryState& entry,
+                                  const std::vector<c10::IValue>& inputs) {
+  const auto& infos = entry.code->entry->inputs;
+  for (size_t i = 0; i < inputs.size() && i < infos.size(); ++i) {
+    const bool saved = infos[i].role == InputRole::Saved && inputs[i].isTensor();
+    if (saved && inSlab(inputs[i].toTensor(), slab)) return true;
+  }
+  return false;
+}
+
+namespace {
+
+constexpr const char* kKeepPlace =
+    "write into the tensor (`copy_`) instead of putting another one in its place";
+constexpr const char* kKeepLayout = "keep one memory format, or compile a model for each";
+constexpr const char* kKeepNumber = "give it as a tensor, or compile a function for each value";
+
+Stranger strangerOf(size_t input, const OperandGuard& guard, const c10::IValue& value) {
+  Stranger stranger{input, nullptr, {}};
+  if (guard.differsInAddressAlone(value)) {
+    stranger.address = value.toTensor().const_data_ptr();
+  } else if (guard.differsInStrides(value)) {
+    stranger.strides = value.toTensor().strides().vec();
+  }
+  return stranger;
+}
+
+/// `relaid`: layouts have changed before. Where they do, addresses change, too.
+const char* remedyFor(const std::vector<Stranger>& strangers, bool relaid) {
+  const auto isLaid = [](const Stranger& each) { return !each.strides.empty(); };
+  if (llvm::any_of(strangers, isLaid)) return kKeepLayout;
+  if (strangers.front().address == nullptr) return kKeepNumber;
+  return relaid ? kKeepLayout : kKeepPlace;
+}
+
+}  // namespace
+
+/// Checks inputs against the program, and against what was captured.
+bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  ++entry.runs;
+  std::vector<Stranger> strangers;
+  size_t next = 0;
+  std::string found;
+  const auto add = [&](size_t index, const OperandGuard& guard) {
+    entry.checks[index].check(inputs[index]);
+    if (found.empty()) {
+      found = inputName(*entry.code->entry, index) + ": " + guard.difference(inputs[index]);
+    }
+    strangers.push_back(strangerOf(index, guard, inputs[index]));
+  };
+  for (const auto& [index, guard] : entry.inputGuards) {
+    for (; next < index; ++next) entry.checks[next].check(inputs[next]);
+    ++next;
+    if (!guard.holds(inputs[index])) add(index, guard);
+  }
+  for (; next < inputs.size(); ++next) entry.checks[next].check(inputs[next]);
+  if (!entry.moving->empty()) {
+    const int64_t index = entry.moving->stranger(inputs);
+    if (index >= 0) {
+      add(index, OperandGuard(entry.moving->copyOf(index), /*keep=*/true));
+      strangers.back().address = nullptr;  // it may not be copied, wherever it stays
+    }
+  }
+  if (strangers.empty()) {
+    entry.strangers.clear();
+    return true;
+  }
+  const size_t first = strangers.front().input;
+  const char* const remedy = remedyFor(strangers, layouts_ > 0);
+  if (takeStrangers(entry, inputs, std::move(strangers), found)) return true;
+  once_.missedAs(std::to_string(first), "guard-failed", nullptr,
+                 found + "; this step ran uncaptured");
+  ranUncaptured(entry, found, remedy);
+  return false;
+}
+
+/// Inputs differ from what was captured. True if the step is captured anew: because they lie where they
+/// lay in the step before, or since those that move in each step are copied from now on. Else it runs
+/// uncaptured, and if they are laid out as in the step before, memory is planned anew.
+bool Runtime::Impl::takeStrangers(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                  std::vector<Stranger> strangers, const std::string& found) {
+  const bool same = entry.strangers == strangers;
+  const auto lies = [](const Stranger& each) { return each.address != nullptr; };
+  const auto isLaid = [](const Stranger& each) { return !each.strides.empty(); };
+  const bool allMoved = llvm::all_of(strangers, lies);
+  const bool staged = allMoved && stageMoving(entry, inputs, strangers);
+  if (staged || (allMoved && same)) {
+    forgetCaptures(entry);
+    if (!staged) {
+      remarks_.add(RemarkKind::Analysis, "runtime", "captured-anew",
+                   found + ", for the second time");
+    }
+    return true;
+  }
+  const auto laidAlike = [&](const Stranger& each) {
+    return !isLaid(each) || llvm::any_of(entry.strangers, [&](const Stranger& before) {
+      return before.input == each.input && before.strides == each.strides;
+    });
+  };
+  const bool newLayout =
+      llvm::any_of(strangers, isLaid) && llvm::all_of(strangers, laidAlike) &&
+      llvm::all_of(strangers, [&](const Stranger& each) { return lies(each) || isLaid(each); });
+  entry.strangers = std::move(strangers);
+  if (newLayout) planForNewLayout(found);
+  return false;
+}
+
+/// Copies, from now on, those of the strangers that move in each step. False if there are none, or if
+/// another one neither moves so nor stays where it was in the step before.
+bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                const std::vector<Stranger>& strangers) {
+  std::vector<size_t> moving;
+  bool all = true;
+  for (const Stranger& each : strangers) {
+    const at::Tensor& value = inputs[each.input].toTensor();
+    const bool stays = llvm::is_contained(entry.strangers, each);
+    const bool moves = entry.moving->moves(each.input, each.address, entry.runs);
+    if (moves && !inSlab(value, slab_.get()) && entry.moving->whyNot(each.input, value).empty()) {
+      moving.push_back(each.input);
+    } else {
+      all &= stays;
+    }
+  }
+  if (moving.empty() || !all) return false;
+  try {
+    for (const size_t input : moving) entry.moving->stage(input, inputs[input].toTensor());
+  } catch (const c10::Error& error) {
+    once_.missedAs("stage", "guard-failed", nullptr,
+                   std::string("there is no memory for copies of inputs that move: ") +
+                       error.what_without_backtrace());
+    return false;
+  }
+  for (const size_t input : moving) {
+    remarks_.add(RemarkKind::Analysis, "runtime", "input-staged",
+                 inputName(*entry.code->entry, input) +
+                     " lies at another address in each step: it is copied before each replay from "
+                     "now on; to save that, " +
+                     kKeepPlace);
+  }
+  return true;
+}
+
+/// Before a capture. What was recorded in the warm-up holds for the strides that inputs had there.
+bool Runtime::Impl::laidAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  const auto waits = [](const Partition& partition) {
+    return partition.state() == PartitionState::Cold ||
+           partition.state() == PartitionState::WarmedUp;
+  };
+  const bool guarded = !entry.inputGuards.empty() || llvm::none_of(entry.served.partitions, waits);
+  if (guarded || entry.laid == keptStrides(entry, inputs)) return true;
+  const std::string found =
+      "entry '" + entry.code->entry->name + "': inputs have other strides than in the warm-up";
+  planForNewLayout(found);
+  ranUncaptured(entry, found, kKeepLayout);
+  return false;
+}
+
+/// Staged inputs, by whose addresses kernels round. Those that lie so twice have memory planned anew.
+bool Runtime::Impl::liesAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+  std::vector<std::pair<size_t, int64_t>> others;
+  for (size_t s = 0; s < entry.code->stages.size(); ++s) {
+    const Stage& stage = entry.code->stages[s];
+    for (size_t i = 0; i < stage.from.size(); ++i) {
+      const at::Tensor& buffer = entry.served.staged[s][i];
+      const Slot from = stage.from[i];
+      if (!buffer.defined() || entry.code->sources[from] != SlotSource::Input) continue;
+      const int64_t found = stagedRemainder(buffer, inputs[from].toTensor());
+      if (found != addressRemainder(buffer)) others.emplace_back(from, found);
+    }
+  }
+  const bool again = others == entry.othersLay;
+  if (!again) entry.othersLay = others;
+  if (others.empty()) return true;
+  const auto [input, bytes] = others.front();
+  const std::string found = inputName(*entry.code->entry, input) + " lies " +
+                            std::to_string(bytes) +
+                            " bytes past a multiple of 16, otherwise than in the warm-up, and "
+                            "kernels round by that";
+  once_.missedAs(std::to_string(input), "guard-failed", nullptr,
+                 found + "; this step ran uncaptured");
+  ranUncaptured(entry, found, "give a tensor of its own (`clone()`) instead of a part of another");
+  if (again) planForNewLayout(found);
+  return false;
+}
+
+/// Inputs have come to stay in another layout, by which kernels choose that of their results: all entries
+/// warm up again, and memory is planned anew. Layouts that come and go are given up on.
+void Runtime::Impl::planForNewLayout(const std::string& found) {
+  constexpr int kMostLayouts = 4;
+  if (layouts_ >= kMostLayouts) return;
+  layoutWanted_ = loans_->outstanding() > 0;
+  if (layoutWanted_) return;
+  ++layouts_;
+  remarks_.add(RemarkKind::Analysis, "runtime", "layout-anew",
+               found + ": the program warms up and is captured again");
+  forgetArena();
+  layout_.reset();
+  installArena(nullptr, std::make_shared<LoanBook>());
+  lentOverwritten_ = false;
+  for (EntryState& entry : entries_) {
+    entry.moving->forget();
+    entry.settled = false;
+    entry.warmUps = 0;
+    entry.record.clear();
+    entry.uncaptured = 0;
+  }
+}
+
+/// Notes that a run could have been captured and was not. Where that is so again and again, it is said,
+/// once, with what to do about it.
+void Runtime::Impl::ranUncaptured(EntryState& entry, const std::string& why,
+                                  const std::string& remedy) {
+  constexpr int kRuns = 16, kMany = 8;
+  constexpr uint32_t kSeen = (1U << kRuns) - 1;
+  entry.uncaptured = entry.uncaptured << 1 | 1U;
+  if (std::popcount(entry.uncaptured & kSeen) < kMany) return;
+  entry.uncaptured = 0;
+  once_.missedAs(entry.code->entry->name, "often-uncaptured", nullptr,
+                 "entry '" + entry.code->entry->name + "' ran uncaptured in " +
+                     std::to_string(kMany) + " of its last " + std::to_string(kRuns) +
+                     " runs, this time because " + why + "; " + remedy);
+}
+
+/// Graphs may still be running: the device frees them behind their work.
+void Runtime::Impl::forgetCaptures(EntryState& entry) {
+  for (Partition& partition : entry.served.partitions) partition.reset();
+  entry.inputGuards.clear();
+  entry.strangers.clear();
+}
+
+}  // namespace gravure

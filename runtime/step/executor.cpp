@@ -1,0 +1,348 @@
+#include "runtime/step/executor.h"
+
+#include "runtime/device/rng.h"
+#include "runtime/layout/planned_places.h"
+#include "runtime/ranks/communication.h"
+#include "runtime/results/address_remainder.h"
+#include "runtime/results/copy_places.h"
+#include "runtime/results/results.h"
+
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+
+namespace gravure {
+
+void RemarkOnce::missed(const std::string& name, const Node* node, const std::string& message) {
+  missedAs(message, name, node, message);
+}
+
+void RemarkOnce::missedAs(const std::string& key, const std::string& name, const Node* node,
+                          const std::string& message) {
+  last_ = message;
+  if (!made_.insert(name + '\0' + (node ? describe(node) : "") + '\0' + key).second) return;
+  if (node) {
+    remarks_.add(RemarkKind::Missed, "runtime", name, node, message);
+  } else {
+    remarks_.add(RemarkKind::Missed, "runtime", name, message);
+  }
+}
+
+void RemarkOnce::capturedLate(const Node* node, int failures) {
+  remarks_.add(RemarkKind::Analysis, "runtime", "captured-late", node,
+               "captured after " + std::to_string(failures) +
+                   (failures > 1 ? " captures that failed" : " capture that failed"));
+}
+
+Executor::Executor(EntryCode& code, Device& device, RuntimeStats& stats, RemarkOnce& remarks,
+                   const RuntimeOptions& options, Communication* communication)
+    : code_(code), device_(device), stats_(stats), remarks_(remarks), options_(options),
+      communication_(communication) {
+  frame_.resize(code.slots);
+  std::vector<bool> inside(code.slots, false);
+  const auto mark = [&](const auto& slots, bool value) {
+    for (const Slot slot : slots) {
+      if (slot != kNoSlot) inside[slot] = value;
+    }
+  };
+  for (const Launch& launch : code.launches) {
+    for (const Call& call : launch.calls) mark(call.outputs, true);
+    mark(launch.outputs, false);
+  }
+  for (size_t slot = 0; slot < inside.size(); ++slot) {
+    if (!inside[slot]) outer_.push_back(static_cast<Slot>(slot));
+  }
+}
+
+void Executor::clear() {
+  if (ranInside_) {
+    for (c10::IValue& value : frame_) value = c10::IValue();
+  } else {
+    for (const Slot slot : outer_) frame_[slot] = c10::IValue();
+  }
+  ranInside_ = false;
+  stack_.clear();
+}
+
+void Executor::runUncaptured(Recorder* recorder, ArenaSession* session) {
+  recorder_ = recorder;
+  session_ = session;
+  served_ = nullptr;
+  runAll(code_.instructions);
+}
+
+void Executor::runServed(ServedEntry& served, ArenaSession& session) {
+  recorder_ = nullptr;
+  session_ = &session;
+  served_ = &served;
+  runAll(code_.instructions);
+}
+
+void Executor::runAll(const std::vector<Instruction>& instructions) {
+  for (const Instruction& instruction : instructions) {
+    switch (instruction.kind) {
+      case Instruction::Kind::Call:
+        runCall(code_.calls[instruction.index]);
+        ++stats_.hostCalls;
+        break;
+      case Instruction::Kind::Launch: runLaunch(instruction.index); break;
+      case Instruction::Kind::Stage: runStage(instruction.index); break;
+      case Instruction::Kind::Own: runOwn(code_.owns[instruction.index]); break;
+      case Instruction::Kind::Branch: runBranch(code_.branches[instruction.index]); break;
+    }
+  }
+}
+
+void Executor::runCall(Call& call) {
+  // A number wrapped on its way to a Tensor parameter is not the operator's allocation.
+  if (session_) session_->enterStep(-1);
+  call.push(frame_, stack_);
+  if (session_) session_->enterStep(call.step);
+  if (recorder_) recorder_->before(call, frame_);
+  try {
+    if (call.rng == kNoSlot) {
+      call.run(stack_);
+    } else {
+      RngScope scope(device_.tensorDevice(), frame_[call.rng]);
+      call.run(stack_);
+    }
+  } catch (c10::Error& error) {
+    addPlace(error, call.node);
+    if (call.rng != kNoSlot && frame_[call.rng].isGenerator() && device_.callerCaptures()) {
+      error.add_context("it draws from a random state of the program's own, which the graph that "
+                        "you are capturing was not told of: run the step outside of it, or "
+                        "checkpoint with preserve_rng_state=False");
+    }
+    throw;
+  }
+  if (recorder_) recorder_->after(call, stack_);
+  if (served_ && anyMisplaced(call, stack_, *session_)) copyMisplaced(call, stack_, *session_);
+  call.store(stack_, frame_);
+  releaseSlots(call.releases, frame_);
+  if (served_ && !call.dying.empty()) poison(call.dying);
+}
+
+void Executor::poison(const std::vector<DeadBlock>& blocks) {
+  for (const DeadBlock& block : blocks)
+    device_.poison(session_->slab()->base() + block.offset, block.bytes);
+}
+
+void Executor::runLaunch(uint32_t index) {
+  Launch& launch = code_.launches[index];
+  if (served_) {
+    runPartition(served_->partitions[index], launch);
+  } else {
+    runCalls(launch);
+  }
+  releaseSlots(launch.releases, frame_);
+}
+
+void Executor::runCalls(Launch& launch) {
+  if (served_) detachOperands(launch);
+  ranInside_ = true;
+  for (Call& call : launch.calls) runCall(call);
+}
+
+void Executor::runPartition(Partition& partition, Launch& launch) {
+  session_->enterStep(-1);  // what the runtime itself allocates is not the program's
+  const bool together = communication_ && !launch.groups.empty() && communication_->capturing();
+  // Ranks would have to try again together.
+  const bool alone = !communication_ || launch.groups.empty();
+  if (partition.state() == PartitionState::Quarantined && alone) (void)partition.triesAgain();
+  if (partition.state() == PartitionState::WarmedUp) {
+    if (!captureNow(partition, launch)) return;
+  } else if (together) {
+    const bool captured = partition.state() == PartitionState::Captured;
+    settle(partition, launch, captured ? "" : "it is quarantined there");
+  }
+  if (partition.state() == PartitionState::Quarantined) return runCalls(launch);
+  if (const int64_t strange = partition.strangeOperand(launch, frame_); strange >= 0) {
+    const Value* operand = launch.node->input(strange);
+    const std::string found = partition.difference(strange, frame_[launch.operands[strange]]);
+    remarks_.missedAs(std::to_string(strange), "guard-failed", launch.node,
+                      "operand %" + operand->debugName() + ": " + found +
+                          "; its calls run one by one");
+    return runCalls(launch);
+  }
+  try {
+    partition.replay(launch, frame_);
+    ++stats_.replays;
+    if (communication_ && !launch.groups.empty()) communication_->launched(launch);
+  } catch (const PartialReplay& partial) {
+    std::rethrow_exception(partial.cause);
+  } catch (const c10::Error& error) {
+    remarks_.missed("launch-failed", launch.node,
+                    std::string(error.what_without_backtrace()) + "; its calls run one by one");
+    runCalls(launch);
+  }
+}
+
+/// Captures; if that fails, quarantines the partition, runs its calls, and returns false.
+bool Executor::captureNow(Partition& partition, Launch& launch) {
+  if (options_.onCapture) {
+    const auto& all = served_->partitions;
+    const auto waits = [](const Partition& p) { return p.state() == PartitionState::WarmedUp; };
+    const int64_t left = std::count_if(all.begin(), all.end(), waits);
+    const auto total = static_cast<int64_t>(all.size());
+    options_.onCapture(code_.entry->name, total - left, total);
+  }
+  detachOperands(launch);
+  returnLoans(launch);
+  ranInside_ = true;
+  const bool together = communication_ && !launch.groups.empty() && communication_->capturing();
+  const int failures = partition.failures();
+  std::string failure;
+  try {
+    partition.capture(launch, code_, frame_, stack_, device_, *session_);
+  } catch (const std::exception& error) {
+    // An operator that Python implements throws what Python raised, which is no c10::Error.
+    const auto* ours = dynamic_cast<const c10::Error*>(&error);
+    failure = ours ? ours->what_without_backtrace() : error.what();
+    if (options_.isInterrupt && options_.isInterrupt(error)) {
+      if (together) (void)communication_->settle(failure);
+      throw;
+    }
+    const bool ofProgram = dynamic_cast<const NotCapturable*>(&error) != nullptr;
+    if (!options_.requireCapture) partition.quarantine(ofProgram || together);
+  }
+  const bool byAll = !together || settle(partition, launch, failure);
+  if (failure.empty()) ++stats_.captures;
+  if (failure.empty() && failures > 0) remarks_.capturedLate(launch.node, failures);
+  TORCH_CHECK(failure.empty() || !options_.requireCapture, describe(launch.node),
+              ": not captured: ", failure, "; ", reasonCure(HostReason::CaptureFailed));
+  if (!failure.empty()) remarks_.missed("capture-failed", launch.node, failure);
+  if (failure.empty() && byAll) return true;
+  runCalls(launch);
+  return false;
+}
+
+/// Tells the other ranks whether this one has captured the partition. False, and it is quarantined, if
+/// one of them has not: a graph of collectives is replayed by all or by none.
+bool Executor::settle(Partition& partition, const Launch& launch, const std::string& failure) {
+  const std::string elsewhere = communication_->settle(failure);
+  if (elsewhere.empty()) return true;
+  if (partition.state() == PartitionState::Captured) {
+    partition.quarantine(/*forGood=*/true);
+    TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", elsewhere);
+    remarks_.missed("captured-elsewhere-not", launch.node,
+                    "quarantined, because not all ranks captured it: " + elsewhere);
+  }
+  return false;
+}
+
+void Executor::detachOperands(const Launch& launch) {
+  for (Slot slot : launch.operands) {
+    c10::IValue& value = frame_[slot];
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad()) {
+      value = shallowCopy(value.toTensor());
+    }
+  }
+}
+
+/// What a capture keeps of a lent operand must not count as a holder of the loan.
+void Executor::returnLoans(const Launch& launch) {
+  for (Slot slot : launch.operands) {
+    c10::IValue& value = frame_[slot];
+    const bool input = code_.sources[slot] == SlotSource::Input;
+    if (input && value.isTensor() && isLent(value.toTensor())) {
+      value = unlent(value.toTensor(), session_->slab());
+    }
+  }
+}
+
+namespace {
+
+/// The operand itself if it is laid out as the program's types say, else a copy that is. Where
+/// elements share a place, another layout may hold other values in them, and is left as it is.
+at::Tensor conform(const at::Tensor& tensor, const Value* staged) {
+  const auto* type = staged->type()->castRaw<c10::TensorType>();
+  const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;
+  if (!strides || strides->size() != tensor.sizes().size() || tensor.numel() == 0) return tensor;
+  const bool same = isLaid(tensor, tensor.sizes(), *strides);
+  if (same || sharesPlaces(tensor.sizes(), *strides)) return tensor;
+  at::Tensor copy = at::empty_strided(tensor.sizes(), *strides, tensor.options());
+  copy.copy_(tensor);
+  return copy;
+}
+
+}  // namespace
+
+int64_t stagedRemainder(const at::Tensor& buffer, const at::Tensor& value) {
+  return isLaid(value, buffer.sizes(), buffer.strides()) ? addressRemainder(value) : 0;
+}
+
+namespace {
+
+/// False where the launch's guard is to see the value itself, and to refuse it.
+bool hasBuffer(const at::Tensor& buffer, const c10::IValue& value) {
+  if (!buffer.defined() || !value.isTensor()) return false;
+  if (stagedRemainder(buffer, value.toTensor()) != addressRemainder(buffer)) return false;
+  return !sharesPlaces(buffer.sizes(), buffer.strides()) || sameLayout(buffer, value.toTensor());
+}
+
+}  // namespace
+
+void Executor::runStage(uint32_t index) {
+  Stage& stage = code_.stages[index];
+  if (session_) session_->enterStep(-1);
+  CopyBatches copies;
+  if (recorder_) stage.remainders.assign(stage.from.size(), 0);
+  for (size_t i = 0; i < stage.from.size(); ++i) {
+    const c10::IValue& value = frame_[stage.from[i]];
+    if (served_ && hasBuffer(served_->staged[index][i], value)) {
+      const at::Tensor& buffer = served_->staged[index][i];
+      copies.add(buffer, value.toTensor());
+      stats_.stagedBytes += static_cast<int64_t>(buffer.nbytes());
+      frame_[stage.to[i]] = buffer;
+    } else if (value.isTensor() && value.toTensor().defined()) {
+      const at::Tensor operand = conform(value.toTensor(), stage.node->output(i));
+      if (recorder_) stage.remainders[i] = addressRemainder(operand);
+      frame_[stage.to[i]] = operand;
+    } else {
+      frame_[stage.to[i]] = value;
+    }
+  }
+  copies.run();
+  releaseSlots(stage.releases, frame_);
+}
+
+/// True if the next replay may write there and nothing else keeps it from that: the arena, or memory
+/// that a capture allocated elsewhere.
+bool Executor::mustCopy(const Own& own, size_t i, const at::Tensor& tensor) const {
+  if (!tensor.defined()) return false;
+  if (inSlab(tensor, session_->slab().get())) return own.handing[i] == Handing::Copied;
+  return code_.isMadeByLaunch(own.from[i]);
+}
+
+void Executor::runOwn(Own& own) {
+  if (session_) session_->enterStep(-1);
+  std::vector<CopySource> sources;
+  llvm::SmallVector<Slot, 16> targets;
+  for (size_t i = 0; i < own.from.size(); ++i) {
+    const c10::IValue& value = frame_[own.from[i]];
+    if (served_ && value.isTensor() && mustCopy(own, i, value.toTensor())) {
+      sources.push_back({value.toTensor(), own.asEager[i]});
+      targets.push_back(own.to[i]);
+    } else {
+      frame_[own.to[i]] = value;
+    }
+  }
+  std::vector<at::Tensor> copies = ownedCopies(sources);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    stats_.copiedResultBytes += static_cast<int64_t>(copies[i].nbytes());
+    frame_[targets[i]] = std::move(copies[i]);
+  }
+  releaseSlots(own.releases, frame_);
+  if (served_ && !own.dying.empty()) poison(own.dying);
+}
+
+void Executor::runBranch(Branch& branch) {
+  const c10::IValue& condition = frame_[branch.condition];
+  TORCH_CHECK(condition.isBool(), describe(branch.node), ": its condition is no bool");
+  const int side = condition.toBool() ? 0 : 1;
+  runAll(branch.body[side]);
+  for (auto [from, to] : branch.moves[side]) frame_[to] = frame_[from];
+  releaseSlots(branch.releases, frame_);
+}
+
+}  // namespace gravure

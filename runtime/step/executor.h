@@ -1,0 +1,100 @@
+#pragma once
+// Runs the instructions of one entry: node by node, or with its partitions launched.
+
+#include "ir/core/remark.h"
+#include "runtime/device/arena_session.h"
+#include "runtime/device/device.h"
+#include "runtime/layout/recorder.h"
+#include "runtime/program/instruction.h"
+#include "runtime/runtime.h"
+#include "runtime/step/partition.h"
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gravure {
+
+class Communication;
+
+/// Remarks that many steps would make, each made once.
+class RemarkOnce {
+ public:
+  explicit RemarkOnce(Remarks& remarks) : remarks_(remarks) {}
+  void missed(const std::string& name, const Node* node, const std::string& message);
+  /// `key` instead of `message` tells whether it was made before: addresses differ from step to step.
+  void missedAs(const std::string& key, const std::string& name, const Node* node,
+                const std::string& message);
+  /// No loss, and said each time: so many captures of `node` had failed before.
+  void capturedLate(const Node* node, int failures);
+  /// For takeLast() alone.
+  void note(std::string message) { last_ = std::move(message); }
+  /// Of the last one, made or not; "" after it was taken.
+  std::string takeLast() { return std::exchange(last_, ""); }
+
+ private:
+  Remarks& remarks_;
+  std::string last_;
+  std::set<std::string> made_;
+};
+
+/// What one entry keeps from step to step once its memory is planned.
+struct ServedEntry {
+  std::vector<Partition> partitions;  // one a launch
+  std::vector<std::vector<at::Tensor>>
+      staged;  // [stage][operand]: buffers in the arena, or undefined
+};
+
+/// addressRemainder of what a partition reads of `value`, uncaptured: itself if it is laid out as its staged
+/// `buffer`, else a copy.
+int64_t stagedRemainder(const at::Tensor& buffer, const at::Tensor& value);
+
+/// Runs below autograd and autocast, as eager's kernels see it.
+class Executor {
+ public:
+  Executor(EntryCode& code, Device& device, RuntimeStats& stats, RemarkOnce& remarks,
+           const RuntimeOptions& options, Communication* communication = nullptr);
+
+  /// Node by node, memory from PyTorch's allocator. `recorder` and `session` (or neither) see it.
+  void runUncaptured(Recorder* recorder = nullptr, ArenaSession* session = nullptr);
+  /// Partitions replayed, captured first where they are not yet; memory from the plan.
+  void runServed(ServedEntry& served, ArenaSession& session);
+
+  Frame& frame() { return frame_; }
+  /// Forgets all values. Keeps its memory.
+  void clear();
+
+ private:
+  void runAll(const std::vector<Instruction>& instructions);
+  void runCall(Call& call);
+  void runLaunch(uint32_t index);
+  void runPartition(Partition& partition, Launch& launch);
+  bool captureNow(Partition& partition, Launch& launch);
+  bool settle(Partition& partition, const Launch& launch, const std::string& failure);
+  void runCalls(Launch& launch);
+  void runStage(uint32_t index);
+  void runOwn(Own& own);
+  bool mustCopy(const Own& own, size_t i, const at::Tensor& tensor) const;
+  void runBranch(Branch& branch);
+  void detachOperands(const Launch& launch);
+  void returnLoans(const Launch& launch);
+  void poison(const std::vector<DeadBlock>& blocks);
+
+  EntryCode& code_;
+  Device& device_;
+  RuntimeStats& stats_;
+  RemarkOnce& remarks_;
+  const RuntimeOptions& options_;
+  Communication* const communication_;  // null without collectives in partitions
+  Frame frame_;
+  /// Slots that a step fills even if it only replays; the others are inside partitions.
+  std::vector<Slot> outer_;
+  bool ranInside_ = false;  // since clear(): calls of a partition, one by one
+  torch::jit::Stack stack_;
+  Recorder* recorder_ = nullptr;
+  ArenaSession* session_ = nullptr;
+  ServedEntry* served_ = nullptr;
+};
+
+}  // namespace gravure

@@ -1,0 +1,155 @@
+#include "runtime/step/partition.h"
+
+#include "ir/core/cudagraph_ops.h"
+#include "runtime/device/rng.h"
+#include "runtime/layout/planned_places.h"
+#include "runtime/results/results.h"
+
+#include <algorithm>
+
+namespace gravure {
+namespace {
+
+bool isNumber(const std::vector<OperandTag>& tags, size_t operand) {
+  return operand < tags.size() && tags[operand].kind == OperandKind::Guarded;
+}
+
+c10::IValue rngOf(const Call& call, const Frame& frame) {
+  return call.rng == kNoSlot ? c10::IValue() : frame[call.rng];
+}
+
+/// The generators that the calls draw from, each once.
+std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame,
+                                        c10::Device device) {
+  std::vector<at::Generator> generators;
+  for (const Call& call : launch.calls) {
+    if (!call.draws && call.rng == kNoSlot) continue;
+    const c10::IValue state = rngOf(call, frame);
+    if (state.isTensor())
+      refuseCapture(describe(call.node) + ": draws from a saved state, which is set on the host");
+    const at::Generator generator =
+        state.isGenerator() ? state.toGenerator() : defaultGenerator(device);
+    if (std::find(generators.begin(), generators.end(), generator) == generators.end()) {
+      generators.push_back(generator);
+    }
+  }
+  return generators;
+}
+
+void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
+                  ArenaSession& session) {
+  for (const Call& call : launch.calls) {
+    session.enterStep(-1);
+    call.push(frame, stack);
+    session.enterStep(call.step);
+    try {
+      capture.call(call, rngOf(call, frame), stack);
+    } catch (c10::Error& error) {
+      addPlace(error, call.node);
+      throw;
+    }
+    TORCH_CHECK(!anyMisplaced(call, stack, session), describe(call.node),
+                ": allocates otherwise than in warm-up, and a result came to lie in the place of "
+                "another one");
+    call.store(stack, frame);
+    // Operands stay: if the capture fails, the calls run one by one.
+    for (Slot slot : call.releases) {
+      const auto& kept = launch.releases;
+      if (!std::binary_search(kept.begin(), kept.end(), slot)) frame[slot] = c10::IValue();
+    }
+  }
+}
+
+}  // namespace
+
+void Partition::quarantine(bool forGood) {
+  constexpr int kMostTries = 5;
+  constexpr int64_t kFirstPatience = 16;
+  reset();
+  state_ = PartitionState::Quarantined;
+  ++failures_;
+  const bool last = forGood || failures_ >= kMostTries;
+  patience_ = last ? 0 : kFirstPatience << (2 * (failures_ - 1));
+}
+
+bool Partition::triesAgain() {
+  if (patience_ == 0 || --patience_ > 0) return false;
+  state_ = PartitionState::WarmedUp;
+  return true;
+}
+
+void Partition::reset() {
+  executable_.reset();
+  exported_.clear();
+  guards_.clear();
+  inputGuards_.clear();
+  if (state_ == PartitionState::Captured) state_ = PartitionState::WarmedUp;
+}
+
+std::string Partition::difference(int64_t operand, const c10::IValue& value) const {
+  for (const auto& [index, guard] : guards_) {
+    if (static_cast<int64_t>(index) == operand) return guard.difference(value);
+  }
+  return "";
+}
+
+void Partition::checkOperands(const Launch& launch, const EntryCode& code, const Frame& frame,
+                              const Slab& slab) const {
+  const std::vector<OperandTag> tags = tagsOf(launch.node);
+  for (size_t i = 0; i < launch.operands.size(); ++i) {
+    const Slot slot = launch.operands[i];
+    const SlotSource source = code.sources[slot];
+    const c10::IValue& value = frame[slot];
+    if (source == SlotSource::Input || source == SlotSource::Launch || !value.isTensor()) continue;
+    if (isNumber(tags, i)) continue;
+    const at::Tensor& tensor = value.toTensor();
+    const bool empty = !tensor.defined() || tensor.storage().nbytes() == 0;
+    if (!empty && !code.ofInput[slot] && !inSlab(tensor, &slab)) {
+      refuseCapture("operand %" + launch.node->input(i)->debugName() +
+                    " lies outside the arena, so its address changes from step to step");
+    }
+  }
+}
+
+void Partition::bake(const Launch& launch, const EntryCode& code, const Frame& frame,
+                     const Slab& slab) {
+  const std::vector<OperandTag> tags = tagsOf(launch.node);
+  for (size_t i = 0; i < launch.operands.size(); ++i) {
+    const Slot slot = launch.operands[i];
+    const c10::IValue& value = frame[slot];
+    const bool planned = value.isTensor() && inSlab(value.toTensor(), &slab);
+    const bool number = value.isTensor() && isNumber(tags, i);
+    OperandGuard guard =
+        number ? OperandGuard::ofNumber(value.toTensor()) : OperandGuard(value, !planned);
+    if (code.sources[slot] == SlotSource::Input) {
+      inputGuards_.emplace_back(slot, std::move(guard));
+    } else {
+      guards_.emplace_back(i, std::move(guard));
+    }
+  }
+}
+
+void Partition::capture(const Launch& launch, const EntryCode& code, Frame& frame,
+                        torch::jit::Stack& stack, Device& device, ArenaSession& session) {
+  const Slab& slab = *session.slab();
+  checkOperands(launch, code, frame, slab);
+  const auto generators = generatorsOf(launch, frame, device.tensorDevice());
+  try {
+    auto capture = device.beginCapture(generators);
+    captureCalls(launch, frame, stack, *capture, session);
+    executable_ = capture->finish();
+  } catch (...) {
+    stack.clear();
+    session.enterStep(-1);
+    for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
+    throw;
+  }
+  session.enterStep(-1);
+  bake(launch, code, frame, slab);
+  for (Slot slot : launch.outputs) exported_.push_back(frame[slot]);
+  for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
+  state_ = PartitionState::Captured;
+  failures_ = 0;
+}
+
+}  // namespace gravure

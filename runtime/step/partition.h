@@ -1,0 +1,70 @@
+#pragma once
+// The life of one partition: cold, warmed up, captured and replayed, or quarantined.
+
+#include "runtime/device/arena_session.h"
+#include "runtime/device/device.h"
+#include "runtime/program/guards.h"
+#include "runtime/program/instruction.h"
+#include "runtime/runtime.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gravure {
+
+class Partition {
+ public:
+  PartitionState state() const { return state_; }
+  void warmUp() {
+    if (state_ == PartitionState::Cold) state_ = PartitionState::WarmedUp;
+  }
+  /// Its calls run one by one: `forGood`, or until triesAgain().
+  void quarantine(bool forGood);
+  /// Of a quarantined one that is about to run: true if it is to be captured now. A cause that may have
+  /// passed is given a few tries, each after four times as many runs as the one before.
+  bool triesAgain();
+  /// Captures that failed since the last one that did not.
+  int failures() const { return failures_; }
+  /// Drops the executable and what it held: the next step captures again.
+  void reset();
+
+  /// Captures `launch` from the operands in `frame`, which keeps them; on success the outputs are in
+  /// exported form and the state is Captured. Throws NotCapturable where it may not be captured, and
+  /// whatever else broke the capture; then frame and device are as before.
+  void capture(const Launch& launch, const EntryCode& code, Frame& frame, torch::jit::Stack& stack,
+               Device& device, ArenaSession& session);
+
+  /// Index of the first operand that is not what was captured, of those that no input guard covers;
+  /// -1 if the executable may be replayed.
+  int64_t strangeOperand(const Launch& launch, const Frame& frame) const {
+    for (const auto& [operand, guard] : guards_) {
+      if (!guard.holds(frame[launch.operands[operand]])) return static_cast<int64_t>(operand);
+    }
+    return -1;
+  }
+  std::string difference(int64_t operand, const c10::IValue& value) const;
+
+  /// Launches, then puts the outputs into their slots.
+  void replay(const Launch& launch, Frame& frame) {
+    executable_->replay();
+    for (size_t i = 0; i < exported_.size(); ++i) frame[launch.outputs[i]] = exported_[i];
+  }
+  /// Operands that are entry inputs, as captured.
+  const std::vector<std::pair<Slot, OperandGuard>>& inputGuards() const { return inputGuards_; }
+
+ private:
+  void checkOperands(const Launch& launch, const EntryCode& code, const Frame& frame,
+                     const Slab& slab) const;
+  void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab);
+
+  PartitionState state_ = PartitionState::Cold;
+  int failures_ = 0;
+  int64_t patience_ = 0;  // runs until the next try, this one included; 0: none comes
+  std::unique_ptr<Executable> executable_;
+  std::vector<c10::IValue> exported_;  // one a launch output
+  std::vector<std::pair<size_t, OperandGuard>> guards_;
+  std::vector<std::pair<Slot, OperandGuard>> inputGuards_;
+};
+
+}  // namespace gravure

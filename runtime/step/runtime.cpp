@@ -1,0 +1,392 @@
+#include "runtime/runtime.h"
+
+#include "ir/core/cudagraph_ops.h"
+#include "ir/facts/op_facts.h"
+#include "runtime/device/step_scope.h"
+#include "runtime/layout/handing.h"
+#include "runtime/program/flatten.h"
+#include "runtime/step/runtime_impl.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace gravure {
+namespace {
+
+/// Operators run as their kernels do in eager: below autograd, without the caller's autocast.
+struct BelowAutograd {
+  at::AutoDispatchBelowADInplaceOrView autograd;
+  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  // As in eager's forward: some kernels, oneDNN's LSTM among them, keep no workspace without it.
+  c10::AutoGradMode gradMode{true};
+};
+
+/// Leaves the arena that a step entered, also when it throws.
+class ArenaStay {
+ public:
+  explicit ArenaStay(std::shared_ptr<Slab> entered) : entered_(std::move(entered)) {}
+  ~ArenaStay() {
+    if (entered_) entered_->leave();
+  }
+
+ private:
+  const std::shared_ptr<Slab> entered_;
+};
+
+/// Whose turn it is.
+class Running {
+ public:
+  explicit Running(std::atomic<bool>& running) : running_(running) { running_ = true; }
+  ~Running() { running_ = false; }
+
+ private:
+  std::atomic<bool>& running_;
+};
+
+/// Gives moving inputs back also when the step throws.
+class MovedInputs {
+ public:
+  MovedInputs(MovingInputs& moving, std::vector<c10::IValue>& inputs, bool served)
+      : moving_(moving), any_(served && !moving.empty()) {
+    if (any_) moving_.copyIn(inputs);
+  }
+  ~MovedInputs() {
+    if (any_) moving_.abandon();
+  }
+  MovedInputs(const MovedInputs&) = delete;
+  MovedInputs& operator=(const MovedInputs&) = delete;
+  void copyBack() const {
+    if (any_) moving_.copyBack();
+  }
+
+ private:
+  MovingInputs& moving_;
+  const bool any_;
+};
+
+/// Drops a step's values also when it throws.
+class FrameCleaner {
+ public:
+  explicit FrameCleaner(Executor& executor) : executor_(executor) {}
+  ~FrameCleaner() { executor_.clear(); }
+
+ private:
+  Executor& executor_;
+};
+
+}  // namespace
+
+KeptInputs::KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& inputs)
+    : code_(code), values_(inputs.size()) {
+  for (size_t index : code.written) values_[index] = inputs[index];
+  const auto& outputs = code.entry->outputs;
+  for (size_t o = 0; o < code.outputs.size(); ++o) {
+    const Slot slot = code.outputs[o];
+    if (code.sources[slot] == SlotSource::Input) values_[slot] = inputs[slot];
+    if (o < outputs.size() && outputs[o].input >= 0) {
+      values_[outputs[o].input] = inputs[outputs[o].input];
+    }
+  }
+}
+
+void KeptInputs::bumpVersions() const {
+  for (size_t index : code_.written) {
+    if (!values_[index].isTensor()) continue;
+    const at::Tensor& tensor = values_[index].toTensor();
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOptions options)
+    : program_(std::move(program)), device_(std::move(device)), options_(std::move(options)) {
+  TORCH_CHECK(device_, "a runtime needs a device");
+  TORCH_CHECK(!program_.entries.empty(), "a program without entries cannot run");
+  devices_ = {computeDevice(program_), device_->tensorDevice()};
+  timeline_ = Timeline::build(program_);
+  device_->installAllocator();
+  for (const Entry& entry : program_.entries) codes_.push_back(flatten(entry, timeline_, devices_));
+  chooseHanding(program_, timeline_, options_.results, codes_);
+  for (const Node* node : timeline_.steps()) planning_.push_back(stepPlanning(node, devices_));
+  communication_ = Communication::of(codes_, *device_, options_, remarks_);
+  for (size_t e = 0; e < codes_.size(); ++e) {
+    const Entry& entry = program_.entries[e];
+    EntryState state;
+    state.code = &codes_[e];
+    for (size_t i = 0; i < codes_[e].inputs.size(); ++i)
+      state.checks.emplace_back(entry, i, devices_);
+    for (size_t o = 0; o < codes_[e].outputs.size(); ++o)
+      state.lent.push_back(std::make_shared<LoanBook>());
+    state.statics.resize(codes_[e].outputs.size());
+    state.heldTogether.resize(codes_[e].outputs.size());
+    state.together.resize(codes_[e].outputs.size());
+    state.watches.resize(codes_[e].outputs.size());
+    state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
+                                                communication_.get());
+    state.served.partitions.resize(codes_[e].launches.size());
+    state.moving = std::make_unique<MovingInputs>(codes_[e]);
+    entries_.push_back(std::move(state));
+  }
+  findGivers();
+}
+
+void Runtime::Impl::findGivers() {
+  std::map<std::string, EntryState*> savedBy;
+  for (EntryState& entry : entries_) {
+    for (const OutputInfo& output : entry.code->entry->outputs) {
+      if (output.role == OutputRole::Saved) savedBy.try_emplace(output.name, &entry);
+    }
+  }
+  for (EntryState& entry : entries_) {
+    std::set<EntryState*> givers;
+    for (const InputInfo& input : entry.code->entry->inputs) {
+      const auto from = savedBy.find(input.name);
+      if (input.role == InputRole::Saved && from != savedBy.end()) givers.insert(from->second);
+    }
+    entry.givers.assign(givers.begin(), givers.end());
+  }
+}
+
+EntryState& Runtime::Impl::find(const std::string& name) {
+  for (EntryState& entry : entries_) {
+    if (entry.code->entry->name == name) return entry;
+  }
+  std::string known;
+  for (const Entry& entry : program_.entries) known += (known.empty() ? "" : ", ") + entry.name;
+  TORCH_CHECK(false, "the program has no entry '", name, "'; it has ", known);
+}
+
+const EntryState& Runtime::Impl::find(const std::string& name) const {
+  return const_cast<Impl*>(this)->find(name);
+}
+
+std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
+                                            std::vector<c10::IValue> inputs, bool uncaptured) {
+  const bool inside = StepScope::isInside();
+  const auto turn = inside ? std::unique_lock<std::mutex>() : waitForTurn("a step");
+  TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
+  EntryState& entry = find(name);
+  TORCH_CHECK(inputs.size() == entry.checks.size(), "entry '", name, "' takes ",
+              entry.checks.size(), " inputs, got ", inputs.size());
+  const BelowAutograd guards;
+  if (inside) return runInside(entry, std::move(inputs));
+  const StepScope scope;
+  const Running running(running_);
+  noteInsideSteps();
+  callerCaptures_ = device_->callerCaptures();
+  const Path path = communication_ ? commonPath(entry, inputs, uncaptured)
+                                   : choosePath(entry, inputs, uncaptured);
+  const ArenaStay stay(path == Path::Served ? slab_ : nullptr);
+  // It may read saved values, though none in a graph of the caller's, which comes after nothing.
+  if (path != Path::Served && slab_ && !callerCaptures_) slab_->follow();
+  try {
+    return step(entry, std::move(inputs), path);
+  } catch (const std::exception&) {
+    if (communication_) communication_->stepFailed();
+    throw;
+  }
+}
+
+/// Threads take turns. One that is inside of a step cannot wait for the end of the same.
+std::unique_lock<std::mutex> Runtime::Impl::waitForTurn(const char* what) {
+  TORCH_CHECK(!running_ || !StepScope::isInside(), what,
+              " cannot be taken from inside of a running step of the same program");
+  return std::unique_lock(turn_);
+}
+
+/// A step that an operator of a running step brought about, of this program or of another one: node by
+/// node in a frame of its own. What is captured stays as it is, since its memory may be in use, and a
+/// graph that is being captured would keep addresses that mean nothing when it is replayed. It takes no
+/// turn, since the one whose turn it is may be waiting for it.
+std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
+                                                  std::vector<c10::IValue> inputs) {
+  std::shared_ptr<Slab> slab;
+  {
+    const std::lock_guard lock(arena_);
+    slab = slab_;
+  }
+  checkInputs(entry, inputs);
+  const bool lent = givenValuesIn(slab.get(), entry, inputs);
+  checkLentValues(entry, lent);
+  if (lent) slab->follow();
+  insideSteps_.fetch_add(1, std::memory_order_relaxed);
+  RuntimeStats stats;
+  Remarks remarks;
+  RemarkOnce once(remarks);
+  Executor executor(*entry.code, *device_, stats, once, options_);
+  const KeptInputs kept(*entry.code, inputs);
+  // What it allocates is not the outer step's, whose plan would have it at one place of its arena.
+  const ArenaSession apart(0, device_->tensorDevice());
+  fillFrame(*entry.code, executor.frame(), inputs, Path::Plain);
+  executor.runUncaptured();
+  kept.bumpVersions();
+  return takeInside(entry, executor.frame(), kept, std::move(slab));
+}
+
+void Runtime::Impl::noteInsideSteps() {
+  if (insideSteps_.load(std::memory_order_relaxed) == 0) return;
+  const int64_t steps = insideSteps_.exchange(0);
+  stats_.steps += steps;
+  stats_.uncapturedSteps += steps;
+  once_.missedAs("", "step-inside", nullptr,
+                 "a step was run by an operator of another step: it ran uncaptured");
+}
+
+std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10::IValue> inputs,
+                                             Path path) {
+  ++stats_.steps;
+  stats_.stagedBytes = 0;
+  stats_.copiedResultBytes = 0;
+  if (path != Path::Served) ++stats_.uncapturedSteps;
+  const KeptInputs kept(*entry.code, inputs);
+  FrameCleaner cleaner(*entry.executor);
+  const MovedInputs moved(*entry.moving, inputs, path == Path::Served);
+  fillFrame(*entry.code, entry.executor->frame(), inputs, path);
+  if (path == Path::Recorded) {
+    runRecorded(entry);
+  } else if (path == Path::Plain) {
+    runPlain(entry);
+  } else {
+    const int64_t captures = stats_.captures;
+    ArenaSession session(layout_->serve, slab_, device_->tensorDevice());
+    try {
+      entry.executor->runServed(entry.served, session);
+    } catch (...) {  // what was captured before the error is replayed in the next step
+      if (stats_.captures != captures) collectInputGuards(entry);
+      throw;
+    }
+    if (stats_.captures != captures) collectInputGuards(entry);
+    if (!session.mismatches().empty()) remarkMismatches(session);
+    session.enterStep(-1);
+    moved.copyBack();
+    kept.bumpVersions();
+    auto results = takeResults(entry, kept, &session);
+    entry.wasServed = true;
+    for (const DeadBlock& block : entry.dyingLast)
+      device_->poison(slab_->base() + block.offset, block.bytes);
+    return results;
+  }
+  if (!callerCaptures_) entry.ranWithGroups = true;
+  kept.bumpVersions();
+  return takeResults(entry, kept, nullptr);
+}
+
+void Runtime::Impl::fillFrame(const EntryCode& code, Frame& frame, std::vector<c10::IValue>& inputs,
+                              Path path) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Slot slot = code.inputs[i];
+    c10::IValue& value = inputs[i];
+    const bool read = path != Path::Served || code.readOnHost[slot];
+    const bool detach =
+        read && value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad();
+    frame[slot] = detach ? c10::IValue(shallowCopy(value.toTensor())) : std::move(value);
+  }
+  inputs.clear();
+}
+
+void Runtime::Impl::collectInputGuards(EntryState& entry) {
+  entry.inputGuards.clear();
+  std::vector<bool> seen(entry.checks.size(), false);
+  for (const Partition& partition : entry.served.partitions) {
+    for (const auto& [slot, guard] : partition.inputGuards()) {
+      if (seen[slot] || entry.moving->isStaged(slot)) continue;
+      seen[slot] = true;
+      entry.inputGuards.emplace_back(slot, guard);
+    }
+  }
+  const auto byIndex = [](const auto& a, const auto& b) { return a.first < b.first; };
+  std::sort(entry.inputGuards.begin(), entry.inputGuards.end(), byIndex);
+}
+
+void Runtime::Impl::remarkMismatches(const ArenaSession& session) {
+  for (int64_t step : session.mismatches()) {
+    once_.missed(
+        "allocation-mismatch", timeline_.steps()[step],
+        "its allocations differ from those of the warm-up; those without a place in the plan "
+        "came from PyTorch's allocator");
+  }
+}
+
+void Runtime::Impl::installArena(std::shared_ptr<Slab> slab, std::shared_ptr<LoanBook> loans) {
+  const std::lock_guard lock(arena_);
+  slab_.swap(slab);
+  loans_ = std::move(loans);
+}
+
+void Runtime::Impl::shutdown() {
+  if (!alive_.exchange(false)) return;
+  if (communication_) {
+    device_->finishReplays();  // still watched: they end although a rank died
+    communication_->letGo();
+  }
+  for (EntryState& entry : entries_) {
+    entry.executor->clear();
+    entry.statics.clear();
+    entry.together.clear();
+    entry.served.partitions.clear();  // graphs first
+    entry.served.staged.clear();
+    entry.inputGuards.clear();
+    entry.moving->forget();
+  }
+  installArena(nullptr, loans_);  // lent and shared results keep its memory
+}
+
+Runtime::Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options)
+    : impl_(std::make_unique<Impl>(std::move(program), std::move(device), std::move(options))) {}
+Runtime::~Runtime() {
+  // In a forked child the device cannot be used, nor given anything back: all of it is the parent's.
+  if (impl_ && impl_->process_ != getpid()) (void)impl_.release();
+}
+
+std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10::IValue> inputs) {
+  return impl_->run(entry, std::move(inputs), /*uncaptured=*/false);
+}
+std::vector<c10::IValue> Runtime::runUncaptured(const std::string& entry,
+                                                std::vector<c10::IValue> inputs) {
+  return impl_->run(entry, std::move(inputs), /*uncaptured=*/true);
+}
+const Program& Runtime::program() const { return impl_->program_; }
+Device& Runtime::device() { return *impl_->device_; }
+const RuntimeStats& Runtime::stats() const { return impl_->stats_; }
+Remarks& Runtime::remarks() { return impl_->remarks_; }
+
+std::vector<PartitionState> Runtime::partitionStates(const std::string& entry) const {
+  const EntryState& state = const_cast<const Impl&>(*impl_).find(entry);
+  std::vector<PartitionState> states;
+  for (const Partition& partition : state.served.partitions) states.push_back(partition.state());
+  return states;
+}
+
+const MemoryPlan& Runtime::memoryPlan() const {
+  return impl_->layout_ ? impl_->layout_->plan : impl_->noPlan_;
+}
+bool Runtime::communicates() const { return impl_->communication_ != nullptr; }
+void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>& outputs) {
+  const auto turn = impl_->waitForTurn("results");
+  EntryState& state = impl_->find(entry);
+  for (int64_t output : outputs) state.heldTogether.at(output) = true;
+}
+
+void Runtime::leaveWarmUp() {
+  const auto turn = impl_->waitForTurn("giving back the warm-up");
+  impl_->device_->leaveWarmUp();
+}
+
+void Runtime::dropCaptures(const std::string& group) {
+  const auto turn = impl_->waitForTurn("the captures");
+  Communication* const communication = impl_->communication_.get();
+  if (!impl_->alive_ || !communication || !(group.empty() || communication->uses(group))) return;
+  impl_->device_->synchronize();
+  for (EntryState& entry : impl_->entries_) impl_->forgetCaptures(entry);
+  communication->letGo();
+}
+void Runtime::shutdown() {
+  const auto turn = impl_->waitForTurn("its memory");
+  impl_->shutdown();
+}
+
+}  // namespace gravure

@@ -1,0 +1,193 @@
+#pragma once
+
+#include "ir/memory/timeline.h"
+#include "runtime/layout/arena_layout.h"
+#include "runtime/program/guards.h"
+#include "runtime/ranks/communication.h"
+#include "runtime/results/result_watch.h"
+#include "runtime/results/results.h"
+#include "runtime/runtime.h"
+#include "runtime/step/executor.h"
+#include "runtime/step/moving_inputs.h"
+
+#include <llvm/ADT/STLFunctionalExtras.h>
+
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace gravure {
+
+/// An input that differs from what was captured, in one step.
+struct Stranger {
+  size_t input = 0;
+  const void* address = nullptr;  // where it lay, if nothing else differs
+  std::vector<int64_t> strides;   // if they differ, and neither dtype nor sizes
+  bool operator==(const Stranger&) const = default;
+};
+
+/// One entry and what is known of it.
+struct EntryState {
+  EntryCode* code = nullptr;
+  std::vector<InputCheck> checks;  // one an input
+  std::unique_ptr<Executor> executor;
+  std::vector<std::shared_ptr<LoanBook>> lent;  // by output: who holds it, where it is Lent
+  std::vector<at::Tensor> statics;              // by output: what is handed out, where it is Static
+  std::vector<bool> heldTogether;               // by output: Runtime::holdTogether
+  std::vector<at::Tensor> together;             // by output: what is lent alongside, step for step
+
+  // Warm-up.
+  std::vector<ResultWatch> watches;  // by output; as they are when the arena is laid out
+  AllocationRecord record;
+  std::thread::id thread;  // of the last one
+  int64_t warmUps = 0;     // in the device's pool
+  bool settled = false;
+
+  bool ranWithGroups = false;  // all its collectives have run with the groups that there are
+
+  std::vector<EntryState*> givers;  // whose saved values this entry reads
+  // After planning.
+  int64_t heldSteps = 0;  // in a row, that a lent result was held
+  bool wasServed = false;
+  bool lentSaved = false;  // in a served step
+  ServedEntry served;
+  std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
+  std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
+  std::vector<Stranger> strangers;                           // of the last step
+  std::vector<std::pair<size_t, int64_t>> othersLay;  // staged ones: their addressRemainder there
+  std::unique_ptr<MovingInputs> moving;
+  std::vector<std::vector<int64_t>> laid;  // by input that is not staged: strides in warm-up
+  int64_t runs = 0;                        // in which its inputs were compared
+  uint32_t uncaptured = 0;  // a bit for each of the last runs that could have been captured
+};
+
+/// The values of a step's inputs that the step's end needs.
+class KeptInputs {
+ public:
+  KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& inputs);
+  const c10::IValue& operator[](size_t index) const { return values_[index]; }
+  /// The program wrote into these below PyTorch's counters.
+  void bumpVersions() const;
+
+ private:
+  const EntryCode& code_;
+  std::vector<c10::IValue> values_;  // None where nothing needs it
+};
+
+class Runtime::Impl {
+ public:
+  Impl(Program program, std::unique_ptr<Device> device, RuntimeOptions options);
+  ~Impl() { shutdown(); }
+
+  std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs,
+                               bool uncaptured);
+  void shutdown();
+
+  // One step at a time, and steps inside of others (runtime.cpp).
+  std::unique_lock<std::mutex> waitForTurn(const char* what);
+  std::vector<c10::IValue> runInside(EntryState& entry, std::vector<c10::IValue> inputs);
+  void noteInsideSteps();
+  void installArena(std::shared_ptr<Slab> slab, std::shared_ptr<LoanBook> loans);
+
+  enum class Path : uint8_t { Plain, Recorded, Served };
+
+  void findGivers();
+  EntryState& find(const std::string& entry);
+  const EntryState& find(const std::string& entry) const;
+
+  // Which path a step takes (choose_path.cpp).
+  Path choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
+  bool mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  void watchResults(const EntryState& begins);
+  bool resultsHeld(EntryState& entry);
+  bool layOutAnew();
+  bool enterArena();
+  bool takeStrangers(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                     std::vector<Stranger> strangers, const std::string& found);
+  bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                   const std::vector<Stranger>& strangers);
+  bool laidAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  bool liesAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  void planForNewLayout(const std::string& found);
+  void ranCaptured(EntryState& entry) const { entry.uncaptured <<= 1; }
+  void ranUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);
+  bool giversAgree(const EntryState& entry, bool lent) const;
+  bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
+  static bool givenValuesIn(const Slab* slab, const EntryState& entry,
+                            const std::vector<c10::IValue>& inputs);
+  void checkForCaller(const EntryState& entry, const std::vector<c10::IValue>& inputs);
+  void checkLentValues(const EntryState& entry, bool lent) const;
+  void forgetCaptures(EntryState& entry);
+
+  // The same decided with the other ranks (common_path.cpp).
+  Path commonPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  Path votedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  Vote voteOf(const EntryState& entry, Path path, bool asked);
+  void useNewGroups();
+  void refuseCollectives();
+
+  // The step (runtime.cpp).
+  std::vector<c10::IValue> step(EntryState& entry, std::vector<c10::IValue> inputs, Path path);
+  static void fillFrame(const EntryCode& code, Frame& frame, std::vector<c10::IValue>& inputs,
+                        Path path);
+  void collectInputGuards(EntryState& entry);
+  void remarkMismatches(const ArenaSession& session);
+
+  // Results (step_results.cpp).
+  std::vector<c10::IValue> takeResults(EntryState& entry, const KeptInputs& kept,
+                                       ArenaSession* serving);
+  static std::vector<c10::IValue> takeInside(EntryState& entry, const Frame& frame,
+                                             const KeptInputs& kept, std::shared_ptr<Slab> slab);
+
+  // Warm-up and planning (warm_up.cpp).
+  int64_t mostWarmUps() const;
+  void warmUp(EntryState& entry, llvm::function_ref<void()> run);
+  void runRecorded(EntryState& entry);
+  void runPlain(EntryState& entry);
+  void settle(EntryState& entry, AllocationRecord record);
+  bool allSettled() const;
+  bool plan();
+  ArenaShape shapeOf(const ArenaLayout& layout) const;
+  void remarkThreads();
+  void forgetArena();
+  void installLayout();
+  at::Tensor stagedBuffer(const Value* value, int64_t offset) const;
+
+  Program program_;
+  std::unique_ptr<Device> device_;
+  RuntimeOptions options_;
+  RuntimeStats stats_;
+  Remarks remarks_;
+  RemarkOnce once_{remarks_};
+  DeviceMap devices_;
+  Timeline timeline_;
+  std::vector<EntryCode> codes_;
+  std::vector<EntryState> entries_;
+  std::unique_ptr<Communication> communication_;  // none without collectives in partitions
+  std::vector<StepPlanning> planning_;            // by step
+  std::optional<ArenaLayout> layout_;
+  MemoryPlan noPlan_;
+  std::shared_ptr<Slab> slab_;
+  std::shared_ptr<LoanBook> loans_ = std::make_shared<LoanBook>();
+  std::atomic<bool> lentOverwritten_ =
+      false;                              // the entry that reads them has run over the lent values
+  int64_t arenaRetryAt_ = 0;              // step from which making the arena is tried again
+  bool callerCaptures_ = false;           // the stream of this step
+  std::mutex turn_;                       // one step at a time
+  std::atomic<bool> running_ = false;     // somebody's turn
+  std::mutex arena_;                      // of slab_, which a step inside of another one reads
+  std::atomic<int64_t> insideSteps_ = 0;  // not noted yet
+  std::atomic<bool> alive_ = true;
+  const pid_t process_ = getpid();
+  int threads_ = 0;            // that the plan was recorded with
+  int layouts_ = 0;            // of inputs, that the arena was planned for
+  bool layoutWanted_ = false;  // another one is, once no saved values are lent
+  bool planned_ = false;       // at least once
+};
+
+}  // namespace gravure

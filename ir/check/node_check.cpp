@@ -2,6 +2,7 @@
 
 #include "ir/check/call_check.h"
 #include "ir/core/args.h"
+#include "ir/core/counted.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/text/constant_text.h"
 #include "ir/text/program_text.h"
@@ -11,10 +12,6 @@
 
 namespace gravure {
 namespace {
-
-std::string counted(size_t count, const char* word) {
-  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
-}
 
 bool isTensor(const Value* value) { return value->type()->kind() == c10::TypeKind::TensorType; }
 

@@ -22,10 +22,8 @@ namespace {
 
 bool isTensor(const Value* value) { return value->type()->kind() == c10::TypeKind::TensorType; }
 
-bool isNumber(const Value* value) {
-  const auto kind = value->type()->kind();
-  return kind == c10::TypeKind::IntType || kind == c10::TypeKind::FloatType ||
-         kind == c10::TypeKind::BoolType || kind == c10::TypeKind::NumberType;
+bool isRealNumber(const Value* value) {
+  return isNumber(value) && value->type()->kind() != c10::TypeKind::ComplexType;
 }
 
 /// Rules of one entry; each check throws naming entry, node and source line.
@@ -90,7 +88,7 @@ void EntryVerifier::checkInputRoles() {
       case InputRole::Parameter:
       case InputRole::Buffer:
       case InputRole::Tangent: fits = isTensor(inputs[i]); break;
-      case InputRole::SymInt: fits = isNumber(inputs[i]); break;
+      case InputRole::SymInt: fits = isRealNumber(inputs[i]); break;
       case InputRole::RngState:
         fits = inputs[i]->type()->kind() == c10::TypeKind::GeneratorType;
         break;

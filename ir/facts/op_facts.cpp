@@ -345,6 +345,20 @@ llvm::SmallVector<Value*, 2> writtenInputs(const Node* node) {
   return written;
 }
 
+bool isNumber(const Value* value) {
+  switch (value->type()->kind()) {
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::ComplexType:
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::SymIntType:
+    case c10::TypeKind::SymFloatType:
+    case c10::TypeKind::SymBoolType: return true;
+    default: return false;
+  }
+}
+
 bool isTensorValue(const Value* value) { return holdsTensors(*value->type()); }
 
 std::optional<int64_t> storageBytes(const c10::Type& type) {

@@ -69,6 +69,8 @@ llvm::SmallVector<Value*, 2> aliasedInputs(const Node* node, size_t index);
 /// Inputs of `node` that it writes.
 llvm::SmallVector<Value*, 2> writtenInputs(const Node* node);
 
+/// True for values of type int, float, bool or complex.
+bool isNumber(const Value* value);
 /// True for values that hold tensor storage (Tensor, Tensor[], Tensor?).
 bool isTensorValue(const Value* value);
 /// Bytes of the storage that a fresh tensor of this type needs; nullopt if a size or stride is

@@ -1,5 +1,6 @@
 #include "ir/memory/memory_plan.h"
 
+#include "ir/core/counted.h"
 #include "ir/memory/memory_placement.h"
 
 #include <c10/util/Exception.h>
@@ -236,7 +237,7 @@ std::string MemoryPlan::verify() const {
 
 void MemoryPlan::print(llvm::raw_ostream& os) const {
   os << "arena " << bytes << " bytes, load " << load << ", ratio " << llvm::format("%.4f", ratio())
-     << ", " << buffers.size() << (buffers.size() == 1 ? " buffer\n" : " buffers\n");
+     << ", " << counted(buffers.size(), "buffer") << '\n';
   for (const Buffer& buffer : buffers) {
     os << "  [" << buffer.offset << ", " << buffer.offset + buffer.bytes << ") steps ["
        << buffer.begin << ", " << buffer.end << ')';

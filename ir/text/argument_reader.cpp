@@ -1,5 +1,6 @@
 #include "ir/text/argument_reader.h"
 
+#include "ir/core/counted.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_text.h"
 
@@ -10,10 +11,6 @@
 
 namespace gravure {
 namespace {
-
-std::string plural(size_t count, const char* word) {
-  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
-}
 
 /// Copies `arg` of a folded constant into `call`.
 Arg unfolded(const Arg& arg, const FoldedConstant& folded, CallArgs& call) {
@@ -86,7 +83,7 @@ void ArgumentReader::readOne(const CallTarget& target, const Token& name, CallAr
   }
   if (named) lexer_.fail(first.offset, "expected only named arguments after the first of them");
   if (!target.anyNumber && call.args.size() == target.parameters) {
-    lexer_.fail(first.offset, "expected at most " + plural(target.parameters, "argument") +
+    lexer_.fail(first.offset, "expected at most " + counted(target.parameters, "argument") +
                                   " of '" + excerpt(name.text) +
                                   "', found one more; its schema is " +
                                   schemaText(*target.schema()) + otherOverloads(target));

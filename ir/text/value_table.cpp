@@ -2,10 +2,7 @@
 
 #include "ir/text/program_text.h"
 
-#include <llvm/Support/xxhash.h>
-
 #include <algorithm>
-#include <bit>
 
 namespace gravure {
 namespace {
@@ -25,39 +22,13 @@ size_t weigh(const Arg& arg, int level, int& depth) {
 
 }  // namespace
 
-/// Names that differ in their last character alone are neighbours: what a program defines one after the
-/// other, `%add_31`, `%add_32`, lies in one line of the cache.
-std::pair<size_t, uint32_t> ValueTable::look(std::string_view name) const {
-  constexpr size_t kInLine = 64 / sizeof(Slot);
-  const auto last = static_cast<unsigned char>(name.back());
-  const uint64_t stem = llvm::xxh3_64bits(llvm::StringRef(name.data(), name.size() - 1));
-  const auto hash = static_cast<uint32_t>(stem >> 32) + last;
-  const size_t mask = slots_.size() - 1;
-  for (size_t at = (stem * kInLine + last % kInLine) & mask;; at = (at + 1) & mask) {
-    const Slot& slot = slots_[at];
-    const bool known = slot.hash == hash && slot.place && names_[slot.place - 1].name == name;
-    if (known || !slot.place) return {at, hash};
-  }
-}
-
-void ValueTable::makeSlots(size_t names) {
-  constexpr size_t kLeast = 64;
-  slots_.assign(std::max(kLeast, std::bit_ceil(2 * names)), Slot{});
-  for (size_t i = 0; i < names_.size(); ++i) {
-    const auto [at, hash] = look(names_[i].name);
-    slots_[at] = {hash, static_cast<uint32_t>(i + 1)};
-  }
-}
-
 ValueTable::Named& ValueTable::add(const Token& name) {
-  if (2 * names_.size() >= slots_.size()) makeSlots(2 * names_.size());
-  const auto [at, hash] = look(name.text);
-  if (slots_[at].place) {
+  const auto index = static_cast<uint32_t>(names_.size());
+  if (!index_.try_emplace(llvm::StringRef(name.text), index).second) {
     lexer_.fail(name.offset, "expected a name of its own for each value, found " + quoted(name) +
                                  " a second time");
   }
   names_.push_back(Named{name.text, nullptr, scope_, -1});
-  slots_[at] = {hash, static_cast<uint32_t>(names_.size())};
   return names_.back();
 }
 
@@ -72,9 +43,11 @@ void ValueTable::defineFolded(const Token& name, FoldedConstant folded) {
 }
 
 ValueTable::Found ValueTable::find(const Token& name) {
-  const uint32_t place = slots_[look(name.text).first].place;
-  if (!place) lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name));
-  const Named& named = names_[place - 1];
+  const auto at = index_.find(llvm::StringRef(name.text));
+  if (at == index_.end()) {
+    lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name));
+  }
+  const Named& named = names_[at->second];
   if (!open_[named.scope]) {
     lexer_.fail(name.offset, "expected a value defined above, found " + quoted(name) +
                                  ", which belongs to a block that has ended");
@@ -111,17 +84,9 @@ void ValueTable::leave(const Scope& scope) {
   outer_.pop_back();
 }
 
-/// All at once when the nodes are made: what the graph keeps of names then lies close together, and what
-/// a name needs of its value can be fetched ahead.
+/// All at once when the nodes are made: what the graph keeps of names then lies close together.
 void ValueTable::nameValues() const {
-  constexpr size_t kAhead = 8;
-  for (size_t i = 0; i < names_.size(); ++i) {
-    if (i + kAhead < names_.size()) {
-      const Named& ahead = names_[i + kAhead];
-      __builtin_prefetch(ahead.value);
-      __builtin_prefetch(ahead.name.data());
-    }
-    const auto& [name, value, scope, folded] = names_[i];
+  for (const auto& [name, value, scope, folded] : names_) {
     const bool anonymous = name.find_first_not_of("0123456789") == std::string_view::npos;
     if (value && !anonymous) value->setDebugName(std::string(name));
   }

@@ -5,6 +5,9 @@
 #include "ir/core/program.h"
 #include "ir/text/text_lexer.h"
 
+#include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/StringRef.h>
+
 #include <vector>
 
 namespace gravure {
@@ -25,7 +28,7 @@ class ValueTable {
   /// Room for `expected` names is made at once.
   ValueTable(const TextLexer& lexer, size_t expected) : lexer_(lexer) {
     names_.reserve(expected);
-    makeSlots(expected);
+    index_.reserve(expected);
   }
 
   /// TextError if the name is taken.
@@ -61,21 +64,12 @@ class ValueTable {
     uint32_t scope = 0;
     int32_t folded = -1;
   };
-  /// Where a name is in `names_`, plus one; 0 in a free slot.
-  struct Slot {
-    uint32_t hash = 0;
-    uint32_t place = 0;
-  };
   Named& add(const Token& name);
-  /// The slot of the name, or the free one that it would have, with its hash.
-  std::pair<size_t, uint32_t> look(std::string_view name) const;
-  void makeSlots(size_t names);
 
   const TextLexer& lexer_;
-  /// Names in the order of their definition, so that those of late are near each other; a small table
-  /// of their hashes finds them. The names of a large program fit no cache.
-  std::vector<Named> names_;
-  std::vector<Slot> slots_;  // as many as a power of two, at least half of them free
+  std::vector<Named> names_;  // in the order of their definition
+  llvm::DenseMap<llvm::StringRef, uint32_t>
+      index_;  // of a name in `names_`; the text holds the keys
   std::vector<FoldedConstant> folded_;
   std::vector<bool> open_{true};
   std::vector<uint32_t> outer_;

@@ -2,6 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
+#include "ir/core/same_device.h"
 
 #include <llvm/ADT/STLExtras.h>
 
@@ -42,11 +43,6 @@ std::string reasonMessage(HostReason reason, const Node* node) {
              (node->inputs().empty() ? "its operands" : valueName(node->input(0)));
     default: return "the table of op facts says so";
   }
-}
-
-bool sameDevice(c10::Device a, c10::Device b) {
-  if (a.type() != b.type()) return false;
-  return a.is_cpu() || !a.has_index() || !b.has_index() || a.index() == b.index();
 }
 
 /// PyTorch's kernels take a CPU tensor without dimensions as a number, and a capture bakes it in. That
@@ -262,20 +258,6 @@ bool isDeviceCopy(const Node* node) {
                                        c10::Symbol::fromQualString("aten::_foreach_copy_"),
                                        c10::Symbol::fromQualString("aten::_foreach_copy")};
   return llvm::is_contained(copies, kind);
-}
-
-bool isNumber(const Value* value) {
-  switch (value->type()->kind()) {
-    case c10::TypeKind::IntType:
-    case c10::TypeKind::FloatType:
-    case c10::TypeKind::BoolType:
-    case c10::TypeKind::ComplexType:
-    case c10::TypeKind::NumberType:
-    case c10::TypeKind::SymIntType:
-    case c10::TypeKind::SymFloatType:
-    case c10::TypeKind::SymBoolType: return true;
-    default: return false;
-  }
 }
 
 std::optional<Verdict> verdictOf(const Node* node, c10::Device device, const ValueFacts& values) {

@@ -35,7 +35,5 @@ std::optional<Verdict> verdictOf(const Node* node, c10::Device device, const Val
 
 /// True if the node may copy between devices: _to_copy, to, copy, copy_, lift_fresh.
 bool isDeviceCopy(const Node* node);
-/// True for values of type int, float, bool or complex.
-bool isNumber(const Value* value);
 
 }  // namespace gravure

@@ -1,5 +1,6 @@
 #include "passes/partition_graph/partition_graph.h"
 
+#include "ir/core/counted.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
 #include "passes/partition_graph/partition_rewrite.h"
@@ -12,16 +13,12 @@ namespace {
 
 constexpr const char* kPass = "partition-graph";
 
-std::string count(size_t n, const char* what) {
-  return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
-}
-
 std::string planSummary(const PartitionPlan& plan) {
   const bool levels = plan.order == PartitionOrder::Levels;
   const std::string parts = levels && plan.levelParts > 1
-                                ? " of " + count(plan.levelParts, "part") + " of the program"
+                                ? " of " + counted(plan.levelParts, "part") + " of the program"
                                 : "";
-  return count(plan.partitionCount(), "partition") + " in " + count(plan.runs.size(), "run") +
+  return counted(plan.partitionCount(), "partition") + " in " + counted(plan.runs.size(), "run") +
          " by " + (levels ? "levels" : "program order") + parts + "; program order gives " +
          std::to_string(plan.programOrderPartitions) + " in " +
          std::to_string(plan.programOrderRuns) + " with a planned peak of " +
@@ -32,7 +29,7 @@ std::string planSummary(const PartitionPlan& plan) {
 
 std::string keptMessage(HostReason reason, int64_t minimum) {
   if (reason == HostReason::TooSmall) {
-    return "its partition would hold fewer than " + count(minimum, "operator call");
+    return "its partition would hold fewer than " + counted(minimum, "operator call");
   }
   return "program order cuts between its collective and what touches the buffers";
 }
@@ -54,8 +51,8 @@ void remark(const Entry& entry, const PartitionPlan& plan, int64_t firstIndex,
     if (!run.captured) continue;
     remarks.add(RemarkKind::Passed, kPass, "partition-formed", run.nodes.front(),
                 "partition " + std::to_string(firstIndex + run.index) + " holds " +
-                    count(run.nodes.size(), "node") + ", takes " +
-                    count(run.inputs.size(), "value") + " and gives " +
+                    counted(run.nodes.size(), "node") + ", takes " +
+                    counted(run.inputs.size(), "value") + " and gives " +
                     std::to_string(run.outputs.size()));
   }
 }

@@ -1,6 +1,7 @@
 #include "passes/partition_graph/partition_plan.h"
 
 #include "ir/core/attributes.h"
+#include "ir/core/counted.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/compiled_op.h"
 #include "passes/analysis/partition_runs.h"
@@ -307,10 +308,6 @@ std::string mebibytes(int64_t bytes) {
   llvm::raw_string_ostream os(text);
   os << llvm::format("%.2f MiB", static_cast<double>(bytes) / (1 << 20));
   return os.str();
-}
-
-std::string counted(int64_t n, const char* what) {
-  return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
 }
 
 void printFigures(llvm::raw_ostream& os, int64_t partitions, int64_t runs, int64_t peak) {

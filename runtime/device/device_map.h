@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/Device.h>
+#include "ir/core/same_device.h"
 
 namespace gravure {
 
@@ -10,9 +10,7 @@ struct DeviceMap {
   c10::Device to{c10::kCPU};    // Device::tensorDevice()
 
   c10::Device operator()(c10::Device device) const {
-    const bool same = device.type() == from.type() &&
-                      (!device.has_index() || !from.has_index() || device.index() == from.index());
-    return same ? to : device;
+    return sameDevice(device, from) ? to : device;
   }
   /// True if `device`, as the text says it, is the one that computes and is captured.
   bool computes(c10::Device device) const {

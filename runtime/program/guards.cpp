@@ -1,6 +1,7 @@
 #include "runtime/program/guards.h"
 
 #include "ir/core/args.h"
+#include "ir/core/same_device.h"
 
 #include <ATen/core/Generator.h>
 
@@ -133,9 +134,9 @@ void InputCheck::checkTensor(const at::Tensor& tensor) const {
                       "export it again"
                     : "; convert it, or export a program for it"));
   }
-  const bool sameDevice = !device_ || tensor.device() == *device_ ||
-                          (tensor.device().type() == device_->type() && !device_->has_index());
-  if (!sameDevice) fail(text("a tensor on ", *device_), text("one on ", tensor.device()));
+  if (device_ && !sameDevice(tensor.device(), *device_)) {
+    fail(text("a tensor on ", *device_), text("one on ", tensor.device()));
+  }
   if (!dims_) return;
   const auto sizes = tensor.sizes();
   bool fits = sizes.size() == *dims_;

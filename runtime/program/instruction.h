@@ -129,7 +129,7 @@ struct Stage {
 };
 
 /// How a value of the arena is handed to the caller.
-enum class Handing : uint8_t {
+enum class Ownership : uint8_t {
   Copied,  // as a copy
   Saved,   // lent for one run of the entry that reads it
   Lent,    // lent until the next run of its entry
@@ -141,8 +141,8 @@ struct Own {
   const Node* node = nullptr;
   int64_t step = -1;
   std::vector<Slot> from, to;
-  std::vector<Handing> handing;  // Copied: here; all else passes on to where results are taken
-  std::vector<bool> asEager;     // by operand: CopySource::asEager
+  std::vector<Ownership> ownership;  // Copied: here; all else passes on to where results are taken
+  std::vector<bool> asEager;         // by operand: CopySource::asEager
   std::vector<Slot> releases;
   std::vector<DeadBlock> dying;
 };
@@ -174,15 +174,15 @@ struct EntryCode {
   std::vector<Stage> stages;
   std::vector<Own> owns;
   std::vector<Branch> branches;
-  std::vector<Slot> inputs;         // one an entry input
-  std::vector<Slot> outputs;        // one an entry output
-  std::vector<Handing> handing;     // one an entry output
-  Slot slots = 0;                   // size of a frame
-  std::vector<size_t> written;      // entry inputs that the program writes
-  std::vector<int64_t> storages;    // Timeline storage of each slot, -1 if it has none
-  std::vector<SlotSource> sources;  // by slot
-  std::vector<bool> ofInput;        // by slot: an input, or a view of one
-  std::vector<bool> readOnHost;     // by slot: read elsewhere than in launches
+  std::vector<Slot> inputs;          // one an entry input
+  std::vector<Slot> outputs;         // one an entry output
+  std::vector<Ownership> ownership;  // one an entry output
+  Slot slots = 0;                    // size of a frame
+  std::vector<size_t> written;       // entry inputs that the program writes
+  std::vector<int64_t> storages;     // Timeline storage of each slot, -1 if it has none
+  std::vector<SlotSource> sources;   // by slot
+  std::vector<bool> ofInput;         // by slot: an input, or a view of one
+  std::vector<bool> readOnHost;      // by slot: read elsewhere than in launches
 
   /// True if a partition made the value of `slot`, so that its next replay writes there. What it hands
   /// on of an input is not.

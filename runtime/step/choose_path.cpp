@@ -1,4 +1,4 @@
-#include "runtime/layout/handing.h"
+#include "runtime/layout/result_ownership.h"
 #include "runtime/results/address_remainder.h"
 #include "runtime/step/runtime_impl.h"
 
@@ -87,7 +87,7 @@ void Runtime::Impl::checkForCaller(const EntryState& entry,
 
 bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs) {
   const bool lent = givenLentValues(entry, inputs);
-  if (!giversAgree(entry, lent)) {
+  if (!producersAgree(entry, lent)) {
     checkInputs(entry, inputs);
     return false;
   }
@@ -152,7 +152,7 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
     for (size_t o = 0; o < lender.lent.size(); ++o) {
       if (lender.lent[o]->outstanding() == 0) continue;
       if (&lender != &entry && !lender.watches[o].droppedInTime()) continue;
-      if (lender.code->handing[o] != Handing::Lent) {
+      if (lender.code->ownership[o] != Ownership::Lent) {
         still = true;
         continue;
       }
@@ -189,10 +189,11 @@ bool Runtime::Impl::layOutAnew() {
 
 /// False if the saved values come from a step that ran uncaptured: they lie where none of its successors
 /// will have them.
-bool Runtime::Impl::giversAgree(const EntryState& entry, bool lent) const {
-  return std::all_of(entry.givers.begin(), entry.givers.end(), [lent](const EntryState* giver) {
-    return giver->wasServed && (lent || !giver->lentSaved);
-  });
+bool Runtime::Impl::producersAgree(const EntryState& entry, bool lent) const {
+  return std::all_of(entry.producers.begin(), entry.producers.end(),
+                     [lent](const EntryState* producer) {
+                       return producer->wasServed && (lent || !producer->lentSaved);
+                     });
 }
 
 void Runtime::Impl::checkLentValues(const EntryState& entry, bool lent) const {
@@ -225,21 +226,21 @@ constexpr const char* kKeepPlace =
 constexpr const char* kKeepLayout = "keep one memory format, or compile a model for each";
 constexpr const char* kKeepNumber = "give it as a tensor, or compile a function for each value";
 
-Stranger strangerOf(size_t input, const OperandGuard& guard, const c10::IValue& value) {
-  Stranger stranger{input, nullptr, {}};
+ChangedInput changeOf(size_t input, const OperandGuard& guard, const c10::IValue& value) {
+  ChangedInput changed{input, nullptr, {}};
   if (guard.differsInAddressAlone(value)) {
-    stranger.address = value.toTensor().const_data_ptr();
+    changed.address = value.toTensor().const_data_ptr();
   } else if (guard.differsInStrides(value)) {
-    stranger.strides = value.toTensor().strides().vec();
+    changed.strides = value.toTensor().strides().vec();
   }
-  return stranger;
+  return changed;
 }
 
 /// `relaid`: layouts have changed before. Where they do, addresses change, too.
-const char* remedyFor(const std::vector<Stranger>& strangers, bool relaid) {
-  const auto isLaid = [](const Stranger& each) { return !each.strides.empty(); };
-  if (llvm::any_of(strangers, isLaid)) return kKeepLayout;
-  if (strangers.front().address == nullptr) return kKeepNumber;
+const char* remedyFor(const std::vector<ChangedInput>& changed, bool relaid) {
+  const auto isLaid = [](const ChangedInput& each) { return !each.strides.empty(); };
+  if (llvm::any_of(changed, isLaid)) return kKeepLayout;
+  if (changed.front().address == nullptr) return kKeepNumber;
   return relaid ? kKeepLayout : kKeepPlace;
 }
 
@@ -248,7 +249,7 @@ const char* remedyFor(const std::vector<Stranger>& strangers, bool relaid) {
 /// Checks inputs against the program, and against what was captured.
 bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs) {
   ++entry.runs;
-  std::vector<Stranger> strangers;
+  std::vector<ChangedInput> changed;
   size_t next = 0;
   std::string found;
   const auto add = [&](size_t index, const OperandGuard& guard) {
@@ -256,7 +257,7 @@ bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>
     if (found.empty()) {
       found = inputName(*entry.code->entry, index) + ": " + guard.difference(inputs[index]);
     }
-    strangers.push_back(strangerOf(index, guard, inputs[index]));
+    changed.push_back(changeOf(index, guard, inputs[index]));
   };
   for (const auto& [index, guard] : entry.inputGuards) {
     for (; next < index; ++next) entry.checks[next].check(inputs[next]);
@@ -265,19 +266,19 @@ bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>
   }
   for (; next < inputs.size(); ++next) entry.checks[next].check(inputs[next]);
   if (!entry.moving->empty()) {
-    const int64_t index = entry.moving->stranger(inputs);
+    const int64_t index = entry.moving->firstUncopyable(inputs);
     if (index >= 0) {
       add(index, OperandGuard(entry.moving->copyOf(index), /*keep=*/true));
-      strangers.back().address = nullptr;  // it may not be copied, wherever it stays
+      changed.back().address = nullptr;  // it may not be copied, wherever it stays
     }
   }
-  if (strangers.empty()) {
-    entry.strangers.clear();
+  if (changed.empty()) {
+    entry.changed.clear();
     return true;
   }
-  const size_t first = strangers.front().input;
-  const char* const remedy = remedyFor(strangers, layouts_ > 0);
-  if (takeStrangers(entry, inputs, std::move(strangers), found)) return true;
+  const size_t first = changed.front().input;
+  const char* const remedy = remedyFor(changed, layouts_ > 0);
+  if (acceptChanges(entry, inputs, std::move(changed), found)) return true;
   once_.missedAs(std::to_string(first), "guard-failed", nullptr,
                  found + "; this step ran uncaptured");
   ranUncaptured(entry, found, remedy);
@@ -287,13 +288,13 @@ bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>
 /// Inputs differ from what was captured. True if the step is captured anew: because they lie where they
 /// lay in the step before, or since those that move in each step are copied from now on. Else it runs
 /// uncaptured, and if they are laid out as in the step before, memory is planned anew.
-bool Runtime::Impl::takeStrangers(EntryState& entry, const std::vector<c10::IValue>& inputs,
-                                  std::vector<Stranger> strangers, const std::string& found) {
-  const bool same = entry.strangers == strangers;
-  const auto lies = [](const Stranger& each) { return each.address != nullptr; };
-  const auto isLaid = [](const Stranger& each) { return !each.strides.empty(); };
-  const bool allMoved = llvm::all_of(strangers, lies);
-  const bool staged = allMoved && stageMoving(entry, inputs, strangers);
+bool Runtime::Impl::acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                  std::vector<ChangedInput> changed, const std::string& found) {
+  const bool same = entry.changed == changed;
+  const auto lies = [](const ChangedInput& each) { return each.address != nullptr; };
+  const auto isLaid = [](const ChangedInput& each) { return !each.strides.empty(); };
+  const bool allMoved = llvm::all_of(changed, lies);
+  const bool staged = allMoved && stageMoving(entry, inputs, changed);
   if (staged || (allMoved && same)) {
     forgetCaptures(entry);
     if (!staged) {
@@ -302,28 +303,28 @@ bool Runtime::Impl::takeStrangers(EntryState& entry, const std::vector<c10::IVal
     }
     return true;
   }
-  const auto laidAlike = [&](const Stranger& each) {
-    return !isLaid(each) || llvm::any_of(entry.strangers, [&](const Stranger& before) {
+  const auto laidAlike = [&](const ChangedInput& each) {
+    return !isLaid(each) || llvm::any_of(entry.changed, [&](const ChangedInput& before) {
       return before.input == each.input && before.strides == each.strides;
     });
   };
   const bool newLayout =
-      llvm::any_of(strangers, isLaid) && llvm::all_of(strangers, laidAlike) &&
-      llvm::all_of(strangers, [&](const Stranger& each) { return lies(each) || isLaid(each); });
-  entry.strangers = std::move(strangers);
+      llvm::any_of(changed, isLaid) && llvm::all_of(changed, laidAlike) &&
+      llvm::all_of(changed, [&](const ChangedInput& each) { return lies(each) || isLaid(each); });
+  entry.changed = std::move(changed);
   if (newLayout) planForNewLayout(found);
   return false;
 }
 
-/// Copies, from now on, those of the strangers that move in each step. False if there are none, or if
+/// Copies, from now on, those of the changed inputs that move in each step. False if there are none, or if
 /// another one neither moves so nor stays where it was in the step before.
 bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
-                                const std::vector<Stranger>& strangers) {
+                                const std::vector<ChangedInput>& changed) {
   std::vector<size_t> moving;
   bool all = true;
-  for (const Stranger& each : strangers) {
+  for (const ChangedInput& each : changed) {
     const at::Tensor& value = inputs[each.input].toTensor();
-    const bool stays = llvm::is_contained(entry.strangers, each);
+    const bool stays = llvm::is_contained(entry.changed, each);
     const bool moves = entry.moving->moves(each.input, each.address, entry.runs);
     if (moves && !inSlab(value, slab_.get()) && entry.moving->whyNot(each.input, value).empty()) {
       moving.push_back(each.input);
@@ -435,7 +436,7 @@ void Runtime::Impl::ranUncaptured(EntryState& entry, const std::string& why,
 void Runtime::Impl::forgetCaptures(EntryState& entry) {
   for (Partition& partition : entry.served.partitions) partition.reset();
   entry.inputGuards.clear();
-  entry.strangers.clear();
+  entry.changed.clear();
 }
 
 }  // namespace gravure

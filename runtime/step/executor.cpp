@@ -156,10 +156,10 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
     settle(partition, launch, captured ? "" : "it is quarantined there");
   }
   if (partition.state() == PartitionState::Quarantined) return runCalls(launch);
-  if (const int64_t strange = partition.strangeOperand(launch, frame_); strange >= 0) {
-    const Value* operand = launch.node->input(strange);
-    const std::string found = partition.difference(strange, frame_[launch.operands[strange]]);
-    remarks_.missedAs(std::to_string(strange), "guard-failed", launch.node,
+  if (const int64_t changed = partition.changedOperand(launch, frame_); changed >= 0) {
+    const Value* operand = launch.node->input(changed);
+    const std::string found = partition.difference(changed, frame_[launch.operands[changed]]);
+    remarks_.missedAs(std::to_string(changed), "guard-failed", launch.node,
                       "operand %" + operand->debugName() + ": " + found +
                           "; its calls run one by one");
     return runCalls(launch);
@@ -310,7 +310,7 @@ void Executor::runStage(uint32_t index) {
 /// that a capture allocated elsewhere.
 bool Executor::mustCopy(const Own& own, size_t i, const at::Tensor& tensor) const {
   if (!tensor.defined()) return false;
-  if (inSlab(tensor, session_->slab().get())) return own.handing[i] == Handing::Copied;
+  if (inSlab(tensor, session_->slab().get())) return own.ownership[i] == Ownership::Copied;
   return code_.isMadeByLaunch(own.from[i]);
 }
 

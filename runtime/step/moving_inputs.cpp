@@ -71,7 +71,7 @@ void MovingInputs::stage(size_t input, const at::Tensor& value) {
   last_[input].staged = true;
 }
 
-int64_t MovingInputs::stranger(const std::vector<c10::IValue>& inputs) const {
+int64_t MovingInputs::firstUncopyable(const std::vector<c10::IValue>& inputs) const {
   for (const Staged& each : staged_) {
     const c10::IValue& value = inputs[each.input];
     if (!value.isTensor() || !sameLayout(value.toTensor(), each.copy) ||

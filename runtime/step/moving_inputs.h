@@ -31,7 +31,7 @@ class MovingInputs {
   bool isStaged(size_t input) const { return !last_.empty() && last_[input].staged; }
   /// Index of the first staged input that is laid out otherwise than its copy, or shares memory with
   /// another input that the program writes; -1 if all can be copied.
-  int64_t stranger(const std::vector<c10::IValue>& inputs) const;
+  int64_t firstUncopyable(const std::vector<c10::IValue>& inputs) const;
   /// The copy that captures read.
   const at::Tensor& copyOf(size_t input) const;
 

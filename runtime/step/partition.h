@@ -37,7 +37,7 @@ class Partition {
 
   /// Index of the first operand that is not what was captured, of those that no input guard covers;
   /// -1 if the executable may be replayed.
-  int64_t strangeOperand(const Launch& launch, const Frame& frame) const {
+  int64_t changedOperand(const Launch& launch, const Frame& frame) const {
     for (const auto& [operand, guard] : guards_) {
       if (!guard.holds(frame[launch.operands[operand]])) return static_cast<int64_t>(operand);
     }

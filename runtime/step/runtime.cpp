@@ -3,7 +3,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
 #include "runtime/device/step_scope.h"
-#include "runtime/layout/handing.h"
+#include "runtime/layout/result_ownership.h"
 #include "runtime/program/flatten.h"
 #include "runtime/step/runtime_impl.h"
 
@@ -110,7 +110,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
   timeline_ = Timeline::build(program_);
   device_->installAllocator();
   for (const Entry& entry : program_.entries) codes_.push_back(flatten(entry, timeline_, devices_));
-  chooseHanding(program_, timeline_, options_.results, codes_);
+  chooseOwnership(program_, timeline_, options_.results, codes_);
   for (const Node* node : timeline_.steps()) planning_.push_back(stepPlanning(node, devices_));
   communication_ = Communication::of(codes_, *device_, options_, remarks_);
   for (size_t e = 0; e < codes_.size(); ++e) {
@@ -131,10 +131,10 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     state.moving = std::make_unique<MovingInputs>(codes_[e]);
     entries_.push_back(std::move(state));
   }
-  findGivers();
+  findProducers();
 }
 
-void Runtime::Impl::findGivers() {
+void Runtime::Impl::findProducers() {
   std::map<std::string, EntryState*> savedBy;
   for (EntryState& entry : entries_) {
     for (const OutputInfo& output : entry.code->entry->outputs) {
@@ -142,12 +142,12 @@ void Runtime::Impl::findGivers() {
     }
   }
   for (EntryState& entry : entries_) {
-    std::set<EntryState*> givers;
+    std::set<EntryState*> producers;
     for (const InputInfo& input : entry.code->entry->inputs) {
       const auto from = savedBy.find(input.name);
-      if (input.role == InputRole::Saved && from != savedBy.end()) givers.insert(from->second);
+      if (input.role == InputRole::Saved && from != savedBy.end()) producers.insert(from->second);
     }
-    entry.givers.assign(givers.begin(), givers.end());
+    entry.producers.assign(producers.begin(), producers.end());
   }
 }
 

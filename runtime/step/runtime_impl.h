@@ -22,11 +22,11 @@
 namespace gravure {
 
 /// An input that differs from what was captured, in one step.
-struct Stranger {
+struct ChangedInput {
   size_t input = 0;
   const void* address = nullptr;  // where it lay, if nothing else differs
   std::vector<int64_t> strides;   // if they differ, and neither dtype nor sizes
-  bool operator==(const Stranger&) const = default;
+  bool operator==(const ChangedInput&) const = default;
 };
 
 /// One entry and what is known of it.
@@ -48,7 +48,7 @@ struct EntryState {
 
   bool ranWithGroups = false;  // all its collectives have run with the groups that there are
 
-  std::vector<EntryState*> givers;  // whose saved values this entry reads
+  std::vector<EntryState*> producers;  // whose saved values this entry reads
   // After planning.
   int64_t heldSteps = 0;  // in a row, that a lent result was held
   bool wasServed = false;
@@ -56,7 +56,7 @@ struct EntryState {
   ServedEntry served;
   std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
   std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
-  std::vector<Stranger> strangers;                           // of the last step
+  std::vector<ChangedInput> changed;                         // of the last step
   std::vector<std::pair<size_t, int64_t>> othersLay;  // staged ones: their addressRemainder there
   std::unique_ptr<MovingInputs> moving;
   std::vector<std::vector<int64_t>> laid;  // by input that is not staged: strides in warm-up
@@ -94,7 +94,7 @@ class Runtime::Impl {
 
   enum class Path : uint8_t { Plain, Recorded, Served };
 
-  void findGivers();
+  void findProducers();
   EntryState& find(const std::string& entry);
   const EntryState& find(const std::string& entry) const;
 
@@ -107,16 +107,16 @@ class Runtime::Impl {
   bool resultsHeld(EntryState& entry);
   bool layOutAnew();
   bool enterArena();
-  bool takeStrangers(EntryState& entry, const std::vector<c10::IValue>& inputs,
-                     std::vector<Stranger> strangers, const std::string& found);
+  bool acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                     std::vector<ChangedInput> changed, const std::string& found);
   bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
-                   const std::vector<Stranger>& strangers);
+                   const std::vector<ChangedInput>& changed);
   bool laidAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
   bool liesAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void planForNewLayout(const std::string& found);
   void ranCaptured(EntryState& entry) const { entry.uncaptured <<= 1; }
   void ranUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);
-  bool giversAgree(const EntryState& entry, bool lent) const;
+  bool producersAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
   static bool givenValuesIn(const Slab* slab, const EntryState& entry,
                             const std::vector<c10::IValue>& inputs);

@@ -57,14 +57,14 @@ class ResultTaker {
     // What a capture allocated outside the arena is its graph's: the next replay writes it.
     const bool ofGraph = serving_ && !alias && code_.isMadeByLaunch(slot);
     const bool asEager = info && isCopiedAsEager(info->role);
-    if (code_.handing[output] == Handing::Static && slab_ && !inside_) {
+    if (code_.ownership[output] == Ownership::Static && slab_ && !inside_) {
       return handStatic(output, tensor, asEager);
     }
     if (inSlab(tensor, slab_.get())) {
       return serving_ ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
     }
     if (ofGraph) {
-      const bool saved = code_.handing[output] == Handing::Saved;
+      const bool saved = code_.ownership[output] == Ownership::Saved;
       return saved ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
     }
     if (alias && info->input >= 0) {
@@ -79,9 +79,9 @@ class ResultTaker {
 
   /// A served step's value that lies in the arena.
   c10::IValue hand(size_t output, const at::Tensor& tensor, bool asEager) {
-    switch (code_.handing[output]) {
-      case Handing::Saved: entry_.lentSaved = true; return handSaved(output, tensor);
-      case Handing::Lent:
+    switch (code_.ownership[output]) {
+      case Ownership::Saved: entry_.lentSaved = true; return handSaved(output, tensor);
+      case Ownership::Lent:
         // One with gaps, or with several elements in one place, is laid out anew for its holder.
         if (!tensor.is_non_overlapping_and_dense()) return copyLater(output, tensor, asEager);
         return lender_.lend(tensor, entry_.lent[output]);

@@ -1,4 +1,4 @@
-#include "runtime/layout/handing.h"
+#include "runtime/layout/result_ownership.h"
 #include "runtime/step/runtime_impl.h"
 
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-#include "runtime/layout/handing.h"
+#include "runtime/layout/result_ownership.h"
 
 #include "ir/facts/op_facts.h"
 
@@ -24,9 +24,9 @@ class OwnedFrom {
     const auto at = at_.find(slot);
     return at == at_.end() ? slot : at->second.first->from[at->second.second];
   }
-  void set(Slot slot, Handing handing) const {
+  void set(Slot slot, Ownership ownership) const {
     const auto at = at_.find(slot);
-    if (at != at_.end()) at->second.first->handing[at->second.second] = handing;
+    if (at != at_.end()) at->second.first->ownership[at->second.second] = ownership;
   }
 
  private:
@@ -42,22 +42,22 @@ bool isPlanned(const Timeline& timeline, const EntryCode& code, const OwnedFrom&
          timeline.storages()[storage].origin == StorageOrigin::Fresh;
 }
 
-Handing wished(OutputRole role, ResultPolicy policy) {
+Ownership wished(OutputRole role, ResultPolicy policy) {
   switch (role) {
     case OutputRole::Mutation:
     case OutputRole::Alias:
-    case OutputRole::Saved: return Handing::Copied;
+    case OutputRole::Saved: return Ownership::Copied;
     case OutputRole::Gradient:
-      if (policy == ResultPolicy::Owned) return Handing::Lent;
+      if (policy == ResultPolicy::Owned) return Ownership::Lent;
       [[fallthrough]];
-    default: return policy == ResultPolicy::Static ? Handing::Static : Handing::Copied;
+    default: return policy == ResultPolicy::Static ? Ownership::Static : Ownership::Copied;
   }
 }
 
 }  // namespace
 
-void chooseHanding(const Program& program, const Timeline& timeline, ResultPolicy policy,
-                   std::vector<EntryCode>& codes) {
+void chooseOwnership(const Program& program, const Timeline& timeline, ResultPolicy policy,
+                     std::vector<EntryCode>& codes) {
   llvm::StringSet<> read;  // saved values that an entry of the program reads
   for (const Entry& entry : program.entries) {
     for (const InputInfo& input : entry.inputs) {
@@ -65,8 +65,8 @@ void chooseHanding(const Program& program, const Timeline& timeline, ResultPolic
     }
   }
   for (EntryCode& code : codes) {
-    code.handing.assign(code.outputs.size(), Handing::Copied);
-    for (Own& own : code.owns) own.handing.assign(own.from.size(), Handing::Copied);
+    code.ownership.assign(code.outputs.size(), Ownership::Copied);
+    for (Own& own : code.owns) own.ownership.assign(own.from.size(), Ownership::Copied);
     const OwnedFrom owned(code);
     llvm::DenseSet<Slot> copied;
     llvm::DenseMap<int64_t, int> sharers;  // autograd adds to gradients in place
@@ -74,18 +74,18 @@ void chooseHanding(const Program& program, const Timeline& timeline, ResultPolic
     for (size_t o = 0; o < code.outputs.size() && o < code.entry->outputs.size(); ++o) {
       const OutputInfo& info = code.entry->outputs[o];
       if (info.role == OutputRole::Saved && read.contains(info.name)) {
-        code.handing[o] = Handing::Saved;
+        code.ownership[o] = Ownership::Saved;
       } else if (isPlanned(timeline, code, owned, o)) {
-        code.handing[o] = wished(info.role, policy);
+        code.ownership[o] = wished(info.role, policy);
         const int64_t storage = code.storages[owned.arenaSlot(code.outputs[o])];
-        if (code.handing[o] == Handing::Lent && sharers[storage] > 1)
-          code.handing[o] = Handing::Copied;
+        if (code.ownership[o] == Ownership::Lent && sharers[storage] > 1)
+          code.ownership[o] = Ownership::Copied;
       }
-      if (code.handing[o] == Handing::Copied) copied.insert(code.outputs[o]);
+      if (code.ownership[o] == Ownership::Copied) copied.insert(code.outputs[o]);
     }
     for (size_t o = 0; o < code.outputs.size(); ++o) {
-      if (copied.contains(code.outputs[o])) code.handing[o] = Handing::Copied;
-      owned.set(code.outputs[o], code.handing[o]);
+      if (copied.contains(code.outputs[o])) code.ownership[o] = Ownership::Copied;
+      owned.set(code.outputs[o], code.ownership[o]);
     }
   }
 }
@@ -97,9 +97,9 @@ std::vector<Reservation> reservedStorages(const Timeline& timeline, std::vector<
     EntryCode& code = codes[e];
     const OwnedFrom owned(code);
     for (size_t o = 0; o < code.outputs.size(); ++o) {
-      const Handing handing = code.handing[o];
-      if (handing != Handing::Lent && handing != Handing::Static) continue;
-      const bool dropped = handing == Handing::Lent && droppedInTime(e, o);
+      const Ownership ownership = code.ownership[o];
+      if (ownership != Ownership::Lent && ownership != Ownership::Static) continue;
+      const bool dropped = ownership == Ownership::Lent && droppedInTime(e, o);
       Reservation& storage = reserved[code.storages[owned.arenaSlot(code.outputs[o])]];
       storage = std::max(storage, dropped ? Reservation::FromBirth : Reservation::Always);
     }
@@ -109,9 +109,9 @@ std::vector<Reservation> reservedStorages(const Timeline& timeline, std::vector<
 
 void copyFromNowOn(EntryCode& code, size_t output) {
   for (size_t o = 0; o < code.outputs.size(); ++o) {
-    if (code.outputs[o] == code.outputs[output]) code.handing[o] = Handing::Copied;
+    if (code.outputs[o] == code.outputs[output]) code.ownership[o] = Ownership::Copied;
   }
-  OwnedFrom(code).set(code.outputs[output], Handing::Copied);
+  OwnedFrom(code).set(code.outputs[output], Ownership::Copied);
 }
 
 }  // namespace gravure

@@ -12,11 +12,11 @@
 
 namespace gravure {
 
-/// Sets `handing` of every entry's outputs and of its Own instructions. A result is Lent or Static
+/// Sets `ownership` of every entry's outputs and of its Own instructions. A result is Lent or Static
 /// only where the step allocates it with a shape known in advance, and Lent only if no other result
 /// shares its memory.
-void chooseHanding(const Program& program, const Timeline& timeline, ResultPolicy policy,
-                   std::vector<EntryCode>& codes);
+void chooseOwnership(const Program& program, const Timeline& timeline, ResultPolicy policy,
+                     std::vector<EntryCode>& codes);
 
 /// By Timeline number, the storages that Lent and Static results lie in: no other buffer may overlap
 /// them until their entry runs again, or, of Lent ones with `droppedInTime(entry, output)`, until the

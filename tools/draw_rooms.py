@@ -1,0 +1,218 @@
+"""Draws docs/architecture.md from the code: the rooms, who may use them, and a step's way.
+
+    tools/draw_rooms.py          writes the drawn parts of the page anew
+    tools/draw_rooms.py --check  exit status 1 if they are not what the code says
+
+The C++ rooms are Bazel's: BUILD.bazel says what a room holds and what it uses. Those of Python are
+packages: the docstring says what one holds, imports say what it uses. A stop of the way must be
+defined where the page says, and be named by the file of the stop before it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+LAYERS = ("ir", "passes", "runtime")
+PACKAGE = ROOT / "python" / "gravure"
+
+
+@dataclass(frozen=True)
+class Room:
+    name: str  # "ir/memory"
+    holds: str
+    uses: frozenset[str]  # names of rooms
+
+
+@dataclass(frozen=True)
+class Stop:
+    file: str
+    name: str  # of a function or a class
+    does: str
+
+
+# What one call of a compiled model goes through, once everything is captured.
+WAY = (
+    Stop("python/csrc/differentiable_run.cpp", "runDifferentiably", "makes autograd's node"),
+    Stop("runtime/step/runtime.cpp", "run", "one step at a time: takes the program's turn"),
+    Stop("runtime/step/choose_path.cpp", "choosePath", "plain, recorded or served"),
+    Stop("runtime/step/executor.cpp", "runServed", "instruction by instruction"),
+    Stop("runtime/step/executor.cpp", "runPartition", "captures a partition, or replays it"),
+    Stop("runtime/step/partition.h", "replay", "puts the results where the next one reads them"),
+    Stop("runtime/cuda/cuda_partition_graph.cpp", "launch", "cudaGraphLaunch"),
+)
+
+
+def cpp_rooms() -> list[Room]:
+    """In the order of the folders."""
+    rooms = []
+    for layer in LAYERS:
+        for build in sorted((ROOT / layer).glob("*/BUILD.bazel")):
+            text = build.read_text()
+            name = f"{layer}/{build.parent.name}"
+            uses = {_room_of(label) for label in re.findall(r'"(//[^"]+)"', _deps(text))}
+            rooms.append(Room(name, _comment(text), frozenset(uses - {name, ""})))
+        rooms.extend(_rest_of(layer))
+    return rooms
+
+
+def _rest_of(layer: str) -> list[Room]:
+    """The files of a layer that lie in no room: passes of one file each, the CUDA device."""
+    text = (ROOT / layer / "BUILD.bazel").read_text()
+    found = []
+    for target, name in (("rewrites", "passes"), ("cuda", "runtime/cuda")):
+        block = re.search(rf'((?:# .*\n)+)\w+\(\n    name = "{target}".*?\n\)', text, re.S)
+        if block is None:
+            continue
+        uses = {_room_of(label) for label in re.findall(r'"(//[^"]+)"', _deps(block[0]))}
+        found.append(Room(name, _comment(block[1]), frozenset(uses - {name, ""})))
+    return found
+
+
+def _deps(text: str) -> str:
+    found = re.search(r"deps = \[(.*?)\]", text, re.S)
+    return found[1] if found else ""
+
+
+def _room_of(label: str) -> str:
+    """`//ir/core` is a room; `//passes:pass` and `//runtime:api` are headers for all of theirs."""
+    path, _, target = label.removeprefix("//").partition(":")
+    if target in ("pass", "api"):
+        return ""
+    return path
+
+
+def _comment(text: str) -> str:
+    lines = re.findall(r"^# (.*)$", text, re.M)
+    return " ".join(lines)
+
+
+def python_rooms() -> list[Room]:
+    rooms = []
+    for folder in sorted(p.parent for p in PACKAGE.glob("*/__init__.py")):
+        docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+        uses = {used for file in folder.rglob("*.py") for used in _packages_used(file)}
+        name = f"gravure/{folder.name}"
+        holds = docstring.split("\n\n")[0].replace("\n", " ")
+        rooms.append(Room(name, holds, frozenset(uses - {name})))
+    return rooms
+
+
+def _packages_used(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(node, ast.ImportFrom) or node.level < 2:
+            continue
+        inside = file.parent.relative_to(PACKAGE).parts
+        path = [*inside[: len(inside) - node.level + 1], *(node.module or "").split(".")]
+        names = [path[0]] if path[0] else [alias.name for alias in node.names]
+        found |= {f"gravure/{n}" for n in names if (PACKAGE / n / "__init__.py").is_file()}
+    return found
+
+
+def reduced(rooms: list[Room]) -> list[tuple[str, str]]:
+    """Arrows without those that follow from others."""
+    uses = {room.name: room.uses for room in rooms}
+
+    def reach(name: str) -> set[str]:
+        found: set[str] = set()
+        for used in uses.get(name, ()):
+            found |= {used} | reach(used)
+        return found
+
+    return [
+        (room.name, used)
+        for room in rooms
+        for used in sorted(room.uses)
+        if not any(used in reach(other) for other in room.uses if other != used)
+    ]
+
+
+def picture(rooms: list[Room]) -> str:
+    lines = ["```mermaid", "flowchart BT"]
+    for layer in dict.fromkeys(room.name.split("/")[0] for room in rooms):
+        lines.append(f"  subgraph {layer}")
+        lines += [f"    {_id(r.name)}[{r.name}]" for r in rooms if r.name.split("/")[0] == layer]
+        lines.append("  end")
+    lines += [f"  {_id(user)} --> {_id(used)}" for user, used in reduced(rooms)]
+    return "\n".join([*lines, "```"])
+
+
+def _id(name: str) -> str:
+    return name.replace("/", "_") + "_"
+
+
+def table(rooms: list[Room]) -> str:
+    lines = ["| room | what it holds |", "|---|---|"]
+    for room in rooms:
+        path = f"python/{room.name}" if room.name.startswith("gravure/") else room.name
+        lines.append(f"| [`{path}`](../{path}) | {room.holds} |")
+    return "\n".join(lines)
+
+
+def way() -> str:
+    lines = ["```mermaid", "flowchart TD"]
+    before: Stop | None = None
+    for number, stop in enumerate(WAY):
+        _require_defined(stop)
+        lines.append(f'  s{number}["{stop.name}<br/><small>{stop.file}</small>"]')
+        if before is not None:
+            _require_named(before, stop)
+            lines.append(f"  s{number - 1} -->|{stop.does}| s{number}")
+        before = stop
+    return "\n".join([*lines, "```"])
+
+
+def _text(file: str) -> str:
+    try:
+        return (ROOT / file).read_text()
+    except OSError:
+        sys.exit(f"draw_rooms: {file} is a stop of the way, and is not there: mend WAY")
+
+
+def _require_defined(stop: Stop) -> None:
+    defined = rf"(?:def|class) {stop.name}\b" if stop.file.endswith(".py") else rf"\b{stop.name}\("
+    if not re.search(defined, _text(stop.file)):
+        sys.exit(f"draw_rooms: {stop.file} does not define {stop.name}: mend WAY")
+
+
+def _require_named(before: Stop, stop: Stop) -> None:
+    if not re.search(rf"\b{stop.name}\b", _text(before.file)):
+        sys.exit(f"draw_rooms: {before.file} does not name {stop.name}, the next stop: mend WAY")
+
+
+def drawn(text: str) -> str:
+    """The page with its drawn parts as the code says."""
+    rooms = cpp_rooms() + python_rooms()
+    for name, part in (
+        ("rooms", picture(rooms)),
+        ("table", table(rooms)),
+        ("way", way()),
+    ):
+        begin, end = f"<!-- drawn: {name} -->", f"<!-- end: {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            sys.exit(f"draw_rooms: docs/architecture.md must have {begin} and {end} once each")
+        head, rest = text.split(begin)
+        text = head + begin + "\n" + part + "\n" + end + rest.split(end)[1]
+    return text
+
+
+def main() -> None:
+    text = PAGE.read_text()
+    new = drawn(text)
+    if sys.argv[1:] == ["--check"]:
+        if new != text:
+            sys.exit("docs/architecture.md is not what the code says: run tools/draw_rooms.py")
+        return
+    if sys.argv[1:]:
+        sys.exit("usage: draw_rooms.py [--check]")
+    PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

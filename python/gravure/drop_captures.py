@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .report import followed
+from .calls.live_graphs import followed
 
 
 def drop_captures(compiled: Any = None) -> int:
@@ -30,9 +30,3 @@ def drop_captures(compiled: Any = None) -> int:
         )
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     return sum(graph.drop(tensors) for graph in followed())
-
-
-def drop_converted() -> None:
-    """Those whose module is on another device, or of another dtype, since they were captured."""
-    for graph in followed():
-        graph.drop_converted()

@@ -14,20 +14,20 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 
-from .aot_entries import FrameNamer
-from .backend import compile_frame
-from .codegen import ATEN, Style
-from .compile_lock import one_at_a_time
-from .compile_step import step_with
-from .compiled_graph import CompiledGraph
-from .eager_tracing import traces_as_eager
+from .calls.compiled_graph import CompiledGraph
+from .calls.frame import compile_frame
+from .calls.instance import Instance
+from .calls.reports import host_nodes, missed_otherwise
 from .errors import ExportError
+from .graphs.codegen import ATEN, Style
+from .graphs.names import FrameNamer
+from .library.load import program_class
 from .options import CompileOptions
-from .program_maker import Instance
-from .report import host_nodes, missed_otherwise
-from .runtime import program_class
-from .step_compiler import StepCompiler
-from .untouched import faked, forgotten
+from .steps.step_compiler import StepCompiler
+from .steps.step_function import step_with
+from .torch_api.compile_lock import one_at_a_time
+from .torch_api.eager_tracing import traces_as_eager
+from .torch_api.fake_run import faked, forgotten
 
 
 @dataclass

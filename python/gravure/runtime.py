@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gravure_native import library_path
 
-from . import log  # noqa: F401  what the library logs through
+from .library.load import program_class
 from .options import library_options
-from .process_groups import release_before_groups
-from .torch_version import check_torch
 
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
@@ -28,27 +24,6 @@ class Slot(NamedTuple):
 
     role: str
     name: str
-
-
-@cache
-def program_class() -> Any:
-    """`torch.classes.gravure.Program`.
-
-    Raises FileNotFoundError where the library is not built, ImportError where it was built for
-    another torch.
-    """
-    path = library_path()
-    check_torch(path.parent)
-    try:
-        torch.ops.load_library(str(path))
-    except OSError as error:
-        raise ImportError(
-            f"{path} does not load with torch {torch.__version__}: {error}. It was built for "
-            "another torch; build it anew, with tools/build or `pip install .`"
-        ) from error
-    program = torch.classes.gravure.Program
-    release_before_groups(program.drop_collectives)
-    return program
 
 
 def release_memory() -> int:

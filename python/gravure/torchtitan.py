@@ -21,9 +21,9 @@ from typing import Any
 from torch import fx
 from torch._functorch.partitioners import default_partition
 
-from .graph_passes import GraphPasses
-from .saved_bundle import bundling, hooks_are_set
-from .toolkit_call import Held, ToolkitCall
+from .graphs.saved_bundle import bundling, hooks_are_set
+from .titan.graph_passes import GraphPasses
+from .titan.toolkit_call import Held, ToolkitCall
 
 logger = logging.getLogger("gravure")
 

@@ -1,0 +1,310 @@
+"""Dynamo's graph, differentiated by AOTAutograd, in the hands of what runs it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatefulSymbolicContext,
+)
+
+from ..graphs.codegen import ATEN, Style
+from ..graphs.constants import fold_constants
+from ..graphs.names import FrameNamer, InputSpec, unique_names
+from ..graphs.partition import KEEP_DRAWS
+from ..graphs.saved_bundle import bundle_saved, hooks_are_set
+from ..options import CompileOptions
+from ..text.aot_entries import picker
+from ..text.dynamo_graph import input_spec, label_of
+from ..torch_api.compile_lock import one_at_a_time
+from .compiled_graph import CompiledGraph
+from .native_node import Traced
+from .program_maker import Half
+
+logger = logging.getLogger("gravure")
+
+# Makes what runs a graph: from its label and the names of its values.
+Maker = Callable[[str, FrameNamer, CompileOptions, Style], CompiledGraph]
+
+
+@one_at_a_time
+def compile_frame(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    chosen: CompileOptions,
+    maker: Maker,
+    style: Style = ATEN,
+    *,
+    label: str = "",
+    bundles: bool = False,
+    in_autocast: bool = False,
+) -> Callable[..., Any]:
+    """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes.
+
+    `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py), or both
+    graphs as one node (native_node.py). `in_autocast`: the backward runs under the autocast of the
+    forward, if any, and not without.
+    """
+    label = label or label_of(graph)
+    frame = _Frame(
+        graph, inputs, chosen, maker, style, label, bundles=bundles, in_autocast=in_autocast
+    )
+    settings = {
+        "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
+        "enable_autograd_cache": False,
+        "donated_buffer": False,
+        "backward_pass_autocast": "same_as_forward" if in_autocast else "off",
+        "graphsafe_rng_functionalization": not chosen.eager_rng,
+    }
+    compiler = aot_autograd(
+        fw_compiler=frame.compile_forward,
+        bw_compiler=frame.compile_backward,
+        inference_compiler=frame.compile_inference,
+        partition_fn=frame.cut,
+        decompositions=style.decompositions,
+        keep_inference_input_mutations=True,
+    )
+    patched = functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS)
+    with style.tracing(), patched[0], patched[1], _tracing_context(inputs):
+        compiled = compiler(graph, inputs)
+    again = functools.partial(
+        compile_frame,
+        graph,
+        chosen=chosen,
+        maker=maker,
+        style=style,
+        label=label,
+        in_autocast=in_autocast,
+    )
+    if frame.bundled:
+        compiled = _seen_by_hooks(compiled, again, label)
+    if torch.is_grad_enabled():
+        again = functools.partial(again, bundles=bundles)
+        compiled = _as_trained(compiled, again, frame.inputs, inputs, label, chosen.max_shapes)
+    return _native_first(frame.compiled, compiled) if bundles else compiled
+
+
+def _tracing_context(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """One for what is compiled in a call, to which Dynamo gives none: as it would be, sizes fixed.
+
+    Without one PyTorch keeps random operators whose results nobody uses, also in the backward,
+    which would draw again what the forward has drawn; and it knows no sizes that follow from data.
+    """
+    if TracingContext.try_get():
+        return nullcontext()
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            context.tensor_to_context[value] = StatefulSymbolicContext(
+                dynamic_sizes=[DimDynamic.STATIC] * value.dim(),
+                tensor_source=ConstantSource(f"argument_{i}"),
+            )
+    return tracing(context)
+
+
+def _as_trained(
+    compiled: Callable[..., Any],
+    again: Callable[[Any], Callable[..., Any]],
+    specs: Sequence[InputSpec],
+    inputs: Sequence[Any],
+    label: str,
+    max_shapes: int,
+) -> Callable[..., Any]:
+    """`compiled`; a program more for each other set of kept inputs that require a gradient.
+
+    Dynamo does not look whether what it calls static does: the gradient of what was unfrozen would
+    be missing without a word, and that of what was frozen computed in vain.
+    """
+    given = enumerate(zip(specs, inputs, strict=True))  # the specs are of Dynamo's first call
+    kept = [
+        (i, s.name, v.requires_grad) for i, (s, v) in given if s.role in ("parameter", "buffer")
+    ]
+    if not kept:
+        return compiled
+    positions, names, trained = map(tuple, zip(*kept, strict=True))
+    pick, requires = picker(positions), operator.attrgetter("requires_grad")
+    later: dict[Any, Callable[..., Any]] = {}
+
+    def run(*args: Any) -> Any:
+        now = tuple(map(requires, pick(args)))
+        if now == trained:
+            return compiled(*args)
+        key = now, *[arg for arg in args if isinstance(arg, int)]
+        if key not in later:
+            changed: dict[bool, str] = {}  # the first of each kind
+            for name, was, requires_now in zip(names, trained, now, strict=True):
+                if was != requires_now:
+                    changed.setdefault(requires_now, name)
+            if len(later) >= max_shapes:
+                if True not in changed:
+                    return compiled(*args)  # gradients that nobody gets
+                raise RuntimeError(
+                    f'{label}: "{changed[True]}" requires a gradient, which it did not when the '
+                    f"graph was compiled, and there are {max_shapes} programs for other sets of "
+                    "parameters that do, or of sizes; call torch._dynamo.reset() after parameters "
+                    "are unfrozen, or raise the option max_shapes"
+                )
+            for requires_now, name in changed.items():
+                verb = "requires a" if requires_now else "requires no"
+                logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
+            try:
+                later[key] = again(args)
+            except Exception as error:
+                if True in changed:
+                    what = f'"{changed[True]}" requires a gradient, which it did not when it was'
+                    raise _too_late(label, what, "parameters are unfrozen", error) from error
+                later[key] = compiled
+        return later[key](*args)
+
+    return run
+
+
+def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeError:
+    """Why a graph, compiled in a call, fails there: PyTorch knows less of it than Dynamo did."""
+    return RuntimeError(
+        f"{label}: {what} compiled, and it cannot be compiled in a call "
+        f"({str(error).strip().splitlines()[0]}); call torch._dynamo.reset() after {when}"
+    )
+
+
+def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """One call of the library where that is enough, else AOTAutograd's wrapper.
+
+    With operators of the user's the first call is the wrapper's: it checks them then.
+    """
+    if not graph.may_run_native:
+        return wrapped
+    first = True
+
+    def run(*args: Any) -> Any:
+        nonlocal first
+        if first:
+            if any(isinstance(arg, FakeTensor) for arg in args):
+                return wrapped(*args)  # DDPOptimizer runs through what it compiles
+            first = False
+            if graph.has_foreign_operators:
+                return wrapped(*args)
+        results = graph.run_native(args)
+        return wrapped(*args) if results is None else results
+
+    return run
+
+
+def _seen_by_hooks(
+    bundling: Callable[..., Any], compiled: Callable[[Any], Callable[..., Any]], label: str
+) -> Callable[..., Any]:
+    """`bundling`; under hooks on saved tensors a second program, which shows them each one."""
+    plain: Callable[..., Any] | None = None
+
+    def run(*args: Any) -> Any:
+        nonlocal plain
+        if not hooks_are_set():
+            return bundling(*args)
+        if plain is None:
+            logger.info("%s: hooks on saved tensors are set: a second program is made", label)
+            try:
+                plain = compiled(args)
+            except Exception as error:
+                what = "hooks on saved tensors are set, which were not when it was"
+                raise _too_late(label, what, "they are set", error) from error
+        return plain(*args)
+
+    return run
+
+
+class _Frame:
+    """Takes AOTAutograd's graphs of one graph of Dynamo's as they come."""
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        inputs: list[Any],
+        options: CompileOptions,
+        maker: Maker,
+        style: Style,
+        label: str,
+        *,
+        bundles: bool,
+        in_autocast: bool,
+    ) -> None:
+        self._style = style
+        self._bundles = bundles
+        self._in_autocast = in_autocast and torch._C._is_any_autocast_enabled()
+        self.bundled = False
+        self._namer = FrameNamer()
+        nodes = graph.graph.find_nodes(op="placeholder")
+        self.inputs = unique_names([input_spec(node, self._namer) for node in nodes])
+        self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
+        self._arguments = len(inputs)
+        self._outputs = 0
+        self.compiled = maker(label, self._namer, options, style)
+
+    def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
+        self._outputs = num_fwd_outputs
+        halves = self._style.partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        self.bundled = self._bundles and bundle_saved(*halves, num_fwd_outputs)
+        return halves
+
+    def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        return self.compiled.take_forward(Half(module, self._specs(module)), self._outputs)
+
+    def compile_backward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        specs = [backward_spec(n) for n in module.graph.find_nodes(op="placeholder")]
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []  # with any, or None, retain_graph is refused
+            if self._bundles and self._one_to_one:
+                traced = Traced(context.fw_metadata, self._arguments, self._in_autocast)
+                self.compiled.take_traced(traced)
+        call = self.compiled.take_backward(Half(module, [s for s in specs if s]))
+        self.compiled.finish()
+        return call
+
+    def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        outputs = next(iter(module.graph.find_nodes(op="output"))).args[0]
+        fold_constants(module)
+        call = self.compiled.take_forward(Half(module, self._specs(module)), len(outputs))
+        self.compiled.finish()
+        return call
+
+    def _specs(self, module: fx.GraphModule) -> list[InputSpec | None]:
+        context = TracingContext.try_get()
+        tokens = len(context.fw_metadata.tokens) if context and context.fw_metadata else 0
+        nodes = module.graph.find_nodes(op="placeholder")
+        return [None] * tokens + [self._spec(node) for node in nodes[tokens:]]
+
+    def _spec(self, node: fx.Node) -> InputSpec:
+        value, desc = node.meta.get("val"), node.meta.get("desc")
+        if isinstance(value, torch.Generator):
+            return InputSpec("rng_state", f"{value.device}#{node.name.rsplit('_', 1)[-1]}", None)
+        if not isinstance(value, torch.Tensor):
+            return InputSpec("symint", node.name, None)
+        # Inputs that are lists are flattened after Dynamo, and counted anew.
+        if type(desc).__name__ != "PlainAOTInput" or not self._one_to_one:
+            return InputSpec("user_input", node.name, None)
+        return self.inputs[desc.idx]
+
+
+def backward_spec(node: fx.Node) -> InputSpec | None:
+    """Role and name of an input of AOTAutograd's backward; None for what the forward saves."""
+    if node.name.startswith("tangents_"):
+        return InputSpec("tangent", node.name, None)
+    if node.name.startswith("bwd_rng_state"):
+        device = node.meta["val"].device
+        return InputSpec("rng_state", f"{device}#{node.name.rsplit('_', 1)[-1]}/backward", None)
+    return None

@@ -1,0 +1,127 @@
+"""Forward, loss and backward as one graph, for a compiler that sees more in it than in two."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from ..errors import ExportError
+from .backward_inputs import (
+    generator_nodes,
+    in_backward_order,
+    refuse_other_tangent,
+    saved_nodes,
+    tangent_nodes,
+)
+from .node_facts import is_collective
+from .trace import Traced, output_node
+
+# Bytes that the forward's operators compute: between steps where one graph was faster, and larger
+# ones where two were (docs/benchmarks.md).
+_FEW = 1 << 30
+
+
+def gains_undivided(traced: Traced) -> bool:
+    """Whether `undivided` is expected to make the step faster.
+
+    In one graph Inductor launches fewer kernels, but reads more where it computes again what it
+    did not write. With few bytes the launches count.
+    """
+    assert traced.backward is not None
+    if _bytes_computed(traced.forward) > _FEW:
+        return False
+    # A collective that only the backward needs would run as early as those of the forward.
+    return not any(map(is_collective, traced.backward.graph.nodes))
+
+
+def _bytes_computed(module: fx.GraphModule) -> int:
+    """Of all results; a view is none."""
+    sizes: dict[Any, int] = {}  # by storage
+    for node in module.graph.nodes:
+        for value in tree_leaves(node.meta.get("val")):
+            if isinstance(value, Tensor):
+                storage = value.untyped_storage()
+                computed = node.op == "call_function"
+                sizes.setdefault(storage._cdata, storage.nbytes() if computed else 0)
+    return sum(sizes.values())
+
+
+def undivided(traced: Traced) -> Traced:
+    """`traced` with one graph, which returns the forward's own results and then the gradients.
+
+    Nothing is saved in between, and the loss's gradient is a constant in it. Raises ExportError
+    where a gradient flows into anything but the loss.
+    """
+    if traced.metadata.num_backward_tokens:
+        raise ExportError(
+            traced.name,
+            "an operator with ordered effects runs in its backward",
+            "leave such operators (printing, logging) out of the step",
+        )
+    return replace(traced, forward=_Joined(traced).module, backward=None)
+
+
+class _Joined:
+    """The graph while it is written."""
+
+    def __init__(self, traced: Traced) -> None:
+        assert traced.backward is not None
+        self._graph = fx.Graph()
+        self._env: dict[fx.Node, Any] = {}
+        self._held: dict[str, Any] = {}  # constants and graphs of both halves, by name
+        forward, backward = traced.forward, traced.backward
+        for node in forward.graph.find_nodes(op="placeholder"):
+            self._copy(node, forward)
+        for node in generator_nodes(backward):
+            self._copy(node, backward)
+        self._copy_calls(forward)
+        own, saved = self._results(traced)
+        symbols = traced.metadata.num_symints_saved_for_bw or 0
+        taken = in_backward_order(backward, saved, symbols)
+        self._env.update(zip(saved_nodes(backward), taken, strict=True))
+        for node in tangent_nodes(backward):
+            refuse_other_tangent(node)
+            self._env[node] = self._one(node)
+        self._copy_calls(backward)
+        gradients = fx.node.map_arg(output_node(backward).args[0], self._env.__getitem__)
+        self._graph.output((*own, *gradients))
+        self.module = fx.GraphModule(self._held, self._graph)
+        self.module.meta = dict(forward.meta)
+
+    def _copy_calls(self, half: fx.GraphModule) -> None:
+        for node in half.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                self._copy(node, half)
+
+    def _copy(self, node: fx.Node, half: fx.GraphModule) -> None:
+        if node.op == "get_attr":
+            name = str(node.target)
+            held = operator.attrgetter(name)(half)
+            # Both halves were cut from one graph, whose names they kept.
+            if self._held.setdefault(name, held) is not held:
+                raise AssertionError(f"forward and backward hold different things as {name}")
+        self._env[node] = self._graph.node_copy(node, self._env.__getitem__)
+
+    def _results(self, traced: Traced) -> tuple[list[Any], list[Any]]:
+        """The forward's own, and what it saves."""
+        metadata = traced.metadata
+        found = fx.node.map_arg(output_node(traced.forward).args[0], self._env.__getitem__)
+        own = len(metadata.tokens) + len(metadata.mutated_inp_runtime_indices)
+        own += metadata.num_outputs + metadata.num_intermediate_bases
+        return list(found[:own]), list(found[own:])
+
+    def _one(self, tangent: fx.Node) -> fx.Node:
+        """The gradient that a step starts from, as `loss.backward()` does."""
+        value = tangent.meta["val"]
+        call = self._graph.call_function(
+            torch.ops.aten.full.default,
+            (list(value.shape), 1),
+            {"dtype": value.dtype, "device": value.device, "pin_memory": False},
+        )
+        call.meta = {"val": value}
+        return call

@@ -1,0 +1,1 @@
+"""What torchtitan's compilers hand over, as programs. For `gravure.torchtitan` alone."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .calls.compiled_graph import CompiledGraph
 from .calls.frame import compile_frame
@@ -18,11 +17,13 @@ from .calls.live_graphs import drop_converted, follow
 from .drop_captures import drop_captures
 from .graphs.codegen import Style, in_first_style
 from .graphs.names import FrameNamer
-from .graphs.saved_bundle import hooks_are_set
 from .library.load import program_class
 from .options import CompileOptions
 from .text.dynamo_graph import label_of
+from .torch_api.autograd import saved_tensor_hooks_are_set
+from .torch_api.dispatch import in_autocast
 from .torch_api.eager_tracing import traces_as_eager
+from .torch_api.fake_tensors import FakeTensor
 
 logger = logging.getLogger("gravure")
 
@@ -57,7 +58,7 @@ def compile_graph(
         )
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
-    bundles = not symbolic and not hooks_are_set()
+    bundles = not symbolic and not saved_tensor_hooks_are_set()
     label = label_of(graph)
     maker = functools.partial(_followed, graph_break=graph_break_of(graph, label))
     of_style = functools.partial(compile_frame, graph, chosen=chosen, maker=maker, bundles=bundles)
@@ -67,7 +68,7 @@ def compile_graph(
         return in_first_style(chosen, label, lambda style: make(style=style), symbolic=symbolic)
 
     behind = compiled(inputs, symbolic=symbolic, in_autocast=False)
-    if not torch.is_grad_enabled() or not torch._C._is_any_autocast_enabled():
+    if not torch.is_grad_enabled() or not in_autocast():
         return behind
     inside = functools.partial(compiled, symbolic=False, in_autocast=True)
     return _as_its_backward(graph, behind, inside, label)
@@ -101,7 +102,7 @@ def _as_its_backward(
     first = True
 
     def note(_: torch.Tensor) -> None:
-        found.append(torch._C._is_any_autocast_enabled())
+        found.append(in_autocast())
 
     def run(*args: Any) -> Any:
         nonlocal chosen, first

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from .calls.live_graphs import followed
+from .torch_api.modules import uncompiled
 
 
 def drop_captures(compiled: Any = None) -> int:
@@ -22,7 +23,7 @@ def drop_captures(compiled: Any = None) -> int:
     step = getattr(compiled, "gravure_step", None)
     if step is not None:
         return sum(graph.drop() for graph in step.compiler.graphs)
-    module = getattr(compiled, "_orig_mod", compiled)
+    module = uncompiled(compiled)
     if not isinstance(module, nn.Module):
         raise TypeError(
             f"drop_captures takes a module or a compiled step, not a {type(module).__name__}; "

@@ -12,6 +12,7 @@ import torch
 
 from .library.load import program_class
 from .options import library_options
+from .torch_api.fake_tensors import storage_key
 
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
@@ -189,16 +190,14 @@ class Program:
         return generator
 
     def _on_device(self, tensor: torch.Tensor, moved: dict[int, torch.UntypedStorage]) -> Any:
-        storage = tensor.untyped_storage()
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
         if self._device.type == "cpu":
             return tensor
-        if storage._cdata not in moved:
-            moved[storage._cdata] = torch.UntypedStorage(len(storage), device=self._device)
-            moved[storage._cdata].copy_(storage)
+        if key not in moved:
+            moved[key] = torch.UntypedStorage(len(storage), device=self._device)
+            moved[key].copy_(storage)
         empty = torch.empty(0, dtype=tensor.dtype, device=self._device)
-        return empty.set_(
-            moved[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
+        return empty.set_(moved[key], tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def load(

@@ -10,19 +10,21 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._autograd import _get_current_graph_task_keep_graph
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
 from ..graphs.names import FrameNamer
 from ..options import CompileOptions
 from ..text.aot_entries import Run
+from ..torch_api.aot_autograd import boxed
+from ..torch_api.autograd import keeps_graph
 from ..torch_api.compile_lock import compile_lock
+from ..torch_api.fake_tensors import expression_of, is_nested_number, unset_fake_temporarily
+from ..torch_api.operators import OpOverload
 from . import reports
 from .instance import Instance
 from .native_node import Traced
-from .program_maker import Half, ProgramMaker, boxed
+from .program_maker import Half, ProgramMaker
 from .reports import GraphReport, ProgramReport, kernels_of, program_report
 from .weak_tensors import WeakTensors
 
@@ -205,7 +207,7 @@ class CompiledGraph:
         """Whether it calls operators of the user's."""
         nodes = (node for half in self._maker.halves for node in half.module.graph.nodes)
         targets = (node.target for node in nodes if node.op == "call_function")
-        namespaces = {t.namespace for t in targets if isinstance(t, torch._ops.OpOverload)}
+        namespaces = {t.namespace for t in targets if isinstance(t, OpOverload)}
         return not namespaces <= _KNOWN
 
     def run_native(self, args: Sequence[Any]) -> list[Any] | None:
@@ -282,7 +284,7 @@ class CompiledGraph:
         giver = None
         if self._marker is not None:
             address = args[self._marker[1]].data_ptr()
-            again = _get_current_graph_task_keep_graph()
+            again = keeps_graph()
             giver = self._givers.get(address) if again else self._givers.pop(address, None)
         sizes = _read(args, self._backward_symbols)
         if giver is not None and (giver is self._any or self._in_backward(giver.sizes) == sizes):
@@ -420,7 +422,7 @@ def _places(module: fx.GraphModule) -> dict[Any, Place]:
         value = node.meta.get("val")
         sizes = list(value.shape) if isinstance(value, torch.Tensor) else [value]
         for d, size in enumerate(sizes):
-            symbolic = isinstance(size, torch.SymInt) and not size.node.is_nested_int()
-            if symbolic and size.node.expr.is_Symbol:
-                places.setdefault(size.node.expr, (i, d if isinstance(value, torch.Tensor) else -1))
+            symbolic = isinstance(size, torch.SymInt) and not is_nested_number(size)
+            if symbolic and (symbol := expression_of(size)).is_Symbol:
+                places.setdefault(symbol, (i, d if isinstance(value, torch.Tensor) else -1))
     return places

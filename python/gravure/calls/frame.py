@@ -6,32 +6,33 @@ import functools
 import logging
 import operator
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
-import torch._inductor.config as inductor_config
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.source import ConstantSource
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatefulSymbolicContext,
-)
 
 from ..graphs.codegen import ATEN, Style
 from ..graphs.constants import fold_constants
 from ..graphs.names import FrameNamer, InputSpec, unique_names
-from ..graphs.partition import KEEP_DRAWS
-from ..graphs.saved_bundle import bundle_saved, hooks_are_set
+from ..graphs.saved_bundle import bundle_saved
 from ..options import CompileOptions
 from ..text.aot_entries import picker
 from ..text.dynamo_graph import input_spec, label_of
+from ..torch_api import dispatch
+from ..torch_api.aot_autograd import with_autograd
+from ..torch_api.aot_metadata import (
+    Kind,
+    Placeholder,
+    allow_retain_graph,
+    backward_placeholders,
+    current_metadata,
+    current_tokens,
+    forward_placeholders,
+    metadata_of,
+)
+from ..torch_api.autograd import saved_tensor_hooks_are_set
 from ..torch_api.compile_lock import one_at_a_time
+from ..torch_api.fake_tensors import FakeTensor
 from .compiled_graph import CompiledGraph
 from .native_node import Traced
 from .program_maker import Half
@@ -64,24 +65,18 @@ def compile_frame(
     frame = _Frame(
         graph, inputs, chosen, maker, style, label, bundles=bundles, in_autocast=in_autocast
     )
-    settings = {
-        "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
-        "enable_autograd_cache": False,
-        "donated_buffer": False,
-        "backward_pass_autocast": "same_as_forward" if in_autocast else "off",
-        "graphsafe_rng_functionalization": not chosen.eager_rng,
-    }
-    compiler = aot_autograd(
-        fw_compiler=frame.compile_forward,
-        bw_compiler=frame.compile_backward,
-        inference_compiler=frame.compile_inference,
-        partition_fn=frame.cut,
-        decompositions=style.decompositions,
-        keep_inference_input_mutations=True,
-    )
-    patched = functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS)
-    with style.tracing(), patched[0], patched[1], _tracing_context(inputs):
-        compiled = compiler(graph, inputs)
+    with style.tracing():
+        compiled = with_autograd(
+            graph,
+            inputs,
+            forward=frame.compile_forward,
+            backward=frame.compile_backward,
+            inference=frame.compile_inference,
+            cut=frame.cut,
+            decompositions=style.decompositions,
+            paired_draws=not chosen.eager_rng,
+            in_autocast=in_autocast,
+        )
     again = functools.partial(
         compile_frame,
         graph,
@@ -97,24 +92,6 @@ def compile_frame(
         again = functools.partial(again, bundles=bundles)
         compiled = _as_trained(compiled, again, frame.inputs, inputs, label, chosen.max_shapes)
     return _native_first(frame.compiled, compiled) if bundles else compiled
-
-
-def _tracing_context(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """One for what is compiled in a call, to which Dynamo gives none: as it would be, sizes fixed.
-
-    Without one PyTorch keeps random operators whose results nobody uses, also in the backward,
-    which would draw again what the forward has drawn; and it knows no sizes that follow from data.
-    """
-    if TracingContext.try_get():
-        return nullcontext()
-    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
-    for i, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor):
-            context.tensor_to_context[value] = StatefulSymbolicContext(
-                dynamic_sizes=[DimDynamic.STATIC] * value.dim(),
-                tensor_source=ConstantSource(f"argument_{i}"),
-            )
-    return tracing(context)
 
 
 def _as_trained(
@@ -213,7 +190,7 @@ def _seen_by_hooks(
 
     def run(*args: Any) -> Any:
         nonlocal plain
-        if not hooks_are_set():
+        if not saved_tensor_hooks_are_set():
             return bundling(*args)
         if plain is None:
             logger.info("%s: hooks on saved tensors are set: a second program is made", label)
@@ -244,7 +221,7 @@ class _Frame:
     ) -> None:
         self._style = style
         self._bundles = bundles
-        self._in_autocast = in_autocast and torch._C._is_any_autocast_enabled()
+        self._in_autocast = in_autocast and dispatch.in_autocast()
         self.bundled = False
         self._namer = FrameNamer()
         nodes = graph.graph.find_nodes(op="placeholder")
@@ -264,14 +241,11 @@ class _Frame:
         return self.compiled.take_forward(Half(module, self._specs(module)), self._outputs)
 
     def compile_backward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        specs = [backward_spec(n) for n in module.graph.find_nodes(op="placeholder")]
-        context = TracingContext.try_get()
-        if context is not None and context.fw_metadata is not None:
-            context.fw_metadata.bw_donated_idxs = []  # with any, or None, retain_graph is refused
-            if self._bundles and self._one_to_one:
-                traced = Traced(context.fw_metadata, self._arguments, self._in_autocast)
-                self.compiled.take_traced(traced)
-        call = self.compiled.take_backward(Half(module, [s for s in specs if s]))
+        allow_retain_graph()
+        if self._bundles and self._one_to_one and (meta := current_metadata()) is not None:
+            traced = Traced(metadata_of(meta), self._arguments, self._in_autocast)
+            self.compiled.take_traced(traced)
+        call = self.compiled.take_backward(Half(module, backward_specs(module)))
         self.compiled.finish()
         return call
 
@@ -283,28 +257,28 @@ class _Frame:
         return call
 
     def _specs(self, module: fx.GraphModule) -> list[InputSpec | None]:
-        context = TracingContext.try_get()
-        tokens = len(context.fw_metadata.tokens) if context and context.fw_metadata else 0
-        nodes = module.graph.find_nodes(op="placeholder")
-        return [None] * tokens + [self._spec(node) for node in nodes[tokens:]]
+        return [self._spec(each) for each in forward_placeholders(module, current_tokens())]
 
-    def _spec(self, node: fx.Node) -> InputSpec:
-        value, desc = node.meta.get("val"), node.meta.get("desc")
-        if isinstance(value, torch.Generator):
-            return InputSpec("rng_state", f"{value.device}#{node.name.rsplit('_', 1)[-1]}", None)
-        if not isinstance(value, torch.Tensor):
-            return InputSpec("symint", node.name, None)
+    def _spec(self, placeholder: Placeholder) -> InputSpec | None:
         # Inputs that are lists are flattened after Dynamo, and counted anew.
-        if type(desc).__name__ != "PlainAOTInput" or not self._one_to_one:
-            return InputSpec("user_input", node.name, None)
-        return self.inputs[desc.idx]
+        known = placeholder.kind is Kind.ARGUMENT and placeholder.is_tensor and self._one_to_one
+        return self.inputs[placeholder.argument] if known else unnamed_spec(placeholder)
 
 
-def backward_spec(node: fx.Node) -> InputSpec | None:
-    """Role and name of an input of AOTAutograd's backward; None for what the forward saves."""
-    if node.name.startswith("tangents_"):
-        return InputSpec("tangent", node.name, None)
-    if node.name.startswith("bwd_rng_state"):
-        device = node.meta["val"].device
-        return InputSpec("rng_state", f"{device}#{node.name.rsplit('_', 1)[-1]}/backward", None)
-    return None
+def unnamed_spec(placeholder: Placeholder) -> InputSpec | None:
+    """Role and name of an input that nobody has a better name for; None for one without a value."""
+    if placeholder.kind in (Kind.TOKEN, Kind.SAVED):
+        return None
+    name = placeholder.node.name
+    if placeholder.kind is Kind.GENERATOR:
+        suffix = "/backward" if placeholder.repeats else ""
+        return InputSpec("rng_state", f"{placeholder.device}#{placeholder.pair}{suffix}", None)
+    if placeholder.kind is Kind.TANGENT:
+        return InputSpec("tangent", name, None)
+    return InputSpec("user_input" if placeholder.is_tensor else "symint", name, None)
+
+
+def backward_specs(module: fx.GraphModule) -> list[InputSpec]:
+    """Role and name of what AOTAutograd's backward takes, but for what the forward saves."""
+    specs = [unnamed_spec(each) for each in backward_placeholders(module)]
+    return [spec for spec in specs if spec is not None]

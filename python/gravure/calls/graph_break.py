@@ -8,6 +8,7 @@ from torch import fx
 
 from ..graphs.names import FrameNamer
 from ..text.source_lines import Places
+from ..torch_api.dynamo import break_of
 from ..torch_api.whether_compiled import REMEDY, asks
 
 logger = logging.getLogger("gravure")
@@ -22,8 +23,8 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
     What would go on, with a cut at most, is warned of, once a place: a read on the host, and a
     branch that code takes only where it isn't told that it is compiled.
     """
-    reason = getattr(graph, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break:
+    reason = break_of(graph)
+    if reason is None:
         return ""
     frames = reason.user_stack
     place = Places(FrameNamer()).line(frames[-1].filename, frames[-1].lineno) if frames else "?"

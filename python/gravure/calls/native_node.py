@@ -8,27 +8,20 @@ python/csrc.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.schemas import PlainTensorMeta
 
 from ..text.aot_entries import Call, picker
+from ..torch_api.aot_metadata import Metadata
+from ..torch_api.operators import pytree
 
 # The results of the graph for these arguments of Dynamo's; None, and nothing has run, where this
 # call needs AOTAutograd's wrapper.
 NativeCall = Callable[[Sequence[Any]], list[Any] | None]
-
-_FORMATS = {  # as c10::MemoryFormat numbers them
-    torch.contiguous_format: 0,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
-
 
 _MOST_BITS = 62  # gradients of outputs that a number tells apart
 
@@ -37,7 +30,7 @@ _MOST_BITS = 62  # gradients of outputs that a number tells apart
 class Traced:
     """What AOTAutograd knew when it made the graphs."""
 
-    metadata: Any  # torch._functorch's ViewAndMutationMeta
+    metadata: Metadata
     arguments: int  # of Dynamo's graph
     in_autocast: bool  # the backward
 
@@ -70,7 +63,7 @@ def native_call(
         return None
     lists["absent"] = [int(i in absent) for i in range(len(lists["tangent_to"]))]
     depends = _saves_dependent(forward, outputs, traced.metadata)
-    modes = [traced.metadata.deterministic is False, depends, traced.in_autocast]
+    modes = [traced.metadata.may_vary, depends, traced.in_autocast]
     memory = _Memory(1)
     memory.held = held
     alive = torch.frombuffer(memory, dtype=torch.uint8)
@@ -90,18 +83,18 @@ def _plan(
 ) -> dict[str, list[int]] | None:
     """AutogradPlan of python/csrc/autograd_plan.h without its modes, or None."""
     meta = traced.metadata
-    if not is_ordinary(meta, is_plain) or meta.num_outputs != outputs:
+    if not meta.is_ordinary or not meta.are_plain or len(meta.results) != outputs:
         return None
     values = graph.graph.output_node().args[0]
     if not all(map(_is_tensor, [*graph.graph.find_nodes(op="placeholder"), *values[:outputs]])):
         return None
     # Fewer: AOTAutograd takes an argument that comes twice once. More: it adds random states.
-    if not traced.arguments == forward.arguments == len(meta.input_info):
+    if not traced.arguments == forward.arguments == len(meta.arguments):
         return None
     results, saved = forward.results[:outputs], forward.results[outputs:]
     shown = [position for position, _ in results]
-    differentiable = [int(info.requires_grad) for info in meta.output_info]
-    formats = [_format(each) for each in meta.subclass_tangent_meta]
+    differentiable = [int(info.requires_grad) for info in meta.results]
+    formats = meta.tangent_formats
     tangents = range(len(saved), backward.arguments)
     as_many = sum(differentiable) == len(tangents) == len(formats)
     if -1 in shown or len(set(shown)) < len(shown):
@@ -128,7 +121,7 @@ def _plan(
         "tangent_formats": formats,
         "edges": [i for i, _, _ in edges],
         "frozen": [
-            forward.taken.index(i) for i in forward.kept if not meta.input_info[i].requires_grad
+            forward.taken.index(i) for i in forward.kept if not meta.arguments[i].requires_grad
         ],
         "gradients": [g for _, g, _ in edges],
         "needs": [needs[argument] for _, _, argument in edges],
@@ -166,10 +159,10 @@ def _needs(backward: fx.GraphModule, tangents: int) -> list[int]:
     return [reached.get(value, 0) or -1 for value in values]
 
 
-def _saves_dependent(forward: fx.GraphModule, outputs: int, meta: Any) -> bool:
+def _saves_dependent(forward: fx.GraphModule, outputs: int, meta: Metadata) -> bool:
     """Whether what is saved depends on what requires a gradient: then gradients do, too."""
     inputs = forward.graph.find_nodes(op="placeholder")
-    infos = zip(inputs, meta.input_info, strict=True)
+    infos = zip(inputs, meta.arguments, strict=True)
     depends = {node for node, info in infos if info.requires_grad}
     for node in forward.graph.nodes:  # a `detach` may be autograd's own, of what it saves
         if not depends.isdisjoint(node.all_input_nodes) and _is_inexact(node):
@@ -183,43 +176,6 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_inexact(node: fx.Node) -> bool:
-    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    values = pytree.tree_leaves(node.meta.get("val"))
     kinds = [value.dtype for value in values if isinstance(value, torch.Tensor)]
     return not kinds or any(kind.is_floating_point or kind.is_complex for kind in kinds)
-
-
-def is_ordinary(meta: Any, is_known: Callable[[Any], bool]) -> bool:
-    """Nothing that AOTAutograd's wrapper does before the graphs run, or after.
-
-    But what the runtime does, too: it counts writes into arguments, and leaves autocast out.
-    `is_known` says of a value's metadata whether the caller takes it apart and makes it himself.
-    """
-    kinds = itertools.chain(
-        meta.subclass_inp_meta, meta.subclass_fw_graph_out_meta, meta.subclass_tangent_meta
-    )
-    return (
-        not meta.num_mutated_inp_runtime_indices
-        and not meta.num_outputs_aliased
-        and not meta.num_intermediate_bases
-        and not meta.indices_of_inputs_that_requires_grad_with_mutations_in_bw
-        and not meta.tokens
-        and not meta.num_backward_tokens
-        and not meta.num_graphsafe_rng_states
-        and not meta.is_rng_op_functionalized
-        and not meta.num_tensors_saved_with_no_vc_check
-        and not meta.num_opaque_objects_saved_for_bw
-        and not meta.dynamic_outputs
-        and meta.grad_enabled_mutation is None
-        and all(map(is_known, kinds))
-    )
-
-
-def is_plain(kind: Any) -> bool:
-    """Whether this is the metadata of a tensor that is of no subclass."""
-    return isinstance(kind, PlainTensorMeta)
-
-
-def _format(tangent: Any) -> int | None:
-    """The memory format that a gradient is brought into; None where it is strides."""
-    wanted = tangent.memory_format
-    return _FORMATS.get(wanted.memory_format) if wanted is not None else None

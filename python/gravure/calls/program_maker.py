@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
-from torch._C._autograd import _get_current_graph_task_keep_graph
-from torch._functorch.partitioners import is_sym_node
 
 from ..errors import ExportError
 from ..graphs.absent_tangents import without_tangents
@@ -23,6 +20,10 @@ from ..library.load import program_class
 from ..options import CompileOptions
 from ..text.aot_entries import Call, Run, device_of, write_entry
 from ..text.program_text import HEADER
+from ..torch_api.aot_autograd import boxed
+from ..torch_api.autograd import keeps_graph
+from ..torch_api.dispatch import below_autograd
+from ..torch_api.fake_tensors import is_nested_number, is_sym_node
 from .bound_bundle import bind_bundle
 from .instance import Instance
 from .native_node import Traced, native_call
@@ -76,7 +77,7 @@ class ProgramMaker:
 
     def as_it_is(self) -> Instance:
         """The graphs themselves."""
-        forward, *rest = [boxed(half.module) for half in self.halves]
+        forward, *rest = [boxed(as_it_is(half.module)) for half in self.halves]
         return Instance(forward, rest[0] if rest else None)
 
     def make(
@@ -116,7 +117,7 @@ class ProgramMaker:
 
         def backward(args: list[Any]) -> list[Any]:
             # With retain_graph the saved values are needed again, and a replay overwrites them.
-            return again(args) if _get_current_graph_task_keep_graph() else last(args)
+            return again(args) if keeps_graph() else last(args)
 
         return Instance(runs[0], backward, program, kept, sizes, missed, native, captures)
 
@@ -235,22 +236,13 @@ def _run_of(program: Any, call: Call, *, keeps: bool) -> Run:
     return call.caller(program.run_tensors if call.only_tensors else program.run, keeps=keeps)
 
 
-def boxed(run: Callable[..., Any]) -> Run:
-    """Takes its arguments as one list, which AOTAutograd asks for by this mark."""
-    if isinstance(run, fx.GraphModule):
-        return boxed(_as_it_is(run))
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _as_it_is(module: fx.GraphModule) -> Run:
+def as_it_is(module: fx.GraphModule) -> Run:
     """The graph as AOTAutograd would run it."""
     if not module.graph.find_nodes(op="call_function", target=_LSTM):
         return lambda args: module(*args)
 
     def run(args: list[Any]) -> Any:
-        # Without the grad mode oneDNN keeps no workspace for the backward.
-        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        with below_autograd():
             return module(*args)
 
     return run
@@ -282,7 +274,7 @@ def _refuse_nested(module: fx.GraphModule) -> None:
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else [value]:
-            if isinstance(size, torch.SymInt) and size.node.is_nested_int():
+            if is_nested_number(size):
                 raise ExportError(
                     f"%{node.name}", "it belongs to a nested tensor", "pad to one dense tensor"
                 )

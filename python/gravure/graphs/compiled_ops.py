@@ -6,11 +6,10 @@ host device), never in a replay on a GPU. `ir/compiled_op.h` says what passes kn
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +17,14 @@ import torch
 from torch import Tensor
 
 from ..library.namespace import LIBRARY
+from ..torch_api.dispatch import not_traced, plainly
 
 _SCHEMA = "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]"
 LIBRARY.define(f"compiled{_SCHEMA}")
 LIBRARY.define(f"compiled_random{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
 
-_PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-
 _NUMBERS = itertools.count(1)
 _LIVE: weakref.WeakValueDictionary[str, CompiledCode] = weakref.WeakValueDictionary()
-
-
-@contextlib.contextmanager
-def plainly() -> Iterator[None]:
-    """Dispatch as where nothing is special, without gradients.
-
-    A program runs below autograd, where vmap, for one, takes other ways.
-    """
-    with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.no_grad():
-        yield
 
 
 @dataclass(frozen=True)
@@ -133,4 +121,4 @@ def _call(
 
 for _name in ("compiled", "compiled_random"):
     # A backward that autograd calls without Python may run where Dynamo watches.
-    LIBRARY.impl(_name, torch._disable_dynamo(_call), "CompositeExplicitAutograd")
+    LIBRARY.impl(_name, not_traced(_call), "CompositeExplicitAutograd")

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.utils import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import ExportError
+from ..torch_api.fake_tensors import FakeTensorMode, mode_of_any
+from ..torch_api.operators import pytree
 from .compiled_ops import CompiledCode, Layout
 from .known_numbers import KnownNumbers
 from .node_facts import (
@@ -161,7 +161,7 @@ def _ready(
 def say_what_constants_are(module: fx.GraphModule) -> None:
     """Gives each tensor constant of the graph its `meta["val"]`."""
     nodes = module.graph.find_nodes(op="placeholder")
-    mode = detect_fake_mode([n.meta.get("val") for n in nodes]) or FakeTensorMode()
+    mode = mode_of_any(n.meta.get("val") for n in nodes)
     for node in module.graph.nodes:
         if node.op != "get_attr" or "val" in node.meta:
             continue
@@ -354,7 +354,7 @@ class _Stretch:
     def layouts(self) -> tuple[list[Layout], list[Layout]]:
         of = []
         for nodes in (self.inputs, self.outputs):
-            leaves = torch.utils._pytree.tree_leaves([n.meta["val"] for n in nodes])
+            leaves = pytree.tree_leaves([n.meta["val"] for n in nodes])
             of.append([self._layout(leaf) for leaf in leaves if isinstance(leaf, Tensor)])
         return of[0], of[1]
 
@@ -373,7 +373,7 @@ def carried(
     module = stretch.module
 
     def run(inputs: list[Any]) -> list[Tensor]:
-        leaves = torch.utils._pytree.tree_leaves(module(*inputs))
+        leaves = pytree.tree_leaves(module(*inputs))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     code = CompiledCode(node.name, run, *stretch.layouts(), random=False)

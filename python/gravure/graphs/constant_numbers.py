@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from ..torch_api.fake_tensors import constant_of
 
 aten = torch.ops.aten
 
@@ -34,7 +35,7 @@ def _either(ours: Callable[..., Any], other: Callable[..., Any] | None) -> Calla
 
 def _number(value: Any) -> Any:
     """The number, or None for what is known only at run time."""
-    constant = value.constant if isinstance(value, FakeTensor) else None
+    constant = constant_of(value)
     if constant is None or constant.dim() > 0 or constant.device.type != "cpu":
         return None
     return constant.item()

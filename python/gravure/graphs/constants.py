@@ -11,17 +11,16 @@ captured. Folded, it is a constant of the program on the GPU.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.constant_folding import replace_node_with_constant
-from torch.utils._python_dispatch import _disable_current_modes
 
-from .compiled_ops import plainly
+from ..torch_api.dispatch import plainly, without_modes
+from ..torch_api.fake_tensors import mode_of
+from ..torch_api.inductor import replace_node_with_constant
 from .node_facts import is_on_cpu, is_view, runs_on_cpu, tensors, writes
 from .partition import drop_outputs
 
@@ -65,7 +64,7 @@ def _kept(module: fx.GraphModule) -> set[fx.Node]:
 
 def fold_constants(module: fx.GraphModule) -> None:
     """Before AOTAutograd's graph is cut. Where the device is missing the graph stays as it is."""
-    with _disable_current_modes(), plainly():
+    with without_modes(), plainly():
         try:
             values = _values(module)
         except Exception as error:  # a graph traced for a device that is not here
@@ -126,7 +125,7 @@ def _move_constants(module: fx.GraphModule) -> None:
             with module.graph.inserting_before(node):
                 moved = module.graph.get_attr(name)
             value = operand.meta["val"]
-            with getattr(value, "fake_mode", contextlib.nullcontext()):
+            with mode_of(value):
                 moved.meta["val"] = value.to(device)
             node.replace_input_with(operand, moved)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ..torch_api.inductor import decompose_auto_functionalized
+
 _FUNCTIONAL = (
     torch.ops.higher_order.auto_functionalized,
     torch.ops.higher_order.auto_functionalized_v2,
@@ -26,7 +28,5 @@ def reinplace_custom_operators(graph: fx.GraphModule) -> None:
                 node.meta["only_clone_these_tensors"] = list(range(len(bases)))
     if not found:
         return
-    from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
-
     decompose_auto_functionalized(graph.graph)
     graph.recompile()

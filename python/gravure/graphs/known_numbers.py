@@ -8,6 +8,8 @@ from typing import Any
 import sympy
 import torch
 
+from ..torch_api.fake_tensors import expression_of, fixed_number
+
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -24,11 +26,11 @@ class KnownNumbers:
         """The value of a symbolic number; None if it is known only at run time."""
         if not isinstance(value, _SYMBOLIC):
             return None
-        if isinstance(value, torch.SymInt) and (fixed := value.node.maybe_as_int()) is not None:
+        if isinstance(value, torch.SymInt) and (fixed := fixed_number(value)) is not None:
             return fixed
         if not self._values:
             return None
-        result = value.node.expr.xreplace(self._values)
+        result = expression_of(value).xreplace(self._values)
         if result.free_symbols:
             return None
         if isinstance(value, torch.SymBool):

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from ..torch_api.modules import BUFFERS, MEMBERS, WRAPPED
+
 _TOKEN = re.compile(r"""\.(?P<attr>\w+)|\[(?P<index>-?\d+)\]|\[(?P<q>['"])(?P<key>.*?)(?P=q)\]""")
-_MEMBERS = frozenset({"_modules", "_parameters", "_buffers"})
-_SILENT = _MEMBERS | {"__dict__", "__func__", "__self__", "_orig_mod", "cell_contents"}
+_SILENT = MEMBERS | {"__dict__", "__func__", "__self__", WRAPPED, "cell_contents"}
 
 
 @dataclass
@@ -64,12 +65,12 @@ class Namer:
         if not isinstance(value, torch.Tensor):
             return InputSpec("symint", self.name(source), value)
         tokens = self._tokens(source)
-        held = any(token in _MEMBERS for token in tokens or ())
+        held = any(token in MEMBERS for token in tokens or ())
         if source.startswith("L['args']") and not held:
             role = "user_input"
         elif isinstance(value, torch.nn.Parameter) or value.requires_grad:
             role = "parameter"
-        elif tokens and "_buffers" in tokens:
+        elif tokens and BUFFERS in tokens:
             role = "buffer"
         else:
             role = "constant"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..torch_api.operators import higher_order_name, pytree, schema_of
 from .known_numbers import KnownNumbers
 
 KINDLESS = (operator.getitem,)
@@ -22,11 +23,11 @@ def is_collective(node: fx.Node) -> bool:
 
 def schema(node: fx.Node) -> Any:
     """None for what is no operator."""
-    return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+    return schema_of(node.target)
 
 
 def is_inductors_own(node: fx.Node) -> bool:
-    return getattr(node.target, "_name", "") in _INDUCTORS_OWN
+    return higher_order_name(node.target) in _INDUCTORS_OWN
 
 
 def is_graph(node: fx.Node) -> bool:
@@ -78,7 +79,7 @@ def is_known(value: Any, known: KnownNumbers) -> bool:
 
 
 def tensors(node: fx.Node) -> list[Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    leaves = pytree.tree_leaves(node.meta.get("val"))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 

@@ -7,17 +7,9 @@ from collections.abc import Container
 from typing import Any
 
 import torch
-import torch._inductor.config as inductor_config
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
-from torch._functorch.partitioners import default_partition
 
-# While tracing: dead code elimination keeps random operators. Without the second setting the first
-# one would turn paired generators off.
-KEEP_DRAWS = {
-    "fallback_random": True,
-    "test_configs.graphsafe_rng_func_ignores_fallback_random": True,
-}
+from ..torch_api.aot_autograd import described_result, partition_as_eager_saves
 
 
 def partition(
@@ -39,16 +31,15 @@ def partition(
     end.args = (outputs,)
     if "desc" in end.meta:
         descriptions = list(end.meta["desc"])
-        extra = [PlainAOTOutput(idx=1_000_000 + i) for i in range(len(unused))]
+        extra = [described_result(1_000_000 + i) for i in range(len(unused))]
         descriptions[num_fwd_outputs:num_fwd_outputs] = extra
         end.meta["desc"] = descriptions
-    with inductor_config.patch(fallback_random=False):
-        forward, backward = default_partition(
-            joint,
-            joint_inputs,
-            num_fwd_outputs=num_fwd_outputs + len(unused),
-            static_lifetime_input_indices=static_lifetime_input_indices,
-        )
+    forward, backward = partition_as_eager_saves(
+        joint,
+        joint_inputs,
+        num_fwd_outputs=num_fwd_outputs + len(unused),
+        static_lifetime_input_indices=static_lifetime_input_indices,
+    )
     if unused:
         drop_outputs(forward, range(num_fwd_outputs, num_fwd_outputs + len(unused)))
     return forward, backward

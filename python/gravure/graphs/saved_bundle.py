@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import is_sym_node
 
 from ..library.namespace import LIBRARY
+from ..torch_api.fake_tensors import FakeTensor, is_sym_node, mode_of
+from ..torch_api.operators import schema_of
 
 # What runs them is in the library. Neither is for a graph: addresses are others in each step.
 _UNSAFE = (torch.Tag.cudagraph_unsafe,)
@@ -31,11 +31,6 @@ LIBRARY.define("bundle(Tensor[] values) -> Tensor", tags=_UNSAFE)
 LIBRARY.define("unbundle(Tensor bundle, str types) -> Tensor[]", tags=_UNSAFE)
 BUNDLE = torch.ops.gravure.bundle.default
 UNBUNDLE = torch.ops.gravure.unbundle.default
-
-
-def hooks_are_set() -> bool:
-    """Hooks on saved tensors must see each of them."""
-    return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
 
 
 def bundling(partition: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +68,7 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     seen = [base for base in bases if base and base not in plain]
     # By a saved tensor that requires one, AOTAutograd sees that a gradient's gradient is asked for.
     shown, watched = seen[:1], seen[1:]
-    with inside[0].meta["val"].fake_mode:
+    with mode_of(inside[0].meta["val"]):
         one = torch.empty(1, dtype=torch.uint8, device="cpu")
 
     with forward.graph.inserting_before(end):
@@ -110,7 +105,7 @@ def viewed_input(node: fx.Node) -> fx.Node | None:
     """The input that `node` is a view of: who writes into it changes what was saved."""
     while node.op == "call_function":
         if node.target is not operator.getitem:
-            schema = getattr(node.target, "_schema", None)
+            schema = schema_of(node.target)
             if schema is None or not any(result.alias_info for result in schema.returns):
                 return None
         if not node.args or not isinstance(node.args[0], fx.Node):

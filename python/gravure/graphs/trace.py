@@ -16,28 +16,21 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
-import torch._dynamo
-import torch._dynamo.utils as dynamo_utils
-import torch._functorch.config as functorch_config
-import torch._inductor.config as inductor_config
-import torch.utils._pytree as pytree
 from torch import fx
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch._functorch.aot_autograd import aot_module_simplified
-from torch._guards import TracingContext, tracing
 
 from ..errors import ExportError
-from ..torch_api.discarded_output import silent_functions
+from ..torch_api.aot_autograd import graphs_alone
+from ..torch_api.aot_metadata import Metadata, current_metadata, metadata_of
+from ..torch_api.dynamo import TracingContext, source_of, tracing_settings, whole_graph
 from ..torch_api.dynamo_errors import refusal
 from ..torch_api.eager_tracing import traces_as_eager
+from ..torch_api.operators import pytree
 from ..torch_api.static_sizes import static_sizes
 from .codegen import ATEN, Style
 from .constants import reunite_constants
 from .names import InputSpec, Namer, unique_names
-from .partition import KEEP_DRAWS
 
 
 @dataclass
@@ -61,7 +54,7 @@ class Traced:
     backward: fx.GraphModule | None
     inputs: list[InputSpec]
     outputs: list[OutputSpec]
-    metadata: Any  # AOTAutograd's ViewAndMutationMeta
+    metadata: Metadata
     namer: Namer
 
 
@@ -123,8 +116,7 @@ def _dynamo(
         capture.graph, capture.inputs = graph, list(inputs)
         capture.context = TracingContext.get()
         for node in graph.graph.find_nodes(op="placeholder"):
-            source = node._dynamo_source
-            capture.sources.append(source.name if isinstance(source.name, str) else source.name())
+            capture.sources.append(source_of(node))
         values = output_node(graph).args[0]
         capture.examples = [_example(v) for v in values]
         capture.placeholders = [torch.zeros((), device="cpu") for _ in values]
@@ -136,19 +128,10 @@ def _dynamo(
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
-    settings = {
-        "allow_rnn": True,
-        "replay_side_effects": False,
-        "suppress_errors": False,
-        "ignore_logging_functions": silent_functions(),
-    }
     try:
-        # PyTorch would log its settings as JSON, which functions are not.
-        unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
-        with torch._dynamo.config.patch(settings), unlogged, static_sizes:
+        with tracing_settings(replay_side_effects=False, suppress_errors=False), static_sizes:
             marked = traces_as_eager(backend, is_compiling=is_compiling)
-            optimized = torch._dynamo.optimize(marked, nopython=True)(fresh)
-            result = optimized(*args)
+            result = whole_graph(fresh, marked)(*args)
     except ExportError:
         raise
     except Exception as error:
@@ -275,10 +258,10 @@ def _check_inputs(capture: Capture, namer: Namer) -> None:
 
 def differentiate(
     capture: Capture, name: str, paired_rng: bool, style: Style = ATEN
-) -> tuple[fx.GraphModule, fx.GraphModule, Any]:
+) -> tuple[fx.GraphModule, fx.GraphModule, Metadata]:
     """AOTAutograd's forward and backward, and what it found out; the first output is the loss."""
     forward, backward, metadata = _aot(capture, name, paired_rng, style)
-    if metadata.output_info[0].output_type is not OutputType.non_alias:
+    if not metadata.results[0].is_new:
         # The tangent of a view belongs to its base: give the loss memory of its own.
         assert capture.graph is not None
         _clone_loss(capture.graph)
@@ -288,42 +271,32 @@ def differentiate(
 
 def _aot(
     capture: Capture, name: str, paired_rng: bool, style: Style
-) -> tuple[fx.GraphModule, fx.GraphModule, Any]:
+) -> tuple[fx.GraphModule, fx.GraphModule, Metadata]:
     graphs: dict[str, Any] = {}
 
     def forward(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        graphs["forward"], graphs["metadata"] = graph, TracingContext.get().fw_metadata
+        graphs["forward"], graphs["metadata"] = graph, current_metadata()
         return lambda *args: None
 
     def backward(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
         graphs["backward"] = graph
         return lambda *args: None
 
-    settings = {
-        "force_non_lazy_backward_lowering": True,  # the backward graph now, not at its first call
-        "enable_autograd_cache": False,
-        "graphsafe_rng_functionalization": paired_rng,
-        "view_replay_for_aliased_outputs": False,
-    }
     try:
-        with (
-            tracing(capture.context),
-            style.tracing(),
-            functorch_config.patch(settings),
-            inductor_config.patch(KEEP_DRAWS),
-        ):
-            aot_module_simplified(
+        with style.tracing():
+            graphs_alone(
                 capture.graph,
                 capture.inputs,
-                fw_compiler=forward,
-                bw_compiler=backward,
-                partition_fn=style.partition,
+                capture.context,
+                forward=forward,
+                backward=backward,
+                cut=style.partition,
                 decompositions=style.decompositions,
-                keep_inference_input_mutations=False,
+                paired_draws=paired_rng,
             )
     except Exception as error:
         raise refusal(error, name) from error
     if "backward" not in graphs:
         raise ExportError(name, "it has no backward graph", "let the loss depend on a parameter")
     reunite_constants(graphs["forward"], graphs["backward"])
-    return graphs["forward"], graphs["backward"], graphs["metadata"]
+    return graphs["forward"], graphs["backward"], metadata_of(graphs["metadata"])

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from ..errors import ExportError
+from ..torch_api.fake_tensors import storage_key
+from ..torch_api.operators import pytree
 from .backward_inputs import (
     generator_nodes,
     in_backward_order,
@@ -43,11 +44,11 @@ def _bytes_computed(module: fx.GraphModule) -> int:
     """Of all results; a view is none."""
     sizes: dict[Any, int] = {}  # by storage
     for node in module.graph.nodes:
-        for value in tree_leaves(node.meta.get("val")):
+        for value in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, Tensor):
                 storage = value.untyped_storage()
                 computed = node.op == "call_function"
-                sizes.setdefault(storage._cdata, storage.nbytes() if computed else 0)
+                sizes.setdefault(storage_key(value), storage.nbytes() if computed else 0)
     return sum(sizes.values())
 
 
@@ -57,7 +58,7 @@ def undivided(traced: Traced) -> Traced:
     Nothing is saved in between, and the loss's gradient is a constant in it. Raises ExportError
     where a gradient flows into anything but the loss.
     """
-    if traced.metadata.num_backward_tokens:
+    if traced.metadata.backward_tokens:
         raise ExportError(
             traced.name,
             "an operator with ordered effects runs in its backward",
@@ -81,7 +82,7 @@ class _Joined:
             self._copy(node, backward)
         self._copy_calls(forward)
         own, saved = self._results(traced)
-        symbols = traced.metadata.num_symints_saved_for_bw or 0
+        symbols = traced.metadata.saved_numbers
         taken = in_backward_order(backward, saved, symbols)
         self._env.update(zip(saved_nodes(backward), taken, strict=True))
         for node in tangent_nodes(backward):
@@ -109,10 +110,8 @@ class _Joined:
 
     def _results(self, traced: Traced) -> tuple[list[Any], list[Any]]:
         """The forward's own, and what it saves."""
-        metadata = traced.metadata
         found = fx.node.map_arg(output_node(traced.forward).args[0], self._env.__getitem__)
-        own = len(metadata.tokens) + len(metadata.mutated_inp_runtime_indices)
-        own += metadata.num_outputs + metadata.num_intermediate_bases
+        own = traced.metadata.own_results
         return list(found[:own]), list(found[own:])
 
     def _one(self, tangent: fx.Node) -> fx.Node:

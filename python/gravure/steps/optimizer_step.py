@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
+from torch.optim import Optimizer
 
 from ..errors import ExportError
 from ..graphs.names import InputSpec
 from ..text.fx_import import EntryWriter
+from ..torch_api.fake_tensors import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    make_fx,
+    unset_fake_temporarily,
+)
 from ..torch_api.guard_checks import Check, never, unchanged
+from ..torch_api.optimizers import chooses_foreach
 from .own_optimizers import refuse_hooks, refuse_others
 
 _CONSTANT = (type(None), bool, int, float, complex, str, Tensor)
@@ -279,9 +280,7 @@ def _choice(group: dict[str, Any]) -> dict[str, Any]:
     """What eager chooses by the types of the real parameters."""
     if group.get("foreach", True) is not None or group.get("fused") is not None:
         return {}
-    differentiable = group.get("differentiable", False)
-    _, foreach = _default_to_fused_or_foreach(group["params"], differentiable, use_fused=False)
-    return {"foreach": foreach}
+    return {"foreach": chooses_foreach(group)}
 
 
 def _of_strides(writer: EntryWriter, value: str, example: Tensor, wanted: Tensor) -> str:

@@ -12,10 +12,10 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch.optim import LBFGS, Optimizer, SparseAdam, lr_scheduler
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from ..errors import ExportError
+from ..torch_api.optimizers import has_step_hooks, is_schedulers, note_step
 
 OWN = frozenset(
     kind
@@ -43,7 +43,7 @@ def refuse_others(optimizer: Optimizer, name: str) -> None:
         raise ExportError(name, f"somebody replaced {kind.__name__}.step", _OUTSIDE)
     replaced = [key for key in vars(optimizer) if callable(getattr(kind, key, None))]
     for key in replaced:
-        if key != "step" or not _is_schedulers(vars(optimizer)[key], kind):
+        if key != "step" or not is_schedulers(vars(optimizer)[key], kind):
             raise ExportError(name, f"somebody replaced the {key} of its optimizer", _OUTSIDE)
     for key in _SCALER_SETS:
         if getattr(optimizer, key, None) is not None:
@@ -58,17 +58,12 @@ def refuse_others(optimizer: Optimizer, name: str) -> None:
         )
     refuse_hooks(optimizer, name)
     if "step" in replaced:
-        optimizer._opt_called = True  # type: ignore[attr-defined]  which schedulers look for
+        note_step(optimizer)
 
 
 def refuse_hooks(optimizer: Optimizer, name: str) -> None:
     """Raises ExportError if something would have to be called around the step."""
-    if (
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-    ):
+    if has_step_hooks(optimizer):
         raise ExportError(name, "its optimizer has a step hook", f"remove the hook, or {_OUTSIDE}")
 
 
@@ -82,13 +77,3 @@ def _is_own_step(kind: type[Optimizer]) -> bool:
             return step.__globals__["__name__"].startswith("torch.optim.")
         step = step.__wrapped__
     return False
-
-
-def _is_schedulers(step: Any, kind: type[Optimizer]) -> bool:
-    """Whether it only notes that the step was called, for a learning rate scheduler's sake."""
-    return (
-        isinstance(step, FunctionType)
-        and hasattr(step, "_wrapped_by_lr_sched")
-        and step.__globals__ is vars(lr_scheduler)
-        and getattr(step, "__wrapped__", None) is kind.step
-    )

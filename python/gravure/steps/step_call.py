@@ -12,6 +12,7 @@ from torch import fx
 from ..calls.instance import Instance
 from ..text.aot_entries import picker
 from ..text.fx_import import EntryWriter
+from ..torch_api.autograd import has_gradient_hooks
 from ..torch_api.guard_checks import LookedUp, Scope
 from .optimizer_step import Update
 
@@ -167,8 +168,7 @@ class StepProgram(Instance):
 def _refuse_hooks(named: Sequence[tuple[str, Any]]) -> None:
     """The library sees a hook that was removed, too."""
     for name, tensor in named:
-        hooks = getattr(tensor, "_backward_hooks", None)
-        if hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+        if has_gradient_hooks(tensor):
             raise RuntimeError(
                 f'"{name}" has a hook on its gradient, and a step runs without autograd; remove '
                 'the hook, or use torch.compile(backend="gravure"), which runs it'

@@ -10,10 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..calls.compiled_graph import CompiledGraph
 from ..calls.live_graphs import follow
@@ -38,7 +35,10 @@ from ..text.dynamo_graph import input_spec, label_of
 from ..text.fx_import import EntryWriter
 from ..text.program_text import HEADER
 from ..text.traced_entries import write_step
+from ..torch_api.dispatch import is_traceable_wrapper_subclass
+from ..torch_api.dynamo import TracingContext
 from ..torch_api.eager_tracing import traces_as_eager
+from ..torch_api.fake_tensors import unset_fake_temporarily
 from ..torch_api.guard_checks import Scope
 from .optimizer_step import Update
 from .step_call import ENTRY, Kept, StepProgram, bind_constants, leave_out

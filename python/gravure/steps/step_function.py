@@ -7,16 +7,18 @@ import logging
 import types
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
-import torch._dynamo
-import torch._dynamo.utils as dynamo_utils
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from ..errors import ExportError
 from ..torch_api.compile_lock import compile_lock
-from ..torch_api.discarded_output import leaving_out, silent_functions
+from ..torch_api.discarded_output import leaving_out
+from ..torch_api.dynamo import (
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    recompile_limit,
+    tracing_settings,
+)
 from ..torch_api.dynamo_errors import refusal
 from ..torch_api.guard_checks import Scope
 from ..torch_api.static_sizes import static_sizes
@@ -62,7 +64,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
         except FailOnRecompileLimitHit as error:
             raise ExportError(
                 name,
-                f"it was called with more than {torch._dynamo.config.recompile_limit} kinds of "
+                f"it was called with more than {recompile_limit()} kinds of "
                 "arguments" + (" or settings of its optimizer" if compiler.optimizer else ""),
                 ("make a learning rate that changes a tensor, " if compiler.optimizer else "")
                 + "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
@@ -78,10 +80,8 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
 
 def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
     """Compiles with the settings that export traces with: only where it must, they cost time."""
-    settings = {"allow_rnn": True, "ignore_logging_functions": silent_functions()}
-    unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
     try:
-        with compile_lock, torch._dynamo.config.patch(settings), unlogged, leaving_out() as silent:
+        with compile_lock, tracing_settings(), leaving_out() as silent:
             with static_sizes:
                 result = compiled(*args, **kwargs)
         if silent:

@@ -15,6 +15,7 @@ from ..graphs.compiled_ops import CompiledCode
 from ..graphs.functional import reinplace_custom_operators
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
+from ..torch_api.operators import pytree
 from .fx_import import EntryWriter
 from .program_text import constant_text
 
@@ -137,7 +138,7 @@ def device_of(graphs: Sequence[fx.GraphModule], label: str) -> str:
     found: set[torch.device] = set()
     for graph in graphs:
         for node in graph.graph.nodes:
-            for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+            for value in pytree.tree_leaves(node.meta.get("val")):
                 if isinstance(value, torch.Tensor):
                     found.add(value.device)
                     if value.layout is not torch.strided:

@@ -15,6 +15,7 @@ from ..graphs.compiled_ops import CompiledCode
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
 from ..torch_api.eager_kernels import BERNOULLI_LIKE
+from ..torch_api.operators import OpOverload, opname_of
 from . import higher_order
 from .higher_order import Ref
 from .operators import (
@@ -122,9 +123,7 @@ class EntryWriter:
 
     def refusal(self, node: fx.Node, reason: str, remedy: str) -> ExportError:
         target = node.target
-        text = (
-            operator_of(target).text if isinstance(target, torch._ops.OpOverload) else str(target)
-        )
+        text = operator_of(target).text if isinstance(target, OpOverload) else str(target)
         return ExportError(f"%{node.name} = {text}", reason, remedy, self.places.source(node))
 
     # ---- arguments
@@ -214,7 +213,7 @@ class EntryWriter:
                 return
             if target is _ASSERT and self._known_number(node.args[0]) is not None:
                 return  # PyTorch guards on it
-        if type(target) is torch._ops.OpOverload:
+        if type(target) is OpOverload:
             if target is _DETACH:
                 self.env[node] = self.env[node.args[0]]
                 return
@@ -241,7 +240,7 @@ class EntryWriter:
     def operator(
         self,
         node: fx.Node,
-        overload: torch._ops.OpOverload,
+        overload: OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         example: Any,
@@ -276,8 +275,8 @@ class EntryWriter:
         if op.returns == 0:
             self.emit([], call, suffix)
             return "None"
-        plain = isinstance(node.target, torch._ops.OpOverload)
-        wanted = node.name if plain else overload._opname
+        plain = isinstance(node.target, OpOverload)
+        wanted = node.name if plain else opname_of(overload)
         if op.returns == 1 and not op.returns_lists[0]:
             return self.define(wanted, self.types.of(example), call, suffix)
         return self._several(wanted, op, call, suffix, example)

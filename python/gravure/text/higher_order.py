@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-import torch._prims  # noqa: F401  registers the random-state operators
 from torch import fx
 
 from ..errors import ExportError
 from ..graphs.compiled_ops import CompiledCode
 from ..graphs.compiled_regions import carried
 from ..graphs.known_numbers import KnownNumbers
+from ..torch_api.fake_tensors import FakeTensorMode
+from ..torch_api.operators import OpOverload, higher_order_name, pytree
 from .program_text import TypeWriter
 from .source_lines import Places
 
@@ -45,7 +46,7 @@ class Writer(Protocol):
     def operator(
         self,
         node: fx.Node,
-        overload: torch._ops.OpOverload,
+        overload: OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         example: Any,
@@ -74,7 +75,7 @@ _REMEDIES = {
 
 def write(writer: Writer, node: fx.Node) -> Ref:
     """The statements of one higher-order node; ExportError if there is no way to write it."""
-    name = getattr(node.target, "_name", None) or getattr(node.target, "__name__", str(node.target))
+    name = higher_order_name(node.target) or getattr(node.target, "__name__", str(node.target))
     handler = _HANDLERS.get(name)
     if handler is None and writer.carries_python and name in _CARRIED:
         return _carry(writer, node)
@@ -88,7 +89,7 @@ def write(writer: Writer, node: fx.Node) -> Ref:
 
 
 def _examples(value: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(fx.Node, lambda n: n.meta.get("val"), value)
+    return pytree.tree_map_only(fx.Node, lambda n: n.meta.get("val"), value)
 
 
 def _returned(node: fx.Node, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,10 +97,10 @@ def _returned(node: fx.Node, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if "val" in node.meta:
         return node.meta["val"]
     values, keywords = _examples(args), _examples(kwargs)
-    fakes = torch.utils._pytree.tree_leaves((values, keywords))
+    fakes = pytree.tree_leaves((values, keywords))
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
     if mode is None:
-        mode = torch._subclasses.FakeTensorMode()
+        mode = FakeTensorMode()
     with mode:
         return op(*values, **keywords)
 
@@ -120,7 +121,7 @@ def _save_and_run(writer: Writer, node: fx.Node) -> Ref:
     args, kwargs = tuple(args), dict(node.kwargs)
     _adopt_place(node)
     example = _returned(node, op, args, kwargs)
-    leaves = torch.utils._pytree.tree_leaves((example, _examples(args)))
+    leaves = pytree.tree_leaves((example, _examples(args)))
     cuda = next((t.device for t in leaves if isinstance(t, torch.Tensor) and t.is_cuda), None)
     device = str(cuda) if cuda else "cpu"
     call = f'cudagraph::save_rng_state("{device}")'
@@ -148,7 +149,7 @@ def _run_with_generator(writer: Writer, node: fx.Node) -> Ref:
 def _with_effects(writer: Writer, node: fx.Node) -> Ref:
     """The token only keeps the order, which statements have anyway."""
     _, op, *args = node.args
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         raise writer.refusal(node, f"it orders {op}, which is no operator", "leave it out")
     example = node.meta.get("val")
     result = example[1:] if isinstance(example, (tuple, list)) else ()
@@ -200,11 +201,11 @@ def _carry(writer: Writer, node: fx.Node) -> Ref:
     """One call of compiled code: the node itself. Its results keep the node's structure."""
     code, inputs, numbers = carried(node, writer.known)
     writer.held.append(code)
-    leaves, structure = torch.utils._pytree.tree_flatten(node.meta["val"])
+    leaves, structure = pytree.tree_flatten(node.meta["val"])
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     refs = iter(writer.operator(node, code.operator, (code.name, 2, inputs, numbers), {}, tensors))
     of = [next(refs) if isinstance(leaf, torch.Tensor) else "None" for leaf in leaves]
-    return torch.utils._pytree.tree_unflatten(of, structure)
+    return pytree.tree_unflatten(of, structure)
 
 
 _HANDLERS: dict[str, Callable[[Writer, fx.Node], Ref]] = {

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..torch_api.operators import SYM_SQRT, OpOverload, schema_of
+
 # Python's operators on symbolic numbers, as TorchScript's operators over ints; with floats among
 # the operands the same name with the overload `float`.
 SCALAR_OPERATORS: dict[Any, str] = {
@@ -40,10 +42,7 @@ SCALAR_OPERATORS: dict[Any, str] = {
     operator.abs: "prim::abs",
     abs: "prim::abs",
 }
-if hasattr(torch, "sym_sqrt"):
-    SCALAR_OPERATORS[torch.sym_sqrt] = "aten::sqrt"
-if hasattr(torch, "_sym_sqrt"):
-    SCALAR_OPERATORS[torch._sym_sqrt] = "aten::sqrt"
+SCALAR_OPERATORS |= dict.fromkeys(SYM_SQRT, "aten::sqrt")
 
 NOT_OPERATORS = (operator.not_, torch.sym_not)
 
@@ -80,10 +79,10 @@ class Operator:
 _CACHE: dict[Any, Operator] = {}
 
 
-def operator_of(overload: torch._ops.OpOverload) -> Operator:
+def operator_of(overload: OpOverload) -> Operator:
     found = _CACHE.get(overload)
     if found is None:
-        found = _CACHE[overload] = _describe(overload._schema)
+        found = _CACHE[overload] = _describe(schema_of(overload))
     return found
 
 

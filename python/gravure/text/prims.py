@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._prims  # noqa: F401  registers them
+
+from ..torch_api.operators import OpOverload
 
 # What a call becomes: the operator, its arguments and its keyword arguments.
-Lowered = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
+Lowered = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -48,13 +49,11 @@ _LOWERINGS: dict[Any, Callable[..., Lowered]] = {
 }
 
 
-def is_prim(overload: torch._ops.OpOverload) -> bool:
+def is_prim(overload: OpOverload) -> bool:
     return overload.namespace == "prims"
 
 
-def lowered(
-    overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Lowered | None:
+def lowered(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered | None:
     """The aten call that gives the same bits; None if there is none."""
     lowering = _LOWERINGS.get(overload)
     return None if lowering is None else lowering(*args, **kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..graphs.known_numbers import KnownNumbers
+from ..torch_api.fake_tensors import has_open_sizes
 
 HEADER = "gravure 1"  # the first line: the version of the format
 
@@ -120,7 +121,7 @@ class TypeWriter:
         if value.layout is not torch.strided:
             return "Tensor"
         shape, stride = value.shape, value.stride()
-        if value._has_symbolic_sizes_strides:
+        if has_open_sizes(value):
             return self._tensor_text(value, self._dims(shape), self._dims(stride))
         key = (value.dtype, shape, stride, value.device)  # equal keys, equal text
         text = self._tensors.get(key)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..graphs.names import InputSpec
+from ..torch_api.fake_tensors import storage_key
 
 
 def save_inputs(entries: dict[str, list[InputSpec]], path: Path) -> None:
@@ -31,23 +32,22 @@ class _Storages:
         self._copies: dict[int, torch.UntypedStorage] = {}
         for value in values:
             if isinstance(value, torch.Tensor):
-                key = value.untyped_storage()._cdata
-                self._users.setdefault(key, set()).add(id(value))
+                self._users.setdefault(storage_key(value), set()).add(id(value))
 
     def on_cpu(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return int(value) if isinstance(value, (int, torch.SymInt)) else value
         tensor = value.detach()
-        storage = tensor.untyped_storage()
-        alone = len(self._users[storage._cdata]) == 1
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
+        alone = len(self._users[key]) == 1
         if alone and storage.nbytes() > 2 * tensor.nbytes and 0 not in tensor.stride():
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(
                 tensor
             )
         if storage.device.type == "cpu":
             return tensor
-        copy = self._copies.get(storage._cdata)
+        copy = self._copies.get(key)
         if copy is None:
-            copy = self._copies[storage._cdata] = storage.cpu()
+            copy = self._copies[key] = storage.cpu()
         plain = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return plain.set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.schemas import OutputType
 
 from ..errors import ExportError
 from ..graphs.backward_inputs import (
@@ -24,8 +23,6 @@ from ..graphs.names import InputSpec
 from ..graphs.trace import Traced
 from .fx_import import EntryWriter, Ref
 from .program_text import quoted
-
-_ALIASES = (OutputType.alias_of_input, OutputType.is_input)
 
 
 @dataclass
@@ -111,7 +108,7 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
     for half in (graph, traced.backward):
         if half is not None:
             reinplace_custom_operators(half)
-    tokens = len(metadata.tokens)
+    tokens = metadata.tokens
     bound: list[Ref] = ["None"] * tokens
     specs = iter(traced.inputs)
     for node in graph.graph.find_nodes(op="placeholder")[tokens:]:
@@ -128,16 +125,16 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
         bound.append(writer.add_input(next(specs), writer.types.of(node.meta["val"])))
     results = writer.add_graph(graph, bound)[tokens:]
     refs = [_ref(writer, r) for r in results]
-    mutated = metadata.mutated_inp_runtime_indices
+    mutated = metadata.written
     writes = []
     for index, ref in zip(mutated, refs, strict=False):
         writes.append(_write_back(writer, traced, index, bound[tokens + index], ref))
     first = len(mutated)
-    bases = first + metadata.num_outputs
-    end = bases + metadata.num_intermediate_bases
+    bases = first + len(metadata.results)
+    end = bases + metadata.bases
     state = _Forward(values=refs[first:end], saved=refs[end:], rest=results[end:])
     state.inputs = bound[tokens : tokens + len(traced.inputs)]
-    state.symbols = metadata.num_symints_saved_for_bw or 0
+    state.symbols = metadata.saved_numbers
     for i, spec in enumerate(traced.outputs):
         state.places.append(len(state.outputs))
         if spec.input >= 0:
@@ -145,14 +142,14 @@ def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
             state.outputs.append(f"{value} {{alias {value}}}")
             continue
         value = refs[first + spec.index]
-        info = metadata.output_info[spec.index]
+        alias_of = metadata.results[spec.index].alias_of
         if value == "None":
             state.places[-1] = -1
             continue
         if i == 0:
             state.outputs.append(f"{value} {{loss}}")
-        elif info.output_type in _ALIASES and info.base_idx is not None:
-            state.outputs.append(f"{value} {{alias {bound[tokens + info.base_idx]}}}")
+        elif alias_of is not None:
+            state.outputs.append(f"{value} {{alias {bound[tokens + alias_of]}}}")
         else:
             state.outputs.append(f"{value} {{output {quoted(spec.name)}}}")
     for i, ref in enumerate(refs[bases:end]):
@@ -177,9 +174,8 @@ def _ref(writer: EntryWriter, result: Any) -> Ref:
 
 
 def _write_back(writer: EntryWriter, traced: Traced, index: int, value: str, new: Ref) -> str:
-    info = traced.metadata.input_info[index]
     spec = traced.inputs[index]
-    if info.mutates_metadata or info.mutates_storage_metadata:
+    if traced.metadata.arguments[index].is_reshaped:
         raise ExportError(
             spec.name,
             "the function changes its shape, strides or storage in place",
@@ -192,7 +188,7 @@ def _write_back(writer: EntryWriter, traced: Traced, index: int, value: str, new
 
 def _tangent_names(traced: Traced) -> dict[str, str]:
     names = {f"PlainAOTOutput(idx={s.index})": s.name for s in reversed(traced.outputs)}
-    for i in range(traced.metadata.num_intermediate_bases):
+    for i in range(traced.metadata.bases):
         names[f"IntermediateBaseAOTOutput(base_of=PlainAOTOutput(idx={i}))"] = f"base{i}"
     return names
 
@@ -226,7 +222,7 @@ def _gradients(
     writer: EntryWriter, traced: Traced, gradients: list[Any]
 ) -> list[tuple[str, fx.Node] | None]:
     """Value and node of the gradient of each input; None where it has none."""
-    if traced.metadata.num_backward_tokens:
+    if traced.metadata.backward_tokens:
         raise ExportError(
             traced.name,
             "an operator with ordered effects runs in its backward",

@@ -4,6 +4,8 @@ Tracing edits tables of the whole process: PyTorch's Python kernels, settings of
 and Inductor. Dynamo holds its lock while it calls a backend. What a call compiles later, for other
 sizes or for parameters that were unfrozen, holds it, too: two at once would each put back what the
 other had put there.
+
+Private: that lock, `compile_lock`. Without it two threads that compile mix up their settings.
 """
 
 from __future__ import annotations

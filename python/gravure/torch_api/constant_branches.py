@@ -7,6 +7,12 @@ Libraries have such branches where they are not told that they are compiled (whe
 those of transformers look so whether sequences are packed. Dynamo breaks its graph at each branch
 on a tensor; the values are computed here instead. Whole numbers only: neither autocast nor an order
 of additions changes them.
+
+Private: Dynamo's `InstructionTranslatorBase` has the table of jumps, whose operands are
+`TensorVariable`s; `ConstantVariable` stands for a decided one. Without them the graph breaks there.
+`peek_interpreter_stack` sees a transform of functorch's, `_disable_current_modes` and
+`DisableTorchFunction` have values computed, a `TorchDispatchMode` refuses those that may vary.
+`_ops.HigherOrderOperator` and `_schema` say what may write; without them nothing is decided.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What traced code prints, warns and logs is left out of a step's program: noted, to be said."""
+"""What traced code prints, warns and logs is left out of a step's program: noted, to be said.
+
+Private: `IgnoredFunctionVariable` and `LoggingLoggerVariable` are Dynamo's words for it. Without
+them nobody is warned.
+"""
 
 from __future__ import annotations
 

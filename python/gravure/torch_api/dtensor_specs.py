@@ -2,6 +2,10 @@
 
 AOTAutograd has each DTensor describe itself anew: a spec is made, checked and hashed for every
 gradient in every step, which takes longer than to launch the graph that computes them.
+
+Private: AOTAutograd's `SubclassCreationMeta` makes such a tensor of plain ones, `PlainTensorMeta`
+says that what is inside is one, `_spec` is how a DTensor lies on its mesh. Without them only time
+is lost.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 PyTorch's words are read, and may be others in its next release; a reason that is not known is
 handed on as it is.
+
+Private: `GuardOnDataDependentSymNode` is the error of a branch on data, whose words name the line.
+Without it such an error has no remedy.
 """
 
 from __future__ import annotations

@@ -6,6 +6,12 @@ GRU skip oneDNN and lose the dropout between their layers, upsampling sums its g
 order, batch norm on a GPU is PyTorch's own instead of cuDNN's.
 
 What a kernel takes, its stand-in without values takes, too: `grouped_mm` of floats.
+
+Private: `_decomp` registers the Python versions, which `py_kernels` and `_dispatch_cache` of an
+operator (`OpOverload`) hold by `DispatchKey`; without them bits differ as said. Of stand-ins,
+`op_implementations_dict` is the table, `_create_grouped_mm_output_tensor` and
+`_get_cudnn_batch_norm_reserve_space_size` the sizes, and `guard_or_false` asks for a size without a
+guard on it; without them floats in `grouped_mm` are refused, and cuDNN's backward reads no space.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._decomp  # noqa: F401  registers the Python versions
+import torch._decomp  # noqa: F401
 from torch import Tensor
 from torch._meta_registrations import _create_grouped_mm_output_tensor
 from torch._subclasses.fake_impls import op_implementations_dict

@@ -1,4 +1,12 @@
-"""Lets a function run on fake tensors and leaves nothing of that behind."""
+"""Lets a function run on fake tensors and leaves nothing of that behind.
+
+Private: `FakeTensorMode` has operators work on shapes; without it `explain` would run the model.
+`_unsafe_set_version_counter` puts back what writes have counted; without it a backward that waits
+would find its saved values changed. `pgo` holds the shapes that Dynamo saw, `convert_frame` the
+code that it compiled, `eval_frame` what it made of it, and `DeletedGuardManagerWrapper` ends one of
+these; without them the first call after `explain` compiles other sizes than it would have.
+`_parameters`, `_buffers`, `_modules` are a module's members, `pytree` finds tensors in arguments.
+"""
 
 from __future__ import annotations
 

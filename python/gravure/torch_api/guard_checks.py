@@ -2,6 +2,11 @@
 
 The checks are Dynamo's own guards, run from C++. They know a tree of modules by the versions of its
 dictionaries (CPython 3.12 tells them of each change), so a parameter more costs next to nothing.
+
+Private: `GuardBuilder`, `GuardManagerWrapper` and `GuardManagerType` make such checks,
+`LocalSource` and `GlobalSource` say where a value is found, and `_get_closure_vars` is what guards
+read besides. Without them everything is looked up in each call, which costs as much as to launch a
+small graph.
 """
 
 from __future__ import annotations

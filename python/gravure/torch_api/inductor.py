@@ -1,4 +1,14 @@
-"""Inductor's part: one stretch of a graph as a function that launches its kernels."""
+"""Inductor's part: one stretch of a graph as a function that launches its kernels.
+
+Private: `compile_fx_inner` compiles a graph, `partition_fn` cuts one,
+`_recursive_joint_graph_passes` and `select_decomp_table` prepare it, `list_mode_options` knows the
+modes, `_inductor.config` its settings; `aot_module_simplified` takes operators apart, with
+`_functorch.config` for its cache; `V`, `TracingContext` with `tracing`, and `detect_fake_mode` or a
+`FakeTensorMode` are the surroundings that they look at; `preserve_rng_state` keeps the caller's
+random states, `_disable_current_modes` his modes away. Without any of these `codegen="inductor"` is
+refused, and eager's kernels remain. `replace_node_with_constant` makes a node a tensor that the
+graph holds: without it constants are copied in each step. `decompose_auto_functionalized`: below.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +22,19 @@ from torch import Tensor, fx
 from torch._dynamo.utils import detect_fake_mode, preserve_rng_state
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
+from torch._inductor.constant_folding import replace_node_with_constant
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = [
+    "compile_stretch",
+    "cut_for_inductor",
+    "decompose_auto_functionalized",
+    "decompositions",
+    "replace_node_with_constant",
+    "settings_of",
+]
 
 # The runtime captures, not Inductor; random operators draw what ATen's draw, from the generator
 # that the runtime gives them.
@@ -104,3 +124,13 @@ def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
     if (given, results) != (wanted, asked):
         raise AssertionError(f"a stretch of {wanted} inputs and {asked} results lost some")
     return graph
+
+
+def decompose_auto_functionalized(graph: fx.Graph) -> None:
+    """Clones and the operator itself, for functional forms of operators that write.
+
+    Without it a graph with such an operator of the user's gets no program.
+    """
+    from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
+
+    decompose_auto_functionalized(graph)

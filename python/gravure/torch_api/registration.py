@@ -1,4 +1,8 @@
-"""Makes `torch.compile(backend="gravure")` find the backend, installed or not."""
+"""Makes `torch.compile(backend="gravure")` find the backend, installed or not.
+
+Private: `registry`, whose `_BACKENDS` holds entry points that are not loaded yet. Without it the
+name is known only where the wheel is installed.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 `torch.compile(dynamic=False)` changes two of Dynamo's settings around each call, and puts back what
 it found. The settings are the whole process's: of two threads the later one finds what the earlier
 one has set, and puts that back for good.
+
+Private: `make_set_enable_dynamic` changes these two. Without it a second shape of a step has
+symbols for sizes, which a step's program cannot hold.
 """
 
 from __future__ import annotations

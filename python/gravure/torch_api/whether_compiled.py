@@ -4,6 +4,10 @@ Libraries ask (`torch.compiler.is_compiling`), and take another way while they a
 other kernels and other bits. Dynamo's table of answers is one for all backends, so each answer
 looks who asks, and for whom: PyTorch's own code is told the truth, which its ways rely on, and so
 is everybody in what another backend compiles, or Gravure with the option `is_compiling`.
+
+Private: `TorchInGraphFunctionVariable` has Dynamo's table of answers, `SkipFunctionVariable` stands
+for a function that it does not look into, `ConstantVariable` for an answer. Without them code is
+told that it is compiled, and a warning says so once.
 """
 
 from __future__ import annotations

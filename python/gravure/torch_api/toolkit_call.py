@@ -4,6 +4,12 @@ torchtitan's toolkit walks the tree of modules for its parameters, and AOTAutogr
 at every argument for special cases that a graph of DTensors and plain tensors has not. Together
 they take longer than to launch both graphs. Where AOTAutograd has nothing else to do, a node of
 autograd's calls the program's entries directly.
+
+Private: `_backward_prologue_functional` and `_backward_epilogue_functional` are what AOTAutograd
+does around a backward, `_aot_graph_capture` and `_aot_state` what it knows of the graphs,
+`compiled_autograd` tells whether the backward is traced; `_local_tensor` is what a DTensor holds,
+`_is_view` and `_materialize_non_diff_grads` are as AOTAutograd's own node uses them, `pytree` gives
+results their structure. Only torchtitan 0.2.x needs this module, and it is slower without it.
 """
 
 from __future__ import annotations
@@ -21,12 +27,15 @@ from torch._functorch._aot_autograd.runtime_wrappers import (
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from ..calls.native_node import is_ordinary, is_plain
-from ..text.aot_entries import Run
-from ..torch_api.dtensor_specs import is_fixed_dtensor, keep_specs
-from ..torch_api.guard_checks import Check, never, unchanged
+from .aot_metadata import is_ordinary, is_plain
+from .dtensor_specs import is_fixed_dtensor, keep_specs
+from .guard_checks import Check, never, unchanged
 
 _PLAIN = (Tensor, nn.Parameter)
+
+
+# What AOTAutograd calls: all arguments as one list.
+Run = Callable[[list[Any]], Any]
 
 
 class Held:

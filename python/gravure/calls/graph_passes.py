@@ -13,17 +13,26 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
 
-from ..calls.compiled_graph import CompiledGraph
-from ..calls.frame import backward_spec
-from ..calls.live_graphs import follow
-from ..calls.program_maker import Half, boxed
 from ..graphs.constants import fold_constants
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..library.load import program_class
 from ..options import CompileOptions
 from ..text.aot_entries import Run
+from ..torch_api.aot_autograd import boxed, boxed_module
+from ..torch_api.aot_metadata import (
+    Kind,
+    Placeholder,
+    current_metadata,
+    current_tokens,
+    forward_placeholders,
+    own_results,
+)
+from ..torch_api.dynamo import TracingContext
+from .compiled_graph import CompiledGraph
+from .frame import backward_specs, unnamed_spec
+from .live_graphs import follow
+from .program_maker import Half, as_it_is
 
 logger = logging.getLogger("gravure")
 
@@ -108,14 +117,13 @@ class _Pair:
         self, graph: CompiledGraph, module: fx.GraphModule, context: TracingContext | None
     ) -> None:
         self._graph = graph
-        outputs = _own_results(module)
-        metadata = context.fw_metadata if context is not None else None
+        outputs = own_results(module)
+        metadata = current_metadata()
         tangents = metadata.traced_tangents if metadata is not None else ()
         self.awaits_backward = len(tangents) > 0 or outputs < _result_count(module)
-        tokens = len(metadata.tokens) if metadata is not None else 0
-        half = Half(_copy(module), _forward_specs(module, tokens))
+        half = Half(_copy(module), _forward_specs(module))
         self._forward: Run = graph.take_forward(half, outputs)
-        self._plain_forward: Run = boxed(_copy(module))
+        self._plain_forward: Run = boxed(as_it_is(_copy(module)))
         self._plain_backward: Run | None = None
         self._backward: Run | None = None
         self._pending = 0  # forwards that ran as they are, and whose backward is still to come
@@ -138,9 +146,8 @@ class _Pair:
         return self._forward, self._backward
 
     def take_backward(self, module: fx.GraphModule) -> None:
-        specs = [backward_spec(node) for node in module.graph.find_nodes(op="placeholder")]
-        half = Half(_copy(module), [spec for spec in specs if spec is not None])
-        self._plain_backward = boxed(_copy(module))
+        half = Half(_copy(module), backward_specs(module))
+        self._plain_backward = boxed(as_it_is(_copy(module)))
         self._backward = self._graph.take_backward(half)
         self._graph.finish()
 
@@ -156,10 +163,7 @@ class _Pair:
 def _replaced(module: fx.GraphModule, run: Any, *, is_boxed: bool = True) -> fx.GraphModule:
     """`module`, whose graph can still be printed, as a module that calls `run`."""
     module.forward = run
-    if is_boxed:
-        # AOTAutograd passes its arguments as one list then. A graph module has a class of its own.
-        type(module)._boxed_call = True
-    return module
+    return boxed_module(module) if is_boxed else module
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
@@ -175,32 +179,16 @@ def _result_count(module: fx.GraphModule) -> int:
     return len(_results(module))
 
 
-def _own_results(module: fx.GraphModule) -> int:
-    """How many results come before what the forward saves."""
-    end = next(iter(module.graph.find_nodes(op="output")))
-    for i, desc in enumerate(end.meta.get("desc") or ()):
-        if type(desc).__name__.startswith("SavedForBackwards"):
-            return i
-    return _result_count(module)
+def _forward_specs(module: fx.GraphModule) -> list[InputSpec | None]:
+    specs = [_forward_spec(each) for each in forward_placeholders(module, current_tokens())]
+    unique_names([spec for spec in specs if spec is not None])
+    return specs
 
 
-def _forward_specs(module: fx.GraphModule, tokens: int) -> list[InputSpec | None]:
-    nodes = module.graph.find_nodes(op="placeholder")
-    return [None] * tokens + unique_names([_forward_spec(node) for node in nodes[tokens:]])
-
-
-def _forward_spec(node: fx.Node) -> InputSpec:
-    value, desc = node.meta.get("val"), node.meta.get("desc")
-    if isinstance(value, torch.Generator):
-        return InputSpec("rng_state", f"{value.device}#{node.name.rsplit('_', 1)[-1]}", None)
-    if not isinstance(value, torch.Tensor):
-        return InputSpec("symint", node.name, None)
-    while hasattr(desc, "base"):  # the plain tensor inside a DTensor, a view's base
-        desc = desc.base
-    kind = type(desc).__name__
-    if kind not in ("ParamAOTInput", "BufferAOTInput"):
-        return InputSpec("user_input", node.name, None)
-    return InputSpec("parameter" if kind == "ParamAOTInput" else "buffer", desc.target, None)
+def _forward_spec(placeholder: Placeholder) -> InputSpec | None:
+    if placeholder.is_tensor and placeholder.kind in (Kind.PARAMETER, Kind.BUFFER):
+        return InputSpec(placeholder.kind.value, placeholder.name, None)
+    return unnamed_spec(placeholder)
 
 
 def _plain_spec(node: fx.Node, kept: bool) -> InputSpec:

@@ -1,1 +1,0 @@
-"""What torchtitan's compilers hand over, as programs. For `gravure.torchtitan` alone."""

@@ -16,7 +16,6 @@ from .calls.graph_break import graph_break_of
 from .calls.live_graphs import drop_converted, follow
 from .drop_captures import drop_captures
 from .graphs.codegen import Style, in_first_style
-from .graphs.names import FrameNamer
 from .library.load import program_class
 from .options import CompileOptions
 from .text.dynamo_graph import label_of
@@ -79,9 +78,9 @@ compile_graph.reset = drop_captures
 
 
 def _followed(
-    label: str, namer: FrameNamer, options: CompileOptions, style: Style, *, graph_break: str
+    label: str, options: CompileOptions, style: Style, *, graph_break: str
 ) -> CompiledGraph:
-    graph = CompiledGraph(label, namer, options, style)
+    graph = CompiledGraph(label, options, style)
     graph.graph_break = graph_break
     follow(graph)
     return graph

@@ -16,7 +16,6 @@ from .calls.instance import Instance
 from .calls.reports import host_nodes, missed_otherwise
 from .errors import ExportError
 from .graphs.codegen import ATEN, Style
-from .graphs.names import FrameNamer
 from .library.load import program_class
 from .options import CompileOptions
 from .steps.step_compiler import StepCompiler
@@ -126,8 +125,8 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
     chosen = CompileOptions.parse(options)
     plans: list[GraphPlan] = []
 
-    def maker(label: str, namer: FrameNamer, options: CompileOptions, _: Style) -> CompiledGraph:
-        return _PlannedGraph(label, namer, options, plans)
+    def maker(label: str, options: CompileOptions, _: Style) -> CompiledGraph:
+        return _PlannedGraph(label, options, plans)
 
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return compile_frame(graph, inputs, chosen, maker)
@@ -189,10 +188,8 @@ class _StepPlanner(StepCompiler):
 class _PlannedGraph(CompiledGraph):
     """Plans its programs instead of loading them. Its calls work on fake tensors."""
 
-    def __init__(
-        self, label: str, namer: FrameNamer, options: CompileOptions, plans: list[GraphPlan]
-    ) -> None:
-        super().__init__(label, namer, options, ATEN)
+    def __init__(self, label: str, options: CompileOptions, plans: list[GraphPlan]) -> None:
+        super().__init__(label, options, ATEN)
         self._plans = plans
 
     def __del__(self) -> None:

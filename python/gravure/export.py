@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from .graphs.names import tied_names
-from .graphs.trace import Traced, trace
+from .graphs.trace import trace
+from .graphs.traced_graphs import TracedGraphs
+from .text.entries import joint_entries, step_entry
 from .text.fx_import import EntryWriter
 from .text.program_text import HEADER
 from .text.saved_inputs import save_inputs
-from .text.traced_entries import joint_entries, write_step
 
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
@@ -43,7 +44,7 @@ def export_step(
     Raises ExportError, which names the node, the reason and a remedy, and writes nothing.
     """
     traced = trace(fn, args, step=True, paired_rng=not eager_rng, is_compiling=is_compiling)
-    step = write_step(traced)
+    step = step_entry(traced)
     return _save(fn, traced, path, {"step": (step.text(), step.writer)})
 
 
@@ -66,13 +67,13 @@ def export_joint(
 
 def _save(
     fn: Callable[..., Any],
-    traced: Traced,
+    traced: TracedGraphs,
     path: str | os.PathLike[str],
     entries: dict[str, tuple[str, EntryWriter]],
 ) -> Path:
     """Writes both files, or neither."""
     lines = [HEADER, f"# {traced.name}, exported with torch {torch.__version__}"]
-    for name, others in tied_names(fn, traced.inputs).items():
+    for name, others in tied_names(fn, traced.arguments).items():
         lines.append(f"# {name} is also {', '.join(others)}")
     text = "\n".join(lines) + "\n" + "\n".join(text for text, _ in entries.values())
     folder = Path(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..text.aot_entries import Call
+from ..text.entry_call import Call
 
 
 def bind_bundle(program: Any, calls: list[Call], results: range, places: range) -> list[Call]:

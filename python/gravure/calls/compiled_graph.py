@@ -13,9 +13,8 @@ from torch import fx
 
 from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
-from ..graphs.names import FrameNamer
+from ..graphs.traced_graphs import TracedGraphs
 from ..options import CompileOptions
-from ..text.aot_entries import Run
 from ..torch_api.aot_autograd import boxed
 from ..torch_api.autograd import keeps_graph
 from ..torch_api.compile_lock import compile_lock
@@ -23,8 +22,7 @@ from ..torch_api.fake_tensors import expression_of, is_nested_number, unset_fake
 from ..torch_api.operators import OpOverload
 from . import reports
 from .instance import Instance
-from .native_node import Traced
-from .program_maker import Half, ProgramMaker
+from .program_maker import ProgramMaker
 from .reports import GraphReport, ProgramReport, kernels_of, program_report
 from .weak_tensors import WeakTensors
 
@@ -53,7 +51,6 @@ class CompiledGraph:
     def __init__(
         self,
         label: str,
-        namer: FrameNamer,
         options: CompileOptions,
         style: Style = ATEN,
     ) -> None:
@@ -62,7 +59,8 @@ class CompiledGraph:
         self.options = options
         self.failure = ""
         self.graph_break = ""  # where Dynamo ended it before its function did, and why
-        self._maker = ProgramMaker(label, namer, options, style)
+        self.style = style
+        self._made_by: ProgramMaker | None = None  # once the graphs are here
         self._instances: dict[Key, list[Instance]] = {}
         self._ended: list[ProgramReport] = []  # programs that are gone, for a report at exit
         self._any: Instance | None = None  # for all sizes and modules
@@ -88,7 +86,7 @@ class CompiledGraph:
     @classmethod
     def around(cls, label: str, options: CompileOptions, instance: Instance) -> CompiledGraph:
         """What is loaded already, and loads itself when it is called after it was let go of."""
-        graph = cls(label, FrameNamer(), options)
+        graph = cls(label, options)
         graph._any, graph._is_around = instance, True
         return graph
 
@@ -170,30 +168,26 @@ class CompiledGraph:
 
     # ---- what AOTAutograd compiles
 
-    def take_forward(self, half: Half, outputs: int) -> Run:
-        self._maker.forward, self._maker.outputs = half, outputs
-        return self._run_forward
+    def take(self, traced: TracedGraphs, *, native: bool) -> None:
+        """The graphs to run: makes the first program now, unless sizes are still open.
 
-    def take_traced(self, traced: Traced) -> None:
-        """Before finish(): autograd may be given a node of the library's."""
-        self._maker.traced = traced
-
-    def take_backward(self, half: Half) -> Run:
-        self._maker.backward = half
-        return self._run_backward
-
-    def finish(self) -> None:
-        """Both graphs are here: makes the first program now, unless sizes are still open."""
-        halves = self._maker.halves
-        self._symbols = _places(halves[0].module)
-        roles = [getattr(spec, "role", "") for spec in halves[0].specs]
+        `native`: autograd may be given a node of the library's.
+        """
+        self._made_by = ProgramMaker(self.label, traced, self.options, self.style, native=native)
+        self._symbols = _places(traced.forward)
+        roles = [spec.role if spec is not None else "" for spec in traced.inputs]
         self._kept = [i for i, role in enumerate(roles) if role in ("parameter", "buffer")]
-        if len(halves) > 1:
+        if traced.backward is not None:
             self._marker = self._maker.marker()
-            places = _places(halves[1].module)
+            places = _places(traced.backward)
             self._backward_symbols = {s: places[s] for s in self._symbols if s in places}
         if not self._symbols:
             self._spare = self._make((), keeps=True)
+
+    @property
+    def _maker(self) -> ProgramMaker:
+        assert self._made_by is not None
+        return self._made_by
 
     # ---- calls
 
@@ -205,7 +199,7 @@ class CompiledGraph:
     @property
     def has_foreign_operators(self) -> bool:
         """Whether it calls operators of the user's."""
-        nodes = (node for half in self._maker.halves for node in half.module.graph.nodes)
+        nodes = (node for module in self._maker.traced.modules for node in module.graph.nodes)
         targets = (node.target for node in nodes if node.op == "call_function")
         namespaces = {t.namespace for t in targets if isinstance(t, OpOverload)}
         return not namespaces <= _KNOWN
@@ -258,7 +252,8 @@ class CompiledGraph:
         return instance
 
     @boxed
-    def _run_forward(self, args: list[Any]) -> Any:
+    def run_forward(self, args: list[Any]) -> Any:
+        """The forward, or the whole graph, with the arguments of AOTAutograd's."""
         instance = self._instance_for(args)
         results = instance.forward(args)
         if self._several and self._marker is not None:
@@ -268,7 +263,8 @@ class CompiledGraph:
         return results
 
     @boxed
-    def _run_backward(self, args: list[Any]) -> Any:
+    def run_backward(self, args: list[Any]) -> Any:
+        """Its backward, likewise."""
         instance = self._current
         if instance is None or self._several:
             instance = self._giver(args)

@@ -15,32 +15,27 @@ from ..graphs.codegen import ATEN, Style
 from ..graphs.constants import fold_constants
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.saved_bundle import bundle_saved
+from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
 from ..options import CompileOptions
-from ..text.aot_entries import picker
 from ..text.dynamo_graph import input_spec, label_of
+from ..text.entry_call import picker
 from ..torch_api import dispatch
 from ..torch_api.aot_autograd import with_autograd
 from ..torch_api.aot_metadata import (
-    Kind,
-    Placeholder,
     allow_retain_graph,
-    backward_placeholders,
     current_metadata,
     current_tokens,
-    forward_placeholders,
     metadata_of,
 )
 from ..torch_api.autograd import saved_tensor_hooks_are_set
 from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.fake_tensors import FakeTensor
 from .compiled_graph import CompiledGraph
-from .native_node import Traced
-from .program_maker import Half
 
 logger = logging.getLogger("gravure")
 
-# Makes what runs a graph: from its label and the names of its values.
-Maker = Callable[[str, FrameNamer, CompileOptions, Style], CompiledGraph]
+# Makes what runs a graph.
+Maker = Callable[[str, CompileOptions, Style], CompiledGraph]
 
 
 @one_at_a_time
@@ -223,62 +218,55 @@ class _Frame:
         self._bundles = bundles
         self._in_autocast = in_autocast and dispatch.in_autocast()
         self.bundled = False
+        self._label = label
         self._namer = FrameNamer()
         nodes = graph.graph.find_nodes(op="placeholder")
         self.inputs = unique_names([input_spec(node, self._namer) for node in nodes])
+        # Inputs that are lists are flattened after Dynamo, and counted anew.
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
-        self._arguments = len(inputs)
-        self._outputs = 0
-        self.compiled = maker(label, self._namer, options, style)
+        self._own_results = 0
+        self._forward: fx.GraphModule | None = None
+        self.compiled = maker(label, options, style)
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
-        self._outputs = num_fwd_outputs
-        halves = self._style.partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
-        self.bundled = self._bundles and bundle_saved(*halves, num_fwd_outputs)
-        return halves
+        self._own_results = num_fwd_outputs
+        forward, backward = self._style.partition(
+            joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest
+        )
+        self.bundled = self._bundles and bundle_saved(forward, backward, num_fwd_outputs)
+        return forward, backward
 
     def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        return self.compiled.take_forward(Half(module, self._specs(module)), self._outputs)
+        self._forward = module  # its backward comes next
+        return self.compiled.run_forward
 
     def compile_backward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        assert self._forward is not None
         allow_retain_graph()
-        if self._bundles and self._one_to_one and (meta := current_metadata()) is not None:
-            traced = Traced(metadata_of(meta), self._arguments, self._in_autocast)
-            self.compiled.take_traced(traced)
-        call = self.compiled.take_backward(Half(module, backward_specs(module)))
-        self.compiled.finish()
-        return call
+        traced = self._traced(self._forward, module)
+        self.compiled.take(traced, native=self._bundles and self._one_to_one)
+        return self.compiled.run_backward
 
     def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        outputs = next(iter(module.graph.find_nodes(op="output"))).args[0]
+        self._own_results = len(module.graph.output_node().args[0])
         fold_constants(module)
-        call = self.compiled.take_forward(Half(module, self._specs(module)), len(outputs))
-        self.compiled.finish()
-        return call
+        self.compiled.take(self._traced(module, None), native=False)
+        return self.compiled.run_forward
 
-    def _specs(self, module: fx.GraphModule) -> list[InputSpec | None]:
-        return [self._spec(each) for each in forward_placeholders(module, current_tokens())]
-
-    def _spec(self, placeholder: Placeholder) -> InputSpec | None:
-        # Inputs that are lists are flattened after Dynamo, and counted anew.
-        known = placeholder.kind is Kind.ARGUMENT and placeholder.is_tensor and self._one_to_one
-        return self.inputs[placeholder.argument] if known else unnamed_spec(placeholder)
-
-
-def unnamed_spec(placeholder: Placeholder) -> InputSpec | None:
-    """Role and name of an input that nobody has a better name for; None for one without a value."""
-    if placeholder.kind in (Kind.TOKEN, Kind.SAVED):
-        return None
-    name = placeholder.node.name
-    if placeholder.kind is Kind.GENERATOR:
-        suffix = "/backward" if placeholder.repeats else ""
-        return InputSpec("rng_state", f"{placeholder.device}#{placeholder.pair}{suffix}", None)
-    if placeholder.kind is Kind.TANGENT:
-        return InputSpec("tangent", name, None)
-    return InputSpec("user_input" if placeholder.is_tensor else "symint", name, None)
-
-
-def backward_specs(module: fx.GraphModule) -> list[InputSpec]:
-    """Role and name of what AOTAutograd's backward takes, but for what the forward saves."""
-    specs = [unnamed_spec(each) for each in backward_placeholders(module)]
-    return [spec for spec in specs if spec is not None]
+    def _traced(self, forward: fx.GraphModule, backward: fx.GraphModule | None) -> TracedGraphs:
+        known = [spec if spec.role != "symint" else None for spec in self.inputs if spec]
+        tangents, generators = backward_inputs(backward) if backward is not None else ((), ())
+        meta = current_metadata()
+        return TracedGraphs(
+            self._label,
+            self._namer,
+            forward,
+            backward,
+            input_specs(forward, current_tokens(), known if self._one_to_one else ()),
+            tangents,
+            generators,
+            self._own_results,
+            metadata_of(meta) if meta is not None and backward is not None else None,
+            dynamo_arguments=len(self.inputs) if self._one_to_one else -1,
+            in_autocast=self._in_autocast,
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,23 +17,16 @@ from torch import fx
 
 from ..graphs.constants import fold_constants
 from ..graphs.names import FrameNamer, InputSpec, unique_names
+from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
 from ..library.load import program_class
 from ..options import CompileOptions
-from ..text.aot_entries import Run
+from ..text.entry_call import Run
 from ..torch_api.aot_autograd import boxed, boxed_module
-from ..torch_api.aot_metadata import (
-    Kind,
-    Placeholder,
-    current_metadata,
-    current_tokens,
-    forward_placeholders,
-    own_results,
-)
+from ..torch_api.aot_metadata import current_metadata, current_tokens, own_results
 from ..torch_api.dynamo import TracingContext
 from .compiled_graph import CompiledGraph
-from .frame import backward_specs, unnamed_spec
 from .live_graphs import follow
-from .program_maker import Half, as_it_is
+from .program_maker import as_it_is
 
 logger = logging.getLogger("gravure")
 
@@ -93,8 +87,8 @@ class GraphPasses:
         graph = self._new_graph("step")
         placeholders = module.graph.find_nodes(op="placeholder")
         specs = [_plain_spec(node, i in kept) for i, node in enumerate(placeholders)]
-        run = graph.take_forward(Half(_copy(module), unique_names(specs)), _result_count(module))
-        graph.finish()
+        graph.take(_traced(graph.label, _copy(module), unique_names(specs)), native=False)
+        run = graph.run_forward
         return _replaced(module, lambda *args: run(list(args)), is_boxed=False)
 
     def shutdown(self) -> None:
@@ -104,7 +98,7 @@ class GraphPasses:
 
     def _new_graph(self, label: str) -> CompiledGraph:
         program_class()
-        graph = CompiledGraph(f"torchtitan {label}", FrameNamer(), self._options)
+        graph = CompiledGraph(f"torchtitan {label}", self._options)
         self._graphs.add(graph)
         follow(graph)
         return graph
@@ -117,18 +111,19 @@ class _Pair:
         self, graph: CompiledGraph, module: fx.GraphModule, context: TracingContext | None
     ) -> None:
         self._graph = graph
-        outputs = own_results(module)
+        own = own_results(module)
         metadata = current_metadata()
         tangents = metadata.traced_tangents if metadata is not None else ()
-        self.awaits_backward = len(tangents) > 0 or outputs < _result_count(module)
-        half = Half(_copy(module), _forward_specs(module))
-        self._forward: Run = graph.take_forward(half, outputs)
+        self.awaits_backward = len(tangents) > 0 or own < _result_count(module)
+        specs = input_specs(module, current_tokens())
+        self._traced = _traced(graph.label, _copy(module), specs, own)
+        self._forward: Run = graph.run_forward
         self._plain_forward: Run = boxed(as_it_is(_copy(module)))
         self._plain_backward: Run | None = None
         self._backward: Run | None = None
         self._pending = 0  # forwards that ran as they are, and whose backward is still to come
         if not self.awaits_backward:
-            graph.finish()
+            graph.take(self._traced, native=False)
 
     def forward(self, args: list[Any]) -> Any:
         if self._backward is None and self.awaits_backward:
@@ -146,10 +141,13 @@ class _Pair:
         return self._forward, self._backward
 
     def take_backward(self, module: fx.GraphModule) -> None:
-        half = Half(_copy(module), backward_specs(module))
+        tangents, generators = backward_inputs(module)
         self._plain_backward = boxed(as_it_is(_copy(module)))
-        self._backward = self._graph.take_backward(half)
-        self._graph.finish()
+        self._backward = self._graph.run_backward
+        traced = replace(
+            self._traced, backward=_copy(module), tangents=tangents, generators=generators
+        )
+        self._graph.take(traced, native=False)
 
     def backward(self, args: list[Any]) -> Any:
         assert self._backward is not None and self._plain_backward is not None
@@ -179,16 +177,15 @@ def _result_count(module: fx.GraphModule) -> int:
     return len(_results(module))
 
 
-def _forward_specs(module: fx.GraphModule) -> list[InputSpec | None]:
-    specs = [_forward_spec(each) for each in forward_placeholders(module, current_tokens())]
-    unique_names([spec for spec in specs if spec is not None])
-    return specs
-
-
-def _forward_spec(placeholder: Placeholder) -> InputSpec | None:
-    if placeholder.is_tensor and placeholder.kind in (Kind.PARAMETER, Kind.BUFFER):
-        return InputSpec(placeholder.kind.value, placeholder.name, None)
-    return unnamed_spec(placeholder)
+def _traced(
+    label: str,
+    forward: fx.GraphModule,
+    inputs: tuple[InputSpec | None, ...],
+    own_results: int | None = None,
+) -> TracedGraphs:
+    """Without its backward, which comes later, if there is one."""
+    own = _result_count(forward) if own_results is None else own_results
+    return TracedGraphs(label, FrameNamer(), forward, None, inputs, (), (), own, None)
 
 
 def _plain_spec(node: fx.Node, kept: bool) -> InputSpec:

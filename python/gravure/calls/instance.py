@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..text.aot_entries import Call, Run, picker
+from ..text.entry_call import Call, Run, picker
 from .native_node import NativeCall
 from .weak_tensors import WeakTensors
 

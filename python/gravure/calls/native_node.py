@@ -9,13 +9,13 @@ python/csrc.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..text.aot_entries import Call, picker
+from ..graphs.traced_graphs import TracedGraphs
+from ..text.entry_call import Call, picker
 from ..torch_api.aot_metadata import Metadata
 from ..torch_api.operators import pytree
 
@@ -24,15 +24,6 @@ from ..torch_api.operators import pytree
 NativeCall = Callable[[Sequence[Any]], list[Any] | None]
 
 _MOST_BITS = 62  # gradients of outputs that a number tells apart
-
-
-@dataclass
-class Traced:
-    """What AOTAutograd knew when it made the graphs."""
-
-    metadata: Metadata
-    arguments: int  # of Dynamo's graph
-    in_autocast: bool  # the backward
 
 
 class _Memory(bytearray):
@@ -44,25 +35,22 @@ class _Memory(bytearray):
 def native_call(
     program: Any,
     calls: Sequence[Call],
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    outputs: int,
-    traced: Traced,
+    traced: TracedGraphs,
     held: Any,
     absent: Collection[int] = (),
 ) -> NativeCall | None:
     """How `program` is called as a node of autograd's graph; None where it cannot be.
 
-    `calls` are its forward's, of which the first `outputs` results are the caller's, and its
-    backward's, with each saved value a result of the one and an argument of the other. `forward`
-    and `backward` are their graphs. `held` is what the program needs as long as it lives, which may
-    be longer than anybody else does. `absent`: gradients of outputs that the backward goes without.
+    `calls` are its forward's and its backward's, with each saved value a result of the one and an
+    argument of the other, of the graphs `traced`. `held` is what the program needs as long as it
+    lives, which may be longer than anybody else does. `absent`: gradients of outputs that the
+    backward goes without.
     """
-    lists = _plan(calls[0], calls[1], forward, backward, outputs, traced)
-    if lists is None:
+    lists = _plan(calls[0], calls[1], traced)
+    if lists is None or traced.metadata is None:
         return None
     lists["absent"] = [int(i in absent) for i in range(len(lists["tangent_to"]))]
-    depends = _saves_dependent(forward, outputs, traced.metadata)
+    depends = _saves_dependent(traced.forward, traced.own_results, traced.metadata)
     modes = [traced.metadata.may_vary, depends, traced.in_autocast]
     memory = _Memory(1)
     memory.held = held
@@ -73,23 +61,18 @@ def native_call(
     return lambda args: run(pick(args)) or None
 
 
-def _plan(
-    forward: Call,
-    backward: Call,
-    graph: fx.GraphModule,
-    backward_graph: fx.GraphModule,
-    outputs: int,
-    traced: Traced,
-) -> dict[str, list[int]] | None:
+def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list[int]] | None:
     """AutogradPlan of python/csrc/autograd_plan.h without its modes, or None."""
-    meta = traced.metadata
+    meta, graph, outputs = traced.metadata, traced.forward, traced.own_results
+    if meta is None or traced.backward is None:
+        return None
     if not meta.is_ordinary or not meta.are_plain or len(meta.results) != outputs:
         return None
     values = graph.graph.output_node().args[0]
     if not all(map(_is_tensor, [*graph.graph.find_nodes(op="placeholder"), *values[:outputs]])):
         return None
     # Fewer: AOTAutograd takes an argument that comes twice once. More: it adds random states.
-    if not traced.arguments == forward.arguments == len(meta.arguments):
+    if not traced.dynamo_arguments == forward.arguments == len(meta.arguments):
         return None
     results, saved = forward.results[:outputs], forward.results[outputs:]
     shown = [position for position, _ in results]
@@ -111,7 +94,7 @@ def _plan(
     edges = _edges(forward, backward)
     if edges is None:
         return None
-    needs = _needs(backward_graph, len(tangents))
+    needs = _needs(traced.backward, len(tangents))
     return {
         "outputs": shown,
         "differentiable": differentiable,

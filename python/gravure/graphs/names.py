@@ -6,8 +6,8 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ _TOKEN = re.compile(r"""\.(?P<attr>\w+)|\[(?P<index>-?\d+)\]|\[(?P<q>['"])(?P<ke
 _SILENT = MEMBERS | {"__dict__", "__func__", "__self__", WRAPPED, "cell_contents"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class InputSpec:
     """One input of the traced graph: its role, its qualified name, and its value at export."""
 
@@ -155,16 +155,20 @@ class Namer:
             return None
 
 
-def unique_names(specs: list[InputSpec]) -> list[InputSpec]:
-    """Gives a second input of the same name a number."""
+def unique_names(specs: Iterable[InputSpec | None]) -> tuple[InputSpec | None, ...]:
+    """The same specs, of which a second one of the same name has a number behind it."""
     taken: set[str] = set()
+    found: list[InputSpec | None] = []
     for spec in specs:
+        if spec is None:
+            found.append(None)
+            continue
         name, number = spec.name or spec.role, 1
         while name in taken:
             name, number = f"{spec.name}.{number}", number + 1
-        spec.name = name
         taken.add(name)
-    return specs
+        found.append(replace(spec, name=name))
+    return tuple(found)
 
 
 class FrameNamer(Namer):

@@ -16,6 +16,7 @@ import copy
 import json
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, fx
 from ..library.namespace import LIBRARY
 from ..torch_api.fake_tensors import FakeTensor, is_sym_node, mode_of
 from ..torch_api.operators import schema_of
+from .traced_graphs import TracedGraphs
 
 # What runs them is in the library. Neither is for a graph: addresses are others in each step.
 _UNSAFE = (torch.Tag.cudagraph_unsafe,)
@@ -120,7 +122,22 @@ def _descriptions(former: Any, count: int) -> list[Any]:
     return kept + [former[-1]] * (count - len(kept))
 
 
-def spread_forward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
+def without_bundle(traced: TracedGraphs) -> TracedGraphs:
+    """The graphs that programs are made of: a bundle's members are results and placeholders."""
+    forward, results = _spread_forward(traced.forward)
+    if traced.backward is None:
+        return replace(traced, forward=forward, bundled_results=results)
+    backward, inputs = _spread_backward(traced.backward)
+    return replace(
+        traced,
+        forward=forward,
+        backward=backward,
+        bundled_results=results,
+        bundled_inputs=inputs,
+    )
+
+
+def _spread_forward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
     """The graph with the members of its bundle as results, and which results they are."""
     if not module.graph.find_nodes(op="call_function", target=BUNDLE):
         return module, range(0)
@@ -137,7 +154,7 @@ def spread_forward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
     return module, range(first, first + len(members))
 
 
-def spread_backward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
+def _spread_backward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
     """The graph with the members of its bundle as placeholders, and which ones they are."""
     if not module.graph.find_nodes(op="call_function", target=UNBUNDLE):
         return module, range(0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,13 @@ from torch import fx
 
 from ..errors import ExportError
 from ..torch_api.aot_autograd import graphs_alone
-from ..torch_api.aot_metadata import Metadata, current_metadata, metadata_of
+from ..torch_api.aot_metadata import (
+    Kind,
+    Metadata,
+    current_metadata,
+    forward_placeholders,
+    metadata_of,
+)
 from ..torch_api.dynamo import TracingContext, source_of, tracing_settings, whole_graph
 from ..torch_api.dynamo_errors import refusal
 from ..torch_api.eager_tracing import traces_as_eager
@@ -31,31 +37,7 @@ from ..torch_api.static_sizes import static_sizes
 from .codegen import ATEN, Style
 from .constants import reunite_constants
 from .names import InputSpec, Namer, unique_names
-
-
-@dataclass
-class OutputSpec:
-    """One thing the function returned: its name, and where it comes from."""
-
-    name: str
-    index: int = -1  # position among the graph's own outputs, the loss first
-    input: int = -1  # or position of the input that was returned as it is
-
-
-@dataclass
-class Traced:
-    """AOTAutograd's graphs of one function, with what their inputs and outputs mean.
-
-    `backward` is None where `forward` goes on with it: undivided.py.
-    """
-
-    name: str
-    forward: fx.GraphModule
-    backward: fx.GraphModule | None
-    inputs: list[InputSpec]
-    outputs: list[OutputSpec]
-    metadata: Metadata
-    namer: Namer
+from .traced_graphs import OutputSpec, TracedGraphs, backward_inputs, input_specs
 
 
 @dataclass
@@ -77,7 +59,7 @@ def trace(
     step: bool,
     paired_rng: bool,
     is_compiling: bool = False,
-) -> Traced:
+) -> TracedGraphs:
     """The forward and backward graphs of `fn(*args)`.
 
     With `step`, only the loss carries a gradient: everything else it returns is detached.
@@ -93,9 +75,8 @@ def trace(
         leaves = _leaves(result, name)
         outputs = _outputs(capture, leaves, name, step=step)
         _check_inputs(capture, namer)
-        forward, backward, metadata = differentiate(capture, name, paired_rng)
-    specs = [namer.spec(s, v) for s, v in zip(capture.sources, capture.inputs, strict=True)]
-    return Traced(name, forward, backward, unique_names(specs), outputs, metadata, namer)
+        specs = [namer.spec(s, v) for s, v in zip(capture.sources, capture.inputs, strict=True)]
+        return differentiate(capture, specs, outputs, name, namer, paired_rng)
 
 
 @contextlib.contextmanager
@@ -257,16 +238,41 @@ def _check_inputs(capture: Capture, namer: Namer) -> None:
 
 
 def differentiate(
-    capture: Capture, name: str, paired_rng: bool, style: Style = ATEN
-) -> tuple[fx.GraphModule, fx.GraphModule, Metadata]:
-    """AOTAutograd's forward and backward, and what it found out; the first output is the loss."""
+    capture: Capture,
+    arguments: Sequence[InputSpec],
+    outputs: Sequence[OutputSpec],
+    name: str,
+    namer: Namer,
+    paired_rng: bool,
+    style: Style = ATEN,
+) -> TracedGraphs:
+    """AOTAutograd's forward and backward; the first output is the loss."""
     forward, backward, metadata = _aot(capture, name, paired_rng, style)
     if not metadata.results[0].is_new:
         # The tangent of a view belongs to its base: give the loss memory of its own.
         assert capture.graph is not None
         _clone_loss(capture.graph)
         forward, backward, metadata = _aot(capture, name, paired_rng, style)
-    return forward, backward, metadata
+    for each in forward_placeholders(forward, metadata.tokens):
+        if each.kind is Kind.OTHER and each.what:
+            raise ExportError(
+                each.node_name,
+                "two of its inputs share memory, and one of them is written",
+                "pass tensors that do not overlap",
+            )
+    inputs = input_specs(forward, metadata.tokens, unique_names(arguments), states=True)
+    return TracedGraphs(
+        name,
+        namer,
+        forward,
+        backward,
+        inputs,
+        *backward_inputs(backward, states=True),
+        metadata.own_results,
+        metadata,
+        tuple(outputs),
+        len(arguments),
+    )
 
 
 def _aot(

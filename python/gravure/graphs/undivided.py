@@ -12,22 +12,15 @@ from torch import Tensor, fx
 from ..errors import ExportError
 from ..torch_api.fake_tensors import storage_key
 from ..torch_api.operators import pytree
-from .backward_inputs import (
-    generator_nodes,
-    in_backward_order,
-    refuse_other_tangent,
-    saved_nodes,
-    tangent_nodes,
-)
 from .node_facts import is_collective
-from .trace import Traced, output_node
+from .traced_graphs import Tangent, TracedGraphs
 
 # Bytes that the forward's operators compute: between steps where one graph was faster, and larger
 # ones where two were (docs/benchmarks.md).
 _FEW = 1 << 30
 
 
-def gains_undivided(traced: Traced) -> bool:
+def gains_undivided(traced: TracedGraphs) -> bool:
     """Whether `undivided` is expected to make the step faster.
 
     In one graph Inductor launches fewer kernels, but reads more where it computes again what it
@@ -52,25 +45,44 @@ def _bytes_computed(module: fx.GraphModule) -> int:
     return sum(sizes.values())
 
 
-def undivided(traced: Traced) -> Traced:
+def refuse_other_tangent(tangent: Tangent) -> None:
+    """Raises ExportError unless it is the loss's."""
+    if tangent.result != 0:
+        raise ExportError(
+            tangent.spec.name,
+            f"a gradient flows into {tangent.what}, which is not the loss",
+            "write only into tensors that require no gradient",
+        )
+
+
+def undivided(traced: TracedGraphs) -> TracedGraphs:
     """`traced` with one graph, which returns the forward's own results and then the gradients.
 
     Nothing is saved in between, and the loss's gradient is a constant in it. Raises ExportError
     where a gradient flows into anything but the loss.
     """
-    if traced.metadata.backward_tokens:
+    if traced.metadata is not None and traced.metadata.backward_tokens:
         raise ExportError(
             traced.name,
             "an operator with ordered effects runs in its backward",
             "leave such operators (printing, logging) out of the step",
         )
-    return replace(traced, forward=_Joined(traced).module, backward=None)
+    for tangent in traced.tangents:
+        refuse_other_tangent(tangent)
+    return replace(
+        traced,
+        forward=_Joined(traced).module,
+        backward=None,
+        inputs=(*traced.inputs, *traced.generators),
+        tangents=(),
+        generators=(),
+    )
 
 
 class _Joined:
     """The graph while it is written."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: TracedGraphs) -> None:
         assert traced.backward is not None
         self._graph = fx.Graph()
         self._env: dict[fx.Node, Any] = {}
@@ -78,18 +90,20 @@ class _Joined:
         forward, backward = traced.forward, traced.backward
         for node in forward.graph.find_nodes(op="placeholder"):
             self._copy(node, forward)
-        for node in generator_nodes(backward):
+        saved = traced.saved_inputs
+        tangents = backward.graph.find_nodes(op="placeholder")[len(saved) :]
+        generators = tangents[len(traced.tangents) :]
+        for node in generators:
             self._copy(node, backward)
         self._copy_calls(forward)
-        own, saved = self._results(traced)
-        symbols = traced.metadata.saved_numbers
-        taken = in_backward_order(backward, saved, symbols)
-        self._env.update(zip(saved_nodes(backward), taken, strict=True))
-        for node in tangent_nodes(backward):
-            refuse_other_tangent(node)
+        results = fx.node.map_arg(forward.graph.output_node().args[0], self._env.__getitem__)
+        own = list(results[: traced.own_results])
+        taken = traced.as_backward_takes(list(results[traced.own_results :]))
+        self._env.update(zip(saved, taken, strict=True))
+        for node in tangents[: len(traced.tangents)]:
             self._env[node] = self._one(node)
         self._copy_calls(backward)
-        gradients = fx.node.map_arg(output_node(backward).args[0], self._env.__getitem__)
+        gradients = fx.node.map_arg(backward.graph.output_node().args[0], self._env.__getitem__)
         self._graph.output((*own, *gradients))
         self.module = fx.GraphModule(self._held, self._graph)
         self.module.meta = dict(forward.meta)
@@ -107,12 +121,6 @@ class _Joined:
             if self._held.setdefault(name, held) is not held:
                 raise AssertionError(f"forward and backward hold different things as {name}")
         self._env[node] = self._graph.node_copy(node, self._env.__getitem__)
-
-    def _results(self, traced: Traced) -> tuple[list[Any], list[Any]]:
-        """The forward's own, and what it saves."""
-        found = fx.node.map_arg(output_node(traced.forward).args[0], self._env.__getitem__)
-        own = traced.metadata.own_results
-        return list(found[:own]), list(found[own:])
 
     def _one(self, tangent: fx.Node) -> fx.Node:
         """The gradient that a step starts from, as `loss.backward()` does."""

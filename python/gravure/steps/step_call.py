@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ..calls.instance import Instance
-from ..text.aot_entries import picker
+from ..text.entry_call import picker
 from ..text.fx_import import EntryWriter
 from ..torch_api.autograd import has_gradient_hooks
 from ..torch_api.guard_checks import LookedUp, Scope

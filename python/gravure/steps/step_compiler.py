@@ -16,25 +16,19 @@ from ..calls.compiled_graph import CompiledGraph
 from ..calls.live_graphs import follow
 from ..errors import ExportError
 from ..graphs.codegen import Stretches, Style, compile_graphs, in_first_style
+from ..graphs.devices import device_of
 from ..graphs.known_numbers import KnownNumbers
-from ..graphs.names import InputSpec, Namer, unique_names
-from ..graphs.trace import (
-    Capture,
-    OutputSpec,
-    Traced,
-    check_loss,
-    differentiate,
-    output_node,
-)
+from ..graphs.names import InputSpec, Namer
+from ..graphs.trace import Capture, check_loss, differentiate, output_node
+from ..graphs.traced_graphs import OutputSpec, TracedGraphs
 from ..graphs.undivided import gains_undivided, undivided
 from ..library.load import program_class
 from ..library.namespace import LIBRARY
 from ..options import CompileOptions
-from ..text.aot_entries import device_of
 from ..text.dynamo_graph import input_spec, label_of
+from ..text.entries import step_entry
 from ..text.fx_import import EntryWriter
 from ..text.program_text import HEADER
-from ..text.traced_entries import write_step
 from ..torch_api.dispatch import is_traceable_wrapper_subclass
 from ..torch_api.dynamo import TracingContext
 from ..torch_api.eager_tracing import traces_as_eager
@@ -176,15 +170,14 @@ class StepCompiler:
         specs = [input_spec(n, self.namer) for n in graph.graph.find_nodes(op="placeholder")]
         order = _loss_first(graph, self.name)
         capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
-        traced, stretches = self._traced(graph, capture, unique_names(specs), label)
+        traced, stretches = self._traced(graph, capture, specs, label)
         update = Update(self.optimizer, inputs) if self.optimizer is not None else None
-        step = write_step(traced, carries_python=True)
+        step = step_entry(traced, carries_python=True)
         used: set[int] = set()
         if update is not None:
-            used = update.write(step.writer, traced.inputs, step.inputs, step.gradients)
+            used = update.write(step.writer, step.arguments, step.inputs, step.gradients)
         with unset_fake_temporarily():
-            halves = [half for half in (traced.forward, traced.backward) if half is not None]
-            device = device_of(halves, label)
+            device = device_of(traced.modules, label)
         examples = [value.meta.get("example_value") for value in output_node(graph).args[0]]
         return WrittenStep(
             label,
@@ -200,7 +193,7 @@ class StepCompiler:
 
     def _traced(
         self, graph: fx.GraphModule, capture: Capture, specs: list[InputSpec], label: str
-    ) -> tuple[Traced, Stretches | None]:
+    ) -> tuple[TracedGraphs, Stretches | None]:
         """Forward and backward, and what was compiled of them."""
         of_style = functools.partial(self._of_style, graph, capture, specs, label)
         return in_first_style(self.options, label, of_style, symbolic=False)
@@ -212,21 +205,20 @@ class StepCompiler:
         specs: list[InputSpec],
         label: str,
         style: Style,
-    ) -> tuple[Traced, Stretches | None]:
-        halves = differentiate(capture, self.name, not self.options.eager_rng, style)
+    ) -> tuple[TracedGraphs, Stretches | None]:
         count = len(output_node(graph).args[0])
         names = ["loss", *[f"output{i}" for i in range(1, count)]]
         outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
-        specs = [replace(spec) for spec in specs]
-        traced = Traced(self.name, *halves[:2], specs, outputs, halves[2], self.namer)
+        paired = not self.options.eager_rng
+        traced = differentiate(capture, specs, outputs, self.name, self.namer, paired, style)
         if not style.inductor:
             return traced, None
         wanted = self.options.stretches
         if wanted == "undivided" or (wanted == "auto" and gains_undivided(traced)):
             traced = undivided(traced)
-        step = write_step(traced, carries_python=True)
+        step = step_entry(traced, carries_python=True)
         made = compile_graphs(
-            [(half, "step") for half in (traced.forward, traced.backward) if half is not None],
+            [(module, "step") for module in traced.modules],
             {"step": step.writer.owners},
             f"{HEADER}\n{step.text()}",
             KnownNumbers(),

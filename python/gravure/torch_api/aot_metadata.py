@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class Metadata:
     """What a function does with its arguments, and in which order its forward returns what.
 
     The forward returns its tokens, the new values of the arguments that it writes, its results, the
-    bases of results that are views, and then what it saves: tensors first, `saved_numbers` last.
+    bases of results that are views, and then what it saves: tensors first, symbolic numbers last.
     The backward takes what is saved with the numbers first, a tangent for each result and base that
     requires a gradient, and its generators.
     """
@@ -60,7 +60,6 @@ class Metadata:
     backward_tokens: int
     written: tuple[int, ...]  # arguments whose new values the forward returns
     bases: int
-    saved_numbers: int
     tangent_formats: tuple[int | None, ...]  # as c10::MemoryFormat; None where it is strides
     may_vary: bool  # it was traced where deterministic algorithms were off
     is_ordinary: bool  # no wrapper has anything to do before its graphs run, or after
@@ -91,7 +90,6 @@ def metadata_of(meta: Any) -> Metadata:
         backward_tokens=meta.num_backward_tokens,
         written=tuple(meta.mutated_inp_runtime_indices),
         bases=meta.num_intermediate_bases,
-        saved_numbers=meta.num_symints_saved_for_bw or 0,
         tangent_formats=tuple(map(_format, meta.subclass_tangent_meta)),
         may_vary=meta.deterministic is False,
         is_ordinary=_is_ordinary(meta),
@@ -182,7 +180,8 @@ class Kind(enum.Enum):
 class Placeholder:
     """One of them."""
 
-    node: fx.Node
+    node_name: str
+    example: Any  # what it is given while tracing
     kind: Kind
     argument: int = -1  # its position, of an ARGUMENT
     name: str = ""  # in its module, of a PARAMETER or BUFFER
@@ -190,21 +189,25 @@ class Placeholder:
     repeats: bool = False  # the backward's of a pair, which draws again what the forward drew
     result: int = -1  # of the function, whose gradient this TANGENT is
     base: int = -1  # or the base of which of its results
-    what: str = ""  # that, in PyTorch's words
+    what: str = ""  # what a TANGENT is of, or an OTHER is, in PyTorch's words, if it has any
 
     @property
     def is_tensor(self) -> bool:
-        return isinstance(self.node.meta.get("val"), torch.Tensor)
+        return isinstance(self.example, torch.Tensor)
 
     @property
     def device(self) -> torch.device:
-        return self.node.meta["val"].device
+        return self.example.device
+
+
+def _placeholder(node: fx.Node, kind: Kind, **details: Any) -> Placeholder:
+    return Placeholder(node.name, node.meta.get("val"), kind, **details)
 
 
 def forward_placeholders(module: fx.GraphModule, tokens: int) -> list[Placeholder]:
     """What a forward takes, or a graph that was not differentiated, in order."""
     nodes = module.graph.find_nodes(op="placeholder")
-    return [Placeholder(n, Kind.TOKEN) for n in nodes[:tokens]] + list(
+    return [_placeholder(n, Kind.TOKEN) for n in nodes[:tokens]] + list(
         map(_forward_placeholder, nodes[tokens:])
     )
 
@@ -214,12 +217,14 @@ def _forward_placeholder(node: fx.Node) -> Placeholder:
         return generator
     desc = node.meta.get("desc")
     if type(desc).__name__ == "PlainAOTInput":
-        return Placeholder(node, Kind.ARGUMENT, argument=desc.idx)
+        return _placeholder(node, Kind.ARGUMENT, argument=desc.idx)
     while hasattr(desc, "base"):  # the plain tensor inside a DTensor, a view's base
         desc = desc.base
     kinds = {"ParamAOTInput": Kind.PARAMETER, "BufferAOTInput": Kind.BUFFER}
     kind = kinds.get(type(desc).__name__, Kind.OTHER)
-    return Placeholder(node, kind, name=desc.target if kind is not Kind.OTHER else "")
+    if kind is Kind.OTHER:
+        return _placeholder(node, kind, what="" if desc is None else type(desc).__name__)
+    return _placeholder(node, kind, name=desc.target)
 
 
 def _generator(node: fx.Node) -> Placeholder | None:
@@ -227,7 +232,7 @@ def _generator(node: fx.Node) -> Placeholder | None:
     named = repeats or node.name.startswith("fwd_rng_state")
     if not named and not isinstance(node.meta.get("val"), torch.Generator):
         return None
-    return Placeholder(node, Kind.GENERATOR, pair=node.name.rsplit("_", 1)[-1], repeats=repeats)
+    return _placeholder(node, Kind.GENERATOR, pair=node.name.rsplit("_", 1)[-1], repeats=repeats)
 
 
 def backward_placeholders(module: fx.GraphModule) -> list[Placeholder]:
@@ -244,12 +249,12 @@ def _backward_placeholder(node: fx.Node) -> Placeholder:
         elif type(output).__name__ == "IntermediateBaseAOTOutput":
             base = getattr(output.base_of, "idx", -1)
         what = "" if output is None else str(output)
-        return Placeholder(node, Kind.TANGENT, result=result, base=base, what=what)
+        return _placeholder(node, Kind.TANGENT, result=result, base=base, what=what)
     if node.name.startswith("bwd_rng_state"):
         found = _generator(node)
         assert found is not None
         return found
-    return Placeholder(node, Kind.SAVED)
+    return _placeholder(node, Kind.SAVED)
 
 
 def own_results(module: fx.GraphModule) -> int:
@@ -259,9 +264,3 @@ def own_results(module: fx.GraphModule) -> int:
         if type(desc).__name__.startswith("SavedForBackwards"):
             return i
     return len(end.args[0])
-
-
-def saved_in_backward_order(saved: Sequence[Any], numbers: int) -> list[Any]:
-    """What the forward saves, with its `numbers` last, as the backward takes it."""
-    tensors = len(saved) - numbers
-    return [*saved[tensors:], *saved[:tensors]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .torch_version import check_torch
+from .library.torch_version import check_torch
 
 check_torch()  # on another torch, what follows fails in ways that say nothing
 
@@ -13,9 +13,9 @@ from .drop_captures import drop_captures
 from .errors import ExportError
 from .explain import Explanation, explain
 from .export import export_joint, export_step
-from .registration import register
 from .report import Report, report
 from .runtime import Program, load, release_memory
+from .torch_api.registration import register
 
 __all__ = [
     "ExportError",

@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
-import torch._inductor.config as inductor_config
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.source import ConstantSource
-from torch._guards import CompileContext, TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatefulSymbolicContext,
-)
 
-from .aot_entries import FrameNamer, picker
-from .codegen import ATEN, Style, in_first_style
-from .compile_lock import one_at_a_time
-from .compiled_graph import CompiledGraph
-from .constants import fold_constants
-from .drop_captures import drop_captures, drop_converted
-from .eager_tracing import traces_as_eager
-from .graph_break import graph_break_of
-from .names import InputSpec, Namer
-from .native_node import Traced
+from .calls.compiled_graph import CompiledGraph
+from .calls.frame import compile_frame
+from .calls.graph_break import graph_break_of
+from .calls.live_graphs import drop_converted, follow
+from .drop_captures import drop_captures
+from .graphs.codegen import Style, in_first_style
+from .library.load import program_class
 from .options import CompileOptions
-from .partition import KEEP_DRAWS
-from .places import Places
-from .program_maker import Half
-from .report import follow
-from .runtime import program_class
-from .saved_bundle import bundle_saved, hooks_are_set
-from .trace import unique_names
+from .text.dynamo_graph import label_of
+from .torch_api.autograd import saved_tensor_hooks_are_set
+from .torch_api.dispatch import in_autocast
+from .torch_api.eager_tracing import traces_as_eager
+from .torch_api.fake_tensors import FakeTensor
 
 logger = logging.getLogger("gravure")
 
@@ -75,7 +57,7 @@ def compile_graph(
         )
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
-    bundles = not symbolic and not hooks_are_set()
+    bundles = not symbolic and not saved_tensor_hooks_are_set()
     label = label_of(graph)
     maker = functools.partial(_followed, graph_break=graph_break_of(graph, label))
     of_style = functools.partial(compile_frame, graph, chosen=chosen, maker=maker, bundles=bundles)
@@ -85,7 +67,7 @@ def compile_graph(
         return in_first_style(chosen, label, lambda style: make(style=style), symbolic=symbolic)
 
     behind = compiled(inputs, symbolic=symbolic, in_autocast=False)
-    if not torch.is_grad_enabled() or not torch._C._is_any_autocast_enabled():
+    if not torch.is_grad_enabled() or not in_autocast():
         return behind
     inside = functools.partial(compiled, symbolic=False, in_autocast=True)
     return _as_its_backward(graph, behind, inside, label)
@@ -95,157 +77,13 @@ def compile_graph(
 compile_graph.reset = drop_captures
 
 
-# Makes what runs a graph: from its label and the names of its values.
-Maker = Callable[[str, FrameNamer, CompileOptions, Style], CompiledGraph]
-
-
 def _followed(
-    label: str, namer: FrameNamer, options: CompileOptions, style: Style, *, graph_break: str
+    label: str, options: CompileOptions, style: Style, *, graph_break: str
 ) -> CompiledGraph:
-    graph = CompiledGraph(label, namer, options, style)
+    graph = CompiledGraph(label, options, style)
     graph.graph_break = graph_break
     follow(graph)
     return graph
-
-
-@one_at_a_time
-def compile_frame(
-    graph: fx.GraphModule,
-    inputs: Sequence[Any],
-    chosen: CompileOptions,
-    maker: Maker,
-    style: Style = ATEN,
-    *,
-    label: str = "",
-    bundles: bool = False,
-    in_autocast: bool = False,
-) -> Callable[..., Any]:
-    """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes.
-
-    `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py), or both
-    graphs as one node (native_node.py). `in_autocast`: the backward runs under the autocast of the
-    forward, if any, and not without.
-    """
-    label = label or label_of(graph)
-    frame = _Frame(
-        graph, inputs, chosen, maker, style, label, bundles=bundles, in_autocast=in_autocast
-    )
-    settings = {
-        "force_non_lazy_backward_lowering": True,  # both graphs are needed for one program
-        "enable_autograd_cache": False,
-        "donated_buffer": False,
-        "backward_pass_autocast": "same_as_forward" if in_autocast else "off",
-        "graphsafe_rng_functionalization": not chosen.eager_rng,
-    }
-    compiler = aot_autograd(
-        fw_compiler=frame.compile_forward,
-        bw_compiler=frame.compile_backward,
-        inference_compiler=frame.compile_inference,
-        partition_fn=frame.cut,
-        decompositions=style.decompositions,
-        keep_inference_input_mutations=True,
-    )
-    patched = functorch_config.patch(settings), inductor_config.patch(KEEP_DRAWS)
-    with style.tracing(), patched[0], patched[1], _tracing_context(inputs):
-        compiled = compiler(graph, inputs)
-    again = functools.partial(
-        compile_frame,
-        graph,
-        chosen=chosen,
-        maker=maker,
-        style=style,
-        label=label,
-        in_autocast=in_autocast,
-    )
-    if frame.bundled:
-        compiled = _seen_by_hooks(compiled, again, label)
-    if torch.is_grad_enabled():
-        again = functools.partial(again, bundles=bundles)
-        compiled = _as_trained(compiled, again, frame.inputs, inputs, label, chosen.max_shapes)
-    return _native_first(frame.compiled, compiled) if bundles else compiled
-
-
-def _tracing_context(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """One for what is compiled in a call, to which Dynamo gives none: as it would be, sizes fixed.
-
-    Without one PyTorch keeps random operators whose results nobody uses, also in the backward,
-    which would draw again what the forward has drawn; and it knows no sizes that follow from data.
-    """
-    if TracingContext.try_get():
-        return nullcontext()
-    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
-    for i, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor):
-            context.tensor_to_context[value] = StatefulSymbolicContext(
-                dynamic_sizes=[DimDynamic.STATIC] * value.dim(),
-                tensor_source=ConstantSource(f"argument_{i}"),
-            )
-    return tracing(context)
-
-
-def _as_trained(
-    compiled: Callable[..., Any],
-    again: Callable[[Any], Callable[..., Any]],
-    specs: Sequence[InputSpec],
-    inputs: Sequence[Any],
-    label: str,
-    max_shapes: int,
-) -> Callable[..., Any]:
-    """`compiled`; a program more for each other set of kept inputs that require a gradient.
-
-    Dynamo does not look whether what it calls static does: the gradient of what was unfrozen would
-    be missing without a word, and that of what was frozen computed in vain.
-    """
-    given = enumerate(zip(specs, inputs, strict=True))  # the specs are of Dynamo's first call
-    kept = [
-        (i, s.name, v.requires_grad) for i, (s, v) in given if s.role in ("parameter", "buffer")
-    ]
-    if not kept:
-        return compiled
-    positions, names, trained = map(tuple, zip(*kept, strict=True))
-    pick, requires = picker(positions), operator.attrgetter("requires_grad")
-    later: dict[Any, Callable[..., Any]] = {}
-
-    def run(*args: Any) -> Any:
-        now = tuple(map(requires, pick(args)))
-        if now == trained:
-            return compiled(*args)
-        key = now, *[arg for arg in args if isinstance(arg, int)]
-        if key not in later:
-            changed: dict[bool, str] = {}  # the first of each kind
-            for name, was, requires_now in zip(names, trained, now, strict=True):
-                if was != requires_now:
-                    changed.setdefault(requires_now, name)
-            if len(later) >= max_shapes:
-                if True not in changed:
-                    return compiled(*args)  # gradients that nobody gets
-                raise RuntimeError(
-                    f'{label}: "{changed[True]}" requires a gradient, which it did not when the '
-                    f"graph was compiled, and there are {max_shapes} programs for other sets of "
-                    "parameters that do, or of sizes; call torch._dynamo.reset() after parameters "
-                    "are unfrozen, or raise the option max_shapes"
-                )
-            for requires_now, name in changed.items():
-                verb = "requires a" if requires_now else "requires no"
-                logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
-            try:
-                later[key] = again(args)
-            except Exception as error:
-                if True in changed:
-                    what = f'"{changed[True]}" requires a gradient, which it did not when it was'
-                    raise _too_late(label, what, "parameters are unfrozen", error) from error
-                later[key] = compiled
-        return later[key](*args)
-
-    return run
-
-
-def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeError:
-    """Why a graph, compiled in a call, fails there: PyTorch knows less of it than Dynamo did."""
-    return RuntimeError(
-        f"{label}: {what} compiled, and it cannot be compiled in a call "
-        f"({str(error).strip().splitlines()[0]}); call torch._dynamo.reset() after {when}"
-    )
 
 
 def _as_its_backward(
@@ -263,7 +101,7 @@ def _as_its_backward(
     first = True
 
     def note(_: torch.Tensor) -> None:
-        found.append(torch._C._is_any_autocast_enabled())
+        found.append(in_autocast())
 
     def run(*args: Any) -> Any:
         nonlocal chosen, first
@@ -288,155 +126,3 @@ def _as_its_backward(
         return chosen(*args)
 
     return run
-
-
-def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    """One call of the library where that is enough, else AOTAutograd's wrapper.
-
-    With operators of the user's the first call is the wrapper's: it checks them then.
-    """
-    if not graph.may_run_native:
-        return wrapped
-    first = True
-
-    def run(*args: Any) -> Any:
-        nonlocal first
-        if first:
-            if any(isinstance(arg, FakeTensor) for arg in args):
-                return wrapped(*args)  # DDPOptimizer runs through what it compiles
-            first = False
-            if graph.has_foreign_operators:
-                return wrapped(*args)
-        results = graph.run_native(args)
-        return wrapped(*args) if results is None else results
-
-    return run
-
-
-def _seen_by_hooks(
-    bundling: Callable[..., Any], compiled: Callable[[Any], Callable[..., Any]], label: str
-) -> Callable[..., Any]:
-    """`bundling`; under hooks on saved tensors a second program, which shows them each one."""
-    plain: Callable[..., Any] | None = None
-
-    def run(*args: Any) -> Any:
-        nonlocal plain
-        if not hooks_are_set():
-            return bundling(*args)
-        if plain is None:
-            logger.info("%s: hooks on saved tensors are set: a second program is made", label)
-            try:
-                plain = compiled(args)
-            except Exception as error:
-                what = "hooks on saved tensors are set, which were not when it was"
-                raise _too_late(label, what, "they are set", error) from error
-        return plain(*args)
-
-    return run
-
-
-class _Frame:
-    """Takes AOTAutograd's graphs of one graph of Dynamo's as they come."""
-
-    def __init__(
-        self,
-        graph: fx.GraphModule,
-        inputs: list[Any],
-        options: CompileOptions,
-        maker: Maker,
-        style: Style,
-        label: str,
-        *,
-        bundles: bool,
-        in_autocast: bool,
-    ) -> None:
-        self._style = style
-        self._bundles = bundles
-        self._in_autocast = in_autocast and torch._C._is_any_autocast_enabled()
-        self.bundled = False
-        self._namer = FrameNamer()
-        nodes = graph.graph.find_nodes(op="placeholder")
-        self.inputs = unique_names([input_spec(node, self._namer) for node in nodes])
-        self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
-        self._arguments = len(inputs)
-        self._outputs = 0
-        self.compiled = maker(label, self._namer, options, style)
-
-    def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
-        self._outputs = num_fwd_outputs
-        halves = self._style.partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
-        self.bundled = self._bundles and bundle_saved(*halves, num_fwd_outputs)
-        return halves
-
-    def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        return self.compiled.take_forward(Half(module, self._specs(module)), self._outputs)
-
-    def compile_backward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        specs = [backward_spec(n) for n in module.graph.find_nodes(op="placeholder")]
-        context = TracingContext.try_get()
-        if context is not None and context.fw_metadata is not None:
-            context.fw_metadata.bw_donated_idxs = []  # with any, or None, retain_graph is refused
-            if self._bundles and self._one_to_one:
-                traced = Traced(context.fw_metadata, self._arguments, self._in_autocast)
-                self.compiled.take_traced(traced)
-        call = self.compiled.take_backward(Half(module, [s for s in specs if s]))
-        self.compiled.finish()
-        return call
-
-    def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        outputs = next(iter(module.graph.find_nodes(op="output"))).args[0]
-        fold_constants(module)
-        call = self.compiled.take_forward(Half(module, self._specs(module)), len(outputs))
-        self.compiled.finish()
-        return call
-
-    def _specs(self, module: fx.GraphModule) -> list[InputSpec | None]:
-        context = TracingContext.try_get()
-        tokens = len(context.fw_metadata.tokens) if context and context.fw_metadata else 0
-        nodes = module.graph.find_nodes(op="placeholder")
-        return [None] * tokens + [self._spec(node) for node in nodes[tokens:]]
-
-    def _spec(self, node: fx.Node) -> InputSpec:
-        value, desc = node.meta.get("val"), node.meta.get("desc")
-        if isinstance(value, torch.Generator):
-            return InputSpec("rng_state", f"{value.device}#{node.name.rsplit('_', 1)[-1]}", None)
-        if not isinstance(value, torch.Tensor):
-            return InputSpec("symint", node.name, None)
-        # Inputs that are lists are flattened after Dynamo, and counted anew.
-        if type(desc).__name__ != "PlainAOTInput" or not self._one_to_one:
-            return InputSpec("user_input", node.name, None)
-        return self.inputs[desc.idx]
-
-
-def backward_spec(node: fx.Node) -> InputSpec | None:
-    """Role and name of an input of AOTAutograd's backward; None for what the forward saves."""
-    if node.name.startswith("tangents_"):
-        return InputSpec("tangent", node.name, None)
-    if node.name.startswith("bwd_rng_state"):
-        device = node.meta["val"].device
-        return InputSpec("rng_state", f"{device}#{node.name.rsplit('_', 1)[-1]}/backward", None)
-    return None
-
-
-def input_spec(node: fx.Node, namer: Namer) -> InputSpec:
-    """Role and name of an input of Dynamo's graph: what Dynamo calls static keeps its address."""
-    source = getattr(node, "_dynamo_source", None)
-    name = "" if source is None else source.name if isinstance(source.name, str) else source.name()
-    kept = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-    example = node.meta.get("example_value")
-    if not isinstance(example, torch.Tensor):
-        role = "symint"
-    elif kept is None:
-        role = "user_input"
-    else:
-        role = "parameter" if example.requires_grad else "buffer"
-    return InputSpec(role, namer.name(name) if name else node.name, None)
-
-
-def label_of(graph: fx.GraphModule) -> str:
-    """Which graph this is: "graph 0/1 at model.py:12", with Dynamo's number of it."""
-    number = CompileContext.current_compile_id()
-    places = Places(FrameNamer())
-    sources = (places.source(n) for n in graph.graph.nodes if n.op != "placeholder")
-    source = next((s for s in sources if s), "")
-    return f"graph {number}" + (f" at {source}" if source else "")

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from .report import followed
+from .calls.live_graphs import followed
+from .torch_api.modules import uncompiled
 
 
 def drop_captures(compiled: Any = None) -> int:
@@ -22,7 +23,7 @@ def drop_captures(compiled: Any = None) -> int:
     step = getattr(compiled, "gravure_step", None)
     if step is not None:
         return sum(graph.drop() for graph in step.compiler.graphs)
-    module = getattr(compiled, "_orig_mod", compiled)
+    module = uncompiled(compiled)
     if not isinstance(module, nn.Module):
         raise TypeError(
             f"drop_captures takes a module or a compiled step, not a {type(module).__name__}; "
@@ -30,9 +31,3 @@ def drop_captures(compiled: Any = None) -> int:
         )
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     return sum(graph.drop(tensors) for graph in followed())
-
-
-def drop_converted() -> None:
-    """Those whose module is on another device, or of another dtype, since they were captured."""
-    for graph in followed():
-        graph.drop_converted()

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.exc import BackendCompilerFailed
-from torch._dynamo.utils import counters
-from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 
-from .aot_entries import FrameNamer
-from .backend import compile_frame
-from .codegen import ATEN, Style
-from .compile_lock import one_at_a_time
-from .compile_step import step_with
-from .compiled_graph import CompiledGraph
-from .eager_tracing import traces_as_eager
+from .calls.compiled_graph import CompiledGraph
+from .calls.frame import compile_frame
+from .calls.instance import Instance
+from .calls.reports import host_nodes, missed_otherwise
 from .errors import ExportError
+from .graphs.codegen import ATEN, Style
+from .library.load import program_class
 from .options import CompileOptions
-from .program_maker import Instance
-from .report import host_nodes, missed_otherwise
-from .runtime import program_class
-from .step_compiler import StepCompiler
-from .untouched import faked, forgotten
+from .steps.step_compiler import StepCompiler
+from .steps.step_function import step_with
+from .torch_api.aot_autograd import boxed
+from .torch_api.compile_lock import one_at_a_time
+from .torch_api.dynamo import BackendCompilerFailed, graph_breaks
+from .torch_api.eager_tracing import traces_as_eager
+from .torch_api.fake_run import faked, forgotten
+from .torch_api.fake_tensors import DataDependentOutputException, unset_fake_temporarily
+from .torch_api.modules import uncompiled
 
 
 @dataclass
@@ -109,8 +108,7 @@ def explain(
     step = getattr(fn, "gravure_step", None)
     if step is not None:
         return _explain_step(step.fn, tuple(args), kwargs, options or step.options)
-    fn = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
-    return _explain_graphs(fn, tuple(args), kwargs, options)
+    return _explain_graphs(uncompiled(fn), tuple(args), kwargs, options)
 
 
 def _explain_step(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
@@ -127,14 +125,14 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
     chosen = CompileOptions.parse(options)
     plans: list[GraphPlan] = []
 
-    def maker(label: str, namer: FrameNamer, options: CompileOptions, _: Style) -> CompiledGraph:
-        return _PlannedGraph(label, namer, options, plans)
+    def maker(label: str, options: CompileOptions, _: Style) -> CompiledGraph:
+        return _PlannedGraph(label, options, plans)
 
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return compile_frame(graph, inputs, chosen, maker)
 
     backend = traces_as_eager(backend, is_compiling=chosen.is_compiling)
-    breaks = Counter(counters["graph_break"])
+    breaks = graph_breaks()
     stopped = ""
     with faked(fn, args, kwargs), forgotten(backend):
         try:
@@ -143,7 +141,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
             stopped = "it calls backward(); compile_step explains a step with its backward"
         except Exception as error:
             stopped = _reason(error)
-    reasons = Counter(counters["graph_break"]) - breaks
+    reasons = graph_breaks() - breaks
     return Explanation(name, plans, dict(reasons), stopped)
 
 
@@ -190,10 +188,8 @@ class _StepPlanner(StepCompiler):
 class _PlannedGraph(CompiledGraph):
     """Plans its programs instead of loading them. Its calls work on fake tensors."""
 
-    def __init__(
-        self, label: str, namer: FrameNamer, options: CompileOptions, plans: list[GraphPlan]
-    ) -> None:
-        super().__init__(label, namer, options, ATEN)
+    def __init__(self, label: str, options: CompileOptions, plans: list[GraphPlan]) -> None:
+        super().__init__(label, options, ATEN)
         self._plans = plans
 
     def __del__(self) -> None:
@@ -216,9 +212,6 @@ class _PlannedGraph(CompiledGraph):
         return instance
 
 
+@boxed
 def _refuse_backward(args: list[Any]) -> list[Any]:
     raise _BackwardCalled
-
-
-# AOTAutograd calls it with one list of arguments.
-_refuse_backward._boxed_call = True  # type: ignore[attr-defined]

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
-from torch._functorch._aot_autograd.schemas import OutputType
 
-from .errors import ExportError
-from .functional import reinplace_custom_operators
-from .fx_import import EntryWriter, Ref
-from .halves import (
-    generator_nodes,
-    in_backward_order,
-    refuse_other_tangent,
-    saved_nodes,
-    tangent_nodes,
-    tangent_of,
-)
-from .names import InputSpec, tied_names
-from .optimizer_step import Update
-from .program_text import HEADER, quoted
-from .saved_inputs import save_inputs
-from .trace import Traced, trace
+from .graphs.names import tied_names
+from .graphs.trace import trace
+from .graphs.traced_graphs import TracedGraphs
+from .text.entries import joint_entries, step_entry
+from .text.fx_import import EntryWriter
+from .text.program_text import HEADER
+from .text.saved_inputs import save_inputs
 
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
-
-_ALIASES = (OutputType.alias_of_input, OutputType.is_input)
 
 
 def export_step(
@@ -58,38 +44,8 @@ def export_step(
     Raises ExportError, which names the node, the reason and a remedy, and writes nothing.
     """
     traced = trace(fn, args, step=True, paired_rng=not eager_rng, is_compiling=is_compiling)
-    text, writer, _ = step_entry(traced)
-    return _save(fn, traced, path, {"step": (text, writer)})
-
-
-def step_entry(
-    traced: Traced, *, carries_python: bool = False, update: Update | None = None
-) -> tuple[str, EntryWriter, list[int]]:
-    """Forward and backward as the entry `step`. `carries_python`: EntryWriter's.
-
-    `update` uses the gradients of its parameters up, inside the step.
-
-    Also returns, for each of `traced.outputs`, its position among the entry's outputs that are no
-    gradients; -1 for one that is None.
-    """
-    writer = EntryWriter(traced.namer)
-    writer.carries_python = carries_python
-    forward = _write_forward(writer, traced)
-    gradients = _write_backward(writer, traced, forward)
-    gradient_outputs = _gradient_outputs(writer, traced, gradients)
-    if update is not None:
-        refs = [_ref(writer, g) for g in gradients[: len(traced.inputs)]]
-        pairs = [
-            None if ref == "None" else (ref, gradient)
-            for ref, gradient in zip(refs, gradients, strict=False)
-        ]
-        used = update.write(writer, traced.inputs, forward.inputs, pairs)
-        names = {quoted(traced.inputs[i].name) for i in used}
-        gradient_outputs = [
-            o for o in gradient_outputs if o.rpartition("{gradient ")[2][:-1] not in names
-        ]
-    outputs = forward.outputs[:1] + gradient_outputs
-    return writer.text("step", outputs + forward.outputs[1:]), writer, forward.places
+    step = step_entry(traced)
+    return _save(fn, traced, path, {"step": (step.text(), step.writer)})
 
 
 def export_joint(
@@ -106,192 +62,18 @@ def export_joint(
     for it (`saved`). The first result need not be a scalar.
     """
     traced = trace(fn, args, step=False, paired_rng=not eager_rng, is_compiling=is_compiling)
-    writer = EntryWriter(traced.namer)
-    forward = _write_forward(writer, traced)
-    back = EntryWriter(traced.namer)
-    bound: list[Ref] = []
-    saved: dict[str, str] = {}  # what forward keeps, and what backward calls it
-    nodes = saved_nodes(traced.backward)
-    values = in_backward_order(traced.backward, forward.saved, forward.symbols)
-    for node, ref in zip(nodes, values, strict=True):
-        if node.users and ref not in saved:
-            saved[ref] = back.add_input(InputSpec("saved", ref[1:], None), writer.kinds[ref])
-        bound.append(saved.get(ref, "None"))
-    names = _tangent_names(traced)
-    for node in tangent_nodes(traced.backward):
-        example = node.meta["val"]
-        name = names.get(tangent_of(node), node.name)
-        value = _ones_or_zeros(example, name == "loss")
-        bound.append(back.add_input(InputSpec("tangent", name, value), back.types.of(example)))
-    bound += _backward_generators(back, traced.backward)
-    gradients = back.add_graph(traced.backward, bound)
-    kept = [f"{ref} {{saved {quoted(ref[1:])}}}" for ref in saved]
-    texts = {
-        "forward": (writer.text("forward", forward.outputs + kept), writer),
-        "backward": (
-            back.text("backward", _gradient_outputs(back, traced, gradients)),
-            back,
-        ),
-    }
-    return _save(fn, traced, path, texts)
-
-
-@dataclass
-class _Forward:
-    """What the forward graph's statements left."""
-
-    outputs: list[str] = field(default_factory=list)  # as written behind `return`, the loss first
-    values: list[Ref] = field(default_factory=list)  # of AOTAutograd's own outputs, in order
-    places: list[int] = field(default_factory=list)  # in `outputs`, of each thing returned
-    saved: list[Ref] = field(default_factory=list)
-    rest: list[Any] = field(default_factory=list)  # AOTAutograd's results behind its own outputs
-    inputs: list[str] = field(default_factory=list)  # one a `Traced.inputs`
-    symbols: int = 0  # how many of `saved`, at its end, are numbers
-
-
-def _write_forward(writer: EntryWriter, traced: Traced) -> _Forward:
-    """The forward's statements, with a `copy_` at its end for each input that it mutates."""
-    metadata = traced.metadata
-    graph = traced.forward
-    for half in (graph, traced.backward):
-        if half is not None:
-            reinplace_custom_operators(half)
-    tokens = len(metadata.tokens)
-    bound: list[Ref] = ["None"] * tokens
-    specs = iter(traced.inputs)
-    for node in graph.graph.find_nodes(op="placeholder")[tokens:]:
-        if node.name.startswith(("fwd_rng_state", "bwd_rng_state")):
-            suffix = "/backward" if node.name.startswith("bwd") else ""
-            bound.append(writer.add_input(_generator(node, suffix), "Generator"))
-            continue
-        if type(node.meta.get("desc")).__name__ not in ("PlainAOTInput", "NoneType"):
-            raise ExportError(
-                node.name,
-                "two of its inputs share memory, and one of them is written",
-                "pass tensors that do not overlap",
-            )
-        bound.append(writer.add_input(next(specs), writer.types.of(node.meta["val"])))
-    results = writer.add_graph(graph, bound)[tokens:]
-    refs = [_ref(writer, r) for r in results]
-    mutated = metadata.mutated_inp_runtime_indices
-    writes = []
-    for index, ref in zip(mutated, refs, strict=False):
-        writes.append(_write_back(writer, traced, index, bound[tokens + index], ref))
-    first = len(mutated)
-    bases = first + metadata.num_outputs
-    end = bases + metadata.num_intermediate_bases
-    state = _Forward(values=refs[first:end], saved=refs[end:], rest=results[end:])
-    state.inputs = bound[tokens : tokens + len(traced.inputs)]
-    state.symbols = metadata.num_symints_saved_for_bw or 0
-    for i, spec in enumerate(traced.outputs):
-        state.places.append(len(state.outputs))
-        if spec.input >= 0:
-            value = bound[tokens + spec.input]
-            state.outputs.append(f"{value} {{alias {value}}}")
-            continue
-        value = refs[first + spec.index]
-        info = metadata.output_info[spec.index]
-        if value == "None":
-            state.places[-1] = -1
-            continue
-        if i == 0:
-            state.outputs.append(f"{value} {{loss}}")
-        elif info.output_type in _ALIASES and info.base_idx is not None:
-            state.outputs.append(f"{value} {{alias {bound[tokens + info.base_idx]}}}")
-        else:
-            state.outputs.append(f"{value} {{output {quoted(spec.name)}}}")
-    for i, ref in enumerate(refs[bases:end]):
-        state.outputs.append(f"{ref} {{output {quoted(f'base{i}')}}}")
-    state.outputs += writes
-    return state
-
-
-def _write_backward(writer: EntryWriter, traced: Traced, forward: _Forward) -> list[Any]:
-    """The backward's statements. Returns the gradients, as its graph returns them."""
-    backward = traced.backward
-    if backward is None:
-        return forward.rest
-    tangents = [_tangent(writer, forward, node) for node in tangent_nodes(backward)]
-    rng = _backward_generators(writer, backward)
-    saved = in_backward_order(backward, forward.saved, forward.symbols)
-    return writer.add_graph(backward, saved + tangents + rng)
-
-
-def _ref(writer: EntryWriter, result: Any) -> Ref:
-    return writer.env[result] if isinstance(result, fx.Node) else "None"
-
-
-def _write_back(writer: EntryWriter, traced: Traced, index: int, value: str, new: Ref) -> str:
-    info = traced.metadata.input_info[index]
-    spec = traced.inputs[index]
-    if info.mutates_metadata or info.mutates_storage_metadata:
-        raise ExportError(
-            spec.name,
-            "the function changes its shape, strides or storage in place",
-            "make a new tensor instead (t(), transpose, and no set_() or resize_())",
-        )
-    kind = writer.kinds[value]
-    copied = writer.define(f"{value[1:]}_new", kind, f"aten::copy_({value}, {new})")
-    return f"{copied} {{mutation {value}}}"
-
-
-def _tangent_names(traced: Traced) -> dict[str, str]:
-    names = {f"PlainAOTOutput(idx={s.index})": s.name for s in reversed(traced.outputs)}
-    for i in range(traced.metadata.num_intermediate_bases):
-        names[f"IntermediateBaseAOTOutput(base_of=PlainAOTOutput(idx={i}))"] = f"base{i}"
-    return names
-
-
-def _tangent(writer: EntryWriter, forward: _Forward, node: fx.Node) -> str:
-    """The gradient that the step starts from: one for the loss, as `loss.backward()` does."""
-    refuse_other_tangent(node)
-    call = f"aten::ones_like({forward.values[0]}, memory_format=torch.preserve_format)"
-    return writer.define("d_loss", writer.types.of(node.meta["val"]), call)
-
-
-def _ones_or_zeros(example: Any, one: bool) -> torch.Tensor:
-    make = torch.ones if one else torch.zeros
-    return make([int(s) for s in example.shape], dtype=example.dtype, device=example.device)
-
-
-def _generator(node: fx.Node, suffix: str) -> InputSpec:
-    """A paired random state: `cuda:0#1` for the forward, `cuda:0#1/backward` for its repetition."""
-    device = node.meta["val"].device
-    pair = node.name.rsplit("_", 1)[-1]
-    generator = torch.Generator(device).manual_seed(torch.initial_seed() % 2**31 + 1 + int(pair))
-    return InputSpec("rng_state", f"{device}#{pair}{suffix}", generator.get_state())
-
-
-def _backward_generators(writer: EntryWriter, backward: fx.GraphModule) -> list[Ref]:
-    states = generator_nodes(backward)
-    return [writer.add_input(_generator(n, "/backward"), "Generator") for n in states]
-
-
-def _gradient_outputs(writer: EntryWriter, traced: Traced, gradients: list[Any]) -> list[str]:
-    """One output for each input that has a gradient."""
-    outputs = []
-    if traced.metadata.num_backward_tokens:
-        raise ExportError(
-            traced.name,
-            "an operator with ordered effects runs in its backward",
-            "leave such operators (printing, logging) out of the step",
-        )
-    own = gradients[: len(traced.inputs)]
-    for spec, gradient in zip(traced.inputs, own, strict=True):
-        if gradient is not None and _ref(writer, gradient) != "None":
-            outputs.append(f"{_ref(writer, gradient)} {{gradient {quoted(spec.name)}}}")
-    return outputs
+    return _save(fn, traced, path, joint_entries(traced))
 
 
 def _save(
     fn: Callable[..., Any],
-    traced: Traced,
+    traced: TracedGraphs,
     path: str | os.PathLike[str],
     entries: dict[str, tuple[str, EntryWriter]],
 ) -> Path:
     """Writes both files, or neither."""
     lines = [HEADER, f"# {traced.name}, exported with torch {torch.__version__}"]
-    for name, others in tied_names(fn, traced.inputs).items():
+    for name, others in tied_names(fn, traced.arguments).items():
         lines.append(f"# {name} is also {', '.join(others)}")
     text = "\n".join(lines) + "\n" + "\n".join(text for text, _ in entries.values())
     folder = Path(path)

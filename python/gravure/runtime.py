@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gravure_native import library_path
 
-from . import log  # noqa: F401  what the library logs through
+from .library.load import program_class
 from .options import library_options
-from .process_groups import release_before_groups
-from .torch_version import check_torch
+from .torch_api.fake_tensors import storage_key
 
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
@@ -28,27 +25,6 @@ class Slot(NamedTuple):
 
     role: str
     name: str
-
-
-@cache
-def program_class() -> Any:
-    """`torch.classes.gravure.Program`.
-
-    Raises FileNotFoundError where the library is not built, ImportError where it was built for
-    another torch.
-    """
-    path = library_path()
-    check_torch(path.parent)
-    try:
-        torch.ops.load_library(str(path))
-    except OSError as error:
-        raise ImportError(
-            f"{path} does not load with torch {torch.__version__}: {error}. It was built for "
-            "another torch; build it anew, with tools/build or `pip install .`"
-        ) from error
-    program = torch.classes.gravure.Program
-    release_before_groups(program.drop_collectives)
-    return program
 
 
 def release_memory() -> int:
@@ -214,16 +190,14 @@ class Program:
         return generator
 
     def _on_device(self, tensor: torch.Tensor, moved: dict[int, torch.UntypedStorage]) -> Any:
-        storage = tensor.untyped_storage()
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
         if self._device.type == "cpu":
             return tensor
-        if storage._cdata not in moved:
-            moved[storage._cdata] = torch.UntypedStorage(len(storage), device=self._device)
-            moved[storage._cdata].copy_(storage)
+        if key not in moved:
+            moved[key] = torch.UntypedStorage(len(storage), device=self._device)
+            moved[key].copy_(storage)
         empty = torch.empty(0, dtype=tensor.dtype, device=self._device)
-        return empty.set_(
-            moved[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
+        return empty.set_(moved[key], tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def load(

@@ -19,11 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from torch import fx
-from torch._functorch.partitioners import default_partition
 
-from .graph_passes import GraphPasses
-from .saved_bundle import bundling, hooks_are_set
-from .toolkit_call import Held, ToolkitCall
+from .calls.graph_passes import GraphPasses
+from .graphs.saved_bundle import bundling
+from .torch_api.aot_autograd import default_partition
+from .torch_api.autograd import saved_tensor_hooks_are_set
+from .torch_api.toolkit_call import Held, ToolkitCall
 
 logger = logging.getLogger("gravure")
 
@@ -134,7 +135,7 @@ def _lighten_calls(graph_utils: ModuleType) -> None:
     def compile_lightly(joint: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("fw_compiler") not in with_programs:
             return compile_joint(joint, *args, **kwargs)
-        if not hooks_are_set():
+        if not saved_tensor_hooks_are_set():
             kwargs["partition_fn"] = bundling(kwargs.get("partition_fn", default_partition))
         compiled = compile_joint(joint, *args, **kwargs)
         built.append(ToolkitCall(joint, compiled, _passes.entries()))

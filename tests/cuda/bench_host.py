@@ -145,8 +145,9 @@ def optimizer_of(way: str, model: nn.Module) -> torch.optim.Optimizer | None:
 def one(way: str, count: int, device: str) -> tuple[float, float]:
     """Of the call, and of Python's part of it (0 in eager)."""
     import gravure
-    from gravure import native_node, program_maker, step_compiler
-    from gravure.runtime import program_class
+    from gravure.calls import native_node, program_maker
+    from gravure.library.load import program_class
+    from gravure.steps import step_compiler
 
     made = Made(program_class())
     for module in (program_maker, step_compiler):

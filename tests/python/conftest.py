@@ -57,7 +57,7 @@ def plugin() -> Iterator[types.ModuleType]:
 @pytest.fixture
 def stretches(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stands for Inductor, which is never given a whole graph."""
-    from gravure import codegen
+    from gravure.graphs import codegen
     from stretch_compiler import Stretches
 
     compiler = Stretches()

@@ -35,9 +35,9 @@ import torch.distributed._functional_collectives
 import torch.distributed._symmetric_memory
 import torch.distributed.fsdp._fully_shard._fsdp_collectives
 import torch.distributed.tensor
-from gravure.operators import operator_of
-from gravure.program_text import HEADER, TypeWriter, constant_text
-from gravure.runtime import program_class
+from gravure.library.load import program_class
+from gravure.text.operators import operator_of
+from gravure.text.program_text import HEADER, TypeWriter, constant_text
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gravure
-from gravure.runtime import library_path
+from gravure_native import library_path
 
 _HERE = Path(__file__).parent
 #: What each rank found, by scenario.

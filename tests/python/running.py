@@ -12,7 +12,7 @@ import pytest
 import reference
 import torch
 import torch.nn as nn
-from gravure.runtime import library_path
+from gravure_native import library_path
 from torch import Tensor
 
 #: What a test runs on that runs on a GPU, too.

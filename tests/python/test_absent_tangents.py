@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gravure.absent_tangents import without_tangents
+from gravure.graphs.absent_tangents import without_tangents
 from running import bits
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx

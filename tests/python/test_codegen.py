@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gravure import codegen
-from gravure.compiled_ops import CompiledCode, Layout
-from gravure.known_numbers import KnownNumbers
-from gravure.stretches import compile_stretches
+from gravure.graphs import codegen
+from gravure.graphs.compiled_ops import CompiledCode, Layout
+from gravure.graphs.compiled_regions import compile_stretches
+from gravure.graphs.known_numbers import KnownNumbers
 from running import DEVICES, bits, need_library
 from stretch_compiler import Stretches
 from torch import Tensor, fx

@@ -13,7 +13,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from gravure.runtime import library_path
+from gravure_native import library_path
 from running import bits, need_library
 from torch import Tensor
 from torch._higher_order_ops.while_loop import while_loop

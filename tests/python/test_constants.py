@@ -9,9 +9,9 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from gravure import codegen
-from gravure.constants import fold_constants
-from gravure.graph_passes import GraphPasses
+from gravure.calls.graph_passes import GraphPasses
+from gravure.graphs import codegen
+from gravure.graphs.constants import fold_constants
 from running import DEVICES, bits, need_library
 from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_module_simplified

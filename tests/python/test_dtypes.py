@@ -5,8 +5,8 @@ from __future__ import annotations
 import gravure
 import pytest
 import torch
-from gravure.program_text import TypeWriter, constant_text
-from gravure.runtime import program_class
+from gravure.library.load import program_class
+from gravure.text.program_text import TypeWriter, constant_text
 from running import bits, need_library
 from torch import Tensor
 

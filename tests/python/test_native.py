@@ -58,7 +58,7 @@ def test_a_library_that_was_built_for_another_torch_is_not_loaded(tmp_path: Path
     record = {"version": "2.11.0+cu999", "cuda": "999.0"}
     (tmp_path / "built_for.json").write_text(json.dumps(record))
     script = (
-        "from gravure.runtime import program_class\n"
+        "from gravure.library.load import program_class\n"
         "try: program_class()\n"
         "except ImportError as e: print(e)"
     )

@@ -11,7 +11,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from gravure.own_optimizers import OWN
+from gravure.steps.own_optimizers import OWN
 from running import bits, need_library
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler

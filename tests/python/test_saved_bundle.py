@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from gravure import program_maker
-from gravure.saved_bundle import BUNDLE, bundle_saved
+from gravure.calls import program_maker
+from gravure.graphs.saved_bundle import BUNDLE, bundle_saved
 from running import bits, need_library
 from torch import Tensor, fx
 from torch._dynamo import compiled_autograd

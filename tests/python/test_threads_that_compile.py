@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch._functorch.config as functorch_config
 import torch.nn as nn
-from gravure import backend, compiled_graph, eager_kernels
+from gravure.calls import compiled_graph
+from gravure.torch_api import aot_autograd, eager_kernels
 from running import need_library
 from torch import Tensor
 from torch._dynamo.convert_frame import compile_lock
@@ -80,7 +81,7 @@ def noting(called: Callable[..., Any], seen: list[bool]) -> Callable[..., Any]:
 def test_what_is_compiled_late_holds_dynamos_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     made = compiled_graph.ProgramMaker.make
-    monkeypatch.setattr(backend, "aot_autograd", noting(backend.aot_autograd, seen))
+    monkeypatch.setattr(aot_autograd, "aot_autograd", noting(aot_autograd.aot_autograd, seen))
     monkeypatch.setattr(compiled_graph.ProgramMaker, "make", noting(made, seen))
     model = Mlp()
     model.first.weight.requires_grad_(False)

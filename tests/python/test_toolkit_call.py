@@ -12,9 +12,9 @@ import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch.distributed as dist
 import torch.nn as nn
-from gravure.graph_passes import GraphPasses
-from gravure.saved_bundle import bundling
-from gravure.toolkit_call import Held, ToolkitCall
+from gravure.calls.graph_passes import GraphPasses
+from gravure.graphs.saved_bundle import bundling
+from gravure.torch_api.toolkit_call import Held, ToolkitCall
 from running import bits, need_library
 from torch import Tensor
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export

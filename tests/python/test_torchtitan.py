@@ -25,7 +25,7 @@ import titan_on_cpu
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from gravure.runtime import library_path
+from gravure_native import library_path
 from running import need_library
 from titan_assets import write_assets
 from titan_model import STEPS, batch, is_installed, llama, loss_of, optimizer_of, replays

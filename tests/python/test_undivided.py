@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gravure import undivided
+from gravure.graphs import undivided
 from running import need_library
 from stretch_compiler import Stretches
 from torch import Tensor

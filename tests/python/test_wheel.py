@@ -106,7 +106,9 @@ def test_the_wheel_holds_all_of_it(tmp_path: Path) -> None:
         names = set(archive.namelist())
         points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
         mode = archive.getinfo("gravure/gravure").external_attr >> 16
-    modules = {f"gravure/{file.name}" for file in (ROOT / "python/gravure").glob("*.py")}
+    sources = ROOT / "python"
+    files = (sources / "gravure").rglob("*.py")
+    modules = {str(file.relative_to(sources)) for file in files}
     assert modules | {f"gravure/{name}" for name in NATIVE} | {"gravure_native.py"} <= names
     assert "gravure = gravure.backend:compile_graph" in points
     assert "gravure = gravure_native:main" in points and mode & 0o111 == 0o111

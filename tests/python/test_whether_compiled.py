@@ -14,9 +14,9 @@ from typing import Any
 import gravure
 import pytest
 import torch
-from gravure import whether_compiled
 from gravure.backend import compile_graph
-from gravure.eager_tracing import traces_as_eager
+from gravure.torch_api import whether_compiled
+from gravure.torch_api.eager_tracing import traces_as_eager
 from running import bits, exported, need_library
 from torch import Tensor, nn
 from torch._dynamo.backends.distributed import DDPOptimizer

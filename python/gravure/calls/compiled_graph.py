@@ -1,0 +1,424 @@
+"""Runs a graph of `torch.compile`: chooses the program for the sizes and the module at hand."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import ExportError
+from ..graphs.codegen import ATEN, Style
+from ..graphs.traced_graphs import TracedGraphs
+from ..options import CompileOptions
+from ..torch_api.aot_autograd import boxed
+from ..torch_api.autograd import keeps_graph
+from ..torch_api.compile_lock import compile_lock
+from ..torch_api.fake_tensors import expression_of, is_nested_number, unset_fake_temporarily
+from ..torch_api.operators import OpOverload
+from . import reports
+from .instance import Instance
+from .program_maker import ProgramMaker
+from .reports import GraphReport, ProgramReport, kernels_of, program_report
+from .weak_tensors import WeakTensors
+
+_NUMBERS = itertools.count(1)
+_PENDING = 4096  # backwards that are still to come, at most
+_IN_VAIN = 8  # programs in a row whose module was gone before they were replayed
+_MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
+_KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces of operators
+_PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
+logger = logging.getLogger("gravure")
+
+# Where a symbol's value is found: which argument, and which of its sizes (-1: itself).
+Place = tuple[int, int]
+# What programs are for: sizes, and a module, by the `id` of each parameter.
+Key = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class CompiledGraph:
+    """Runs one graph. `failure` is why it runs as it is, without a program; "" if it does not.
+
+    Modules of one class share a graph of Dynamo's (layers that are compiled one by one), and a
+    program is captured with the addresses of one: each module has its own. It belongs to all of the
+    module's parameters (its buffers, if it has none), and goes when one of them is gone.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        options: CompileOptions,
+        style: Style = ATEN,
+    ) -> None:
+        self.number = next(_NUMBERS)
+        self.label = label
+        self.options = options
+        self.failure = ""
+        self.graph_break = ""  # where Dynamo ended it before its function did, and why
+        self.style = style
+        self._made_by: ProgramMaker | None = None  # once the graphs are here
+        self._instances: dict[Key, list[Instance]] = {}
+        self._ended: list[ProgramReport] = []  # programs that are gone, for a report at exit
+        self._any: Instance | None = None  # for all sizes and modules
+        self._spare: Instance | None = None  # made while compiling, for the first call
+        self._current: Instance | None = None  # of the last call
+        self._several = False
+        self._is_around = False
+        self._symbols: dict[Any, Place] = {}
+        self._backward_symbols: dict[Any, Place] = {}  # those that it is given, too
+        self._kept: list[int] = []  # positions of parameters and buffers
+        self._owners: list[int] | None = None  # and of those that a program belongs to
+        self._in_vain = 0
+        self._stranger = WeakTensors()  # of the last call for which no program was made
+        self._strange_calls = 0
+        self._marker: tuple[int, int] | None = None
+        # By the address of what their forward saved.
+        self._givers: weakref.WeakValueDictionary[int, Instance] = weakref.WeakValueDictionary()
+
+    def __del__(self) -> None:
+        if reports.WRITTEN_TO:
+            reports.ended.append(self.whole_report())
+
+    @classmethod
+    def around(cls, label: str, options: CompileOptions, instance: Instance) -> CompiledGraph:
+        """What is loaded already, and loads itself when it is called after it was let go of."""
+        graph = cls(label, options)
+        graph._any, graph._is_around = instance, True
+        return graph
+
+    def all_instances(self) -> list[Instance]:
+        others = [i for i in (self._spare, self._any) if i is not None]
+        return [*self._of_modules(), *others]
+
+    def _of_modules(self) -> list[Instance]:
+        # Others may end while this looks.
+        return [each for several in list(self._instances.values()) for each in list(several)]
+
+    def report(self) -> GraphReport:
+        """What became of it and of the programs that it has."""
+        made = [i for i in self.all_instances() if i.program is not None]
+        return GraphReport(
+            self.number,
+            self.label,
+            self.failure,
+            [program_report(instance, self.options) for instance in made],
+            self.graph_break,
+            kernels_of(self.options),
+        )
+
+    def whole_report(self) -> GraphReport:
+        """The same with the programs that are gone, where a report is written at exit."""
+        found = self.report()
+        found.programs[:0] = self._ended
+        return found
+
+    def shutdown(self) -> None:
+        """Gives back graphs and arenas of all its programs, which cannot run afterwards."""
+        for instance in self.all_instances():
+            if instance.program is not None:
+                instance.program.shutdown()
+
+    # ---- what is let go of
+
+    def drop(self, tensors: Set[int] | None = None) -> int:
+        """Lets go of the programs for modules with one of these tensors, by `id`, or of all.
+
+        Returns how many. The next call makes what it needs.
+        """
+        dropped = [i for i in self._of_modules() if tensors is None or i.knows(tensors)]
+        if tensors is None:
+            others = [i for i in (self._spare, self._any) if i is not None]
+            dropped += [each for each in others if each.program is not None]
+        for instance in dropped:
+            self._let_go(instance)
+        return len(dropped)
+
+    def drop_converted(self) -> None:
+        """Those whose module is on another device by now, or of another dtype: what they hold, the
+        module has left."""
+        for instance in self._of_modules():
+            if instance.was_converted():
+                self._let_go(instance)
+
+    def _let_go(self, instance: Instance) -> None:
+        if reports.WRITTEN_TO and instance.program is not None:
+            self._ended.append(program_report(instance, self.options))
+        for key, several in list(self._instances.items()):
+            if instance in several:
+                several.remove(instance)
+            if not several:
+                self._instances.pop(key, None)
+        if self._current is instance:
+            self._current = None
+        if self._spare is instance:
+            self._spare = None
+        if self._any is instance and not self._is_around:
+            self._any = None
+        instance.let_go()
+
+    def _end(self, instance: Instance) -> None:
+        """Its module is gone."""
+        replayed = instance.program.stats()["replays"] > 0
+        self._in_vain = 0 if replayed else self._in_vain + 1
+        self._let_go(instance)
+
+    # ---- what AOTAutograd compiles
+
+    def take(self, traced: TracedGraphs, *, native: bool) -> None:
+        """The graphs to run: makes the first program now, unless sizes are still open.
+
+        `native`: autograd may be given a node of the library's.
+        """
+        self._made_by = ProgramMaker(self.label, traced, self.options, self.style, native=native)
+        self._symbols = _places(traced.forward)
+        roles = [spec.role if spec is not None else "" for spec in traced.inputs]
+        self._kept = [i for i, role in enumerate(roles) if role in ("parameter", "buffer")]
+        if traced.backward is not None:
+            self._marker = self._maker.marker()
+            places = _places(traced.backward)
+            self._backward_symbols = {s: places[s] for s in self._symbols if s in places}
+        if not self._symbols:
+            self._spare = self._make((), keeps=True)
+
+    @property
+    def _maker(self) -> ProgramMaker:
+        assert self._made_by is not None
+        return self._made_by
+
+    # ---- calls
+
+    @property
+    def may_run_native(self) -> bool:
+        """Whether the program that was made first can be a node of autograd's."""
+        return any(instance.native is not None for instance in self.all_instances())
+
+    @property
+    def has_foreign_operators(self) -> bool:
+        """Whether it calls operators of the user's."""
+        nodes = (node for module in self._maker.traced.modules for node in module.graph.nodes)
+        targets = (node.target for node in nodes if node.op == "call_function")
+        namespaces = {t.namespace for t in targets if isinstance(t, OpOverload)}
+        return not namespaces <= _KNOWN
+
+    def run_native(self, args: Sequence[Any]) -> list[Any] | None:
+        """The results of the graph, as a node of autograd's; None, and nothing has run, where it
+        needs AOTAutograd's wrapper."""
+        instance = self._instance_for(args)
+        if instance.native is None:
+            return None
+        results = instance.native(args)
+        if results is None and self._heard(instance, args):
+            results = instance.native(args)
+        return results
+
+    def _heard(self, instance: Instance, args: Sequence[Any]) -> bool:
+        """Whether another program runs from now on, by which gradients a backward was given."""
+        news = tuple(instance.program.take_tangent_news())
+        if not news:
+            return False
+        if instance.whole is not None:
+            logger.info("%s: an output has a gradient that had none before", self.label)
+            instance.leave_lean()
+            return True
+        lean = self._lean(instance, news)
+        if lean is not None and lean.native is not None:
+            instance.take_lean(lean, args)
+        return True
+
+    def _lean(self, instance: Instance, absent: tuple[int, ...]) -> Instance | None:
+        known = dict(zip(self._symbols, instance.sizes, strict=False))
+        try:
+            with compile_lock, unset_fake_temporarily():
+                if not self._maker.goes_without(absent):
+                    return None
+                return self._maker.make(known, keeps=True, absent=absent)
+        except Exception as error:  # the one that there is does it, too
+            logger.debug("%s: not without %s: %r", self.label, absent, error)
+            return None
+
+    def _instance_for(self, args: Sequence[Any]) -> Instance:
+        instance = self._current
+        if (
+            instance is None
+            or instance is self._any
+            or not instance.holds(args)
+            or (self._symbols and instance.sizes != _read(args, self._symbols))
+        ):
+            instance = self._choose(args)
+        return instance
+
+    @boxed
+    def run_forward(self, args: list[Any]) -> Any:
+        """The forward, or the whole graph, with the arguments of AOTAutograd's."""
+        instance = self._instance_for(args)
+        results = instance.forward(args)
+        if self._several and self._marker is not None:
+            if len(self._givers) >= _PENDING:
+                self._givers.clear()
+            self._givers[results[self._marker[0]].data_ptr()] = instance
+        return results
+
+    @boxed
+    def run_backward(self, args: list[Any]) -> Any:
+        """Its backward, likewise."""
+        instance = self._current
+        if instance is None or self._several:
+            instance = self._giver(args)
+        assert instance.backward is not None
+        return instance.backward(args)
+
+    def _giver(self, args: list[Any]) -> Instance:
+        """Whose forward this backward belongs to, by what it saved.
+
+        Where that is not known (saved values that were moved), or it is gone, it is a program for
+        the same sizes: the backward runs uncaptured there, and right.
+        """
+        giver = None
+        if self._marker is not None:
+            address = args[self._marker[1]].data_ptr()
+            again = keeps_graph()
+            giver = self._givers.get(address) if again else self._givers.pop(address, None)
+        sizes = _read(args, self._backward_symbols)
+        if giver is not None and (giver is self._any or self._in_backward(giver.sizes) == sizes):
+            return giver
+        alike = (each for each in self._of_modules() if self._in_backward(each.sizes) == sizes)
+        found = next(alike, None) or self._any
+        if found is None:
+            known = (s for s in self._maker.known_sizes if self._in_backward(s) == sizes)
+            found = self._make(next(known), keeps=False, captures=False)
+        return found
+
+    def _in_backward(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        known = dict(zip(self._symbols, sizes, strict=True))
+        return tuple([known[symbol] for symbol in self._backward_symbols])
+
+    def _choose(self, args: Sequence[Any]) -> Instance:
+        if self._owners is None:
+            self._owners = _owners_among(args, self._kept)
+        owners = [args[i] for i in self._owners]
+        key = _read(args, self._symbols), tuple(map(id, owners))
+        several = self._instances.get(key, [])
+        for each in list(several):
+            if each.holds(args):
+                self._current = each
+                return each
+        instance = self._of_same_parameters(several, args)
+        if instance is None:
+            instance = self._instance(key, owners)
+            self._several = len(self._of_modules()) + (self._any is not None) > 1
+        if instance is not self._any:
+            instance.keep(args)
+        self._current = instance
+        return instance
+
+    def _of_same_parameters(self, several: list[Instance], args: Sequence[Any]) -> Instance | None:
+        """Of the programs for these parameters the one for these buffers, too, if there is one.
+
+        A buffer that is another one since is the same module's if the former one is gone: else two
+        modules may share their parameters.
+        """
+        found = next((each for each in list(several) if each.may_hold(args)), None)
+        return found or (several[-1] if len(several) >= _MOST_BUFFERS else None)
+
+    def _instance(self, key: Key, owners: Sequence[torch.Tensor]) -> Instance:
+        """A new instance, or the one for all where there are too many."""
+        if self._any is not None and self._any.program is None:
+            return self._any
+        if excess := self._excess(key, owners):
+            if self._any is None:
+                if self.options.raises:
+                    raise ExportError(self.label, *excess)
+                logger.warning("%s: %s; further ones run uncaptured; %s", self.label, *excess)
+                # What it captured it would hold, whatever becomes of the module.
+                self._any = self._make((), keeps=False, captures=bool(self._symbols))
+            return self._any
+        instance = self._spare or self._make(key[0], keeps=True)
+        self._spare = None
+        if instance.program is None:
+            self._any = instance
+        else:
+            instance.belong(self._owners or (), _ending(weakref.ref(self)))
+            self._instances.setdefault(key, []).append(instance)
+        return instance
+
+    def _excess(self, key: Key, owners: Sequence[torch.Tensor]) -> tuple[str, str] | None:
+        """What there is too much of for another program, and the remedy."""
+        made = [each.sizes for each in self._of_modules()]
+        sizes, modules = set(made), made.count(key[0])
+        if key[0] not in sizes and len(sizes) >= self.options.max_shapes:
+            return (
+                f"it is called with more than {len(sizes)} sets of sizes",
+                "raise the option max_shapes, or pad to fewer sizes",
+            )
+        if modules >= self.options.max_modules:
+            return f"it is called for more than {modules} modules", "raise the option max_modules"
+        if self._in_vain >= _IN_VAIN and not self._stays(owners):
+            return (
+                f"its parameters were others {self._in_vain} times before a program was captured",
+                "write new values into them (copy_), or pass what changes as an argument",
+            )
+        return None
+
+    def _stays(self, owners: Sequence[torch.Tensor]) -> bool:
+        """Whether it is the same module call after call."""
+        if self._stranger.are(owners):
+            self._strange_calls += 1
+        else:
+            self._stranger.exchange(owners)
+            self._strange_calls = 1
+        return self._strange_calls > _PATIENCE
+
+    def _make(self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True) -> Instance:
+        try:
+            with compile_lock, unset_fake_temporarily():
+                known = dict(zip(self._symbols, sizes, strict=False))
+                return self._maker.make(known, keeps=keeps, captures=captures)
+        except Exception as error:
+            # As a whole by Inductor is only a try: it will be made anew.
+            if self.options.raises or self._maker.style.whole:
+                raise
+            self.failure = str(error).splitlines()[0]
+            logger.warning(
+                "%s runs as it is, without a program: %s",
+                self.label,
+                self.failure,
+                exc_info=not isinstance(error, (ExportError, RuntimeError)),
+            )
+        return self._maker.as_it_is()
+
+
+def _ending(graph: weakref.ref[CompiledGraph]) -> Callable[[Instance], None]:
+    """CompiledGraph._end, which does not keep the graph alive."""
+
+    def end(instance: Instance) -> None:
+        found = graph()
+        if found is not None:
+            found._end(instance)
+
+    return end
+
+
+def _owners_among(args: Sequence[Any], kept: list[int]) -> list[int]:
+    """Of what a module keeps, what does not change: its parameters, frozen ones too."""
+    return [i for i in kept if isinstance(args[i], torch.nn.Parameter)] or kept
+
+
+def _read(args: Sequence[Any], symbols: dict[Any, Place]) -> tuple[int, ...]:
+    return tuple([args[i] if d < 0 else args[i].shape[d] for i, d in symbols.values()])
+
+
+def _places(module: fx.GraphModule) -> dict[Any, Place]:
+    """Where each integer symbol of the graph's arguments is found, as far as one stands alone."""
+    places: dict[Any, Place] = {}
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        sizes = list(value.shape) if isinstance(value, torch.Tensor) else [value]
+        for d, size in enumerate(sizes):
+            symbolic = isinstance(size, torch.SymInt) and not is_nested_number(size)
+            if symbolic and (symbol := expression_of(size)).is_Symbol:
+                places.setdefault(symbol, (i, d if isinstance(value, torch.Tensor) else -1))
+    return places

@@ -1,0 +1,44 @@
+"""Where and why Dynamo ended a graph before the function did, and what keeps it whole."""
+
+from __future__ import annotations
+
+import logging
+
+from torch import fx
+
+from ..graphs.names import FrameNamer
+from ..text.source_lines import Places
+from ..torch_api.dynamo import break_of
+from ..torch_api.whether_compiled import REMEDY, asks
+
+logger = logging.getLogger("gravure")
+
+_READS = "torch._dynamo.config.capture_scalar_outputs"
+_said: set[str] = set()
+
+
+def graph_break_of(graph: fx.GraphModule, label: str) -> str:
+    """ "model.py:12: why; remedy", "" where Dynamo's `graph` ends with its function.
+
+    What would go on, with a cut at most, is warned of, once a place: a read on the host, and a
+    branch that code takes only where it isn't told that it is compiled.
+    """
+    reason = break_of(graph)
+    if reason is None:
+        return ""
+    frames = reason.user_stack
+    place = Places(FrameNamer()).line(frames[-1].filename, frames[-1].lineno) if frames else "?"
+    why = reason.reason.partition("\n")[0]
+    if _READS in reason.reason:
+        found = (
+            f"{place}: a value is read on the host; set {_READS} = True, or compile with "
+            "fullgraph=True: the graph then goes on, and only the read is left out of capture"
+        )
+    elif why.startswith("Data-dependent") and frames and asks(frames[-1]):
+        found = f"{place}: {why}; to go on, {REMEDY}"
+    else:
+        return f"{place}: {why}"
+    if found not in _said:
+        _said.add(found)
+        logger.warning("%s is cut in two by Dynamo at %s", label, found)
+    return found

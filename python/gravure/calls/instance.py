@@ -1,0 +1,120 @@
+"""One program of a graph, for the tensors of one module; or the graph itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any
+
+import torch
+
+from ..text.entry_call import Call, Run, picker
+from .native_node import NativeCall
+from .weak_tensors import WeakTensors
+
+
+class Instance:
+    """One loaded program, or the graphs themselves where there is none.
+
+    The program knows the parameters and buffers of one module, so that a call passes only the rest.
+    It does not keep them alive.
+    """
+
+    def __init__(
+        self,
+        forward: Run,
+        backward: Run | None,
+        program: Any = None,
+        call: Call | None = None,
+        sizes: tuple[int, ...] = (),
+        missed: list[str] | None = None,
+        native: NativeCall | None = None,
+        captures: bool = True,
+    ) -> None:
+        self.captures = captures  # or each of its calls runs uncaptured
+        self.native = native  # both, as one node of autograd's graph
+        self._own_native = native
+        self.forward = forward
+        self.backward = backward
+        self.program = program
+        self.whole: Any = None  # the program that was made first, where another one runs
+        self.sizes = sizes
+        self.missed = missed or []  # remarks on how it was made
+        self._entry = call.entry if call else ""
+        self._kept_at = call.kept if call else []  # among a call's arguments
+        self._positions = [call.taken.index(i) for i in self._kept_at]  # among the entry's inputs
+        self._pick = picker(self._kept_at)
+        self._owners: frozenset[int] = frozenset()
+        self._ended: Callable[[Instance], None] | None = None
+        self._kept = WeakTensors(_weakly(self))
+        self._kinds: list[Any] = []
+
+    def let_go(self) -> None:
+        """Nobody will call it any more."""
+
+    def belong(self, owners: Iterable[int], ended: Callable[[Instance], None]) -> None:
+        """`ended` is called when one of the tensors at `owners`, among a call's arguments, dies."""
+        self._owners, self._ended = frozenset(owners), ended
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """True if the parameters and buffers among `args` are those that the program knows."""
+        return self._kept.are(self._pick(args))
+
+    def may_hold(self, args: Sequence[Any]) -> bool:
+        """The same but for those that are gone."""
+        return self._kept.may_be(self._pick(args))
+
+    def keep(self, args: Sequence[Any]) -> None:
+        """From now on it is for those among `args`."""
+        kept = self._pick(args)
+        changed = self._kept.exchange(kept)
+        if changed:
+            self._kinds = [_kind(tensor) for tensor in kept]
+            self._bind(self.program, kept, changed)
+            if self.whole is not None:
+                self._bind(self.whole, kept, changed)
+
+    def _bind(self, program: Any, kept: Sequence[Any], which: Iterable[int]) -> None:
+        positions = [self._positions[i] for i in which]
+        program.bind_weakly(self._entry, positions, [kept[i] for i in which])
+
+    def take_lean(self, lean: Instance, args: Sequence[Any]) -> None:
+        """Autograd's node is `lean`'s from now on, whose backward goes without some gradients."""
+        lean.program.set_whole(self.program)
+        kept = self._pick(args)
+        self._bind(lean.program, kept, range(len(kept)))
+        self._own_native, self.native = self.native, lean.native
+        self.whole, self.program = self.program, lean.program
+
+    def leave_lean(self) -> None:
+        """All gradients come after all."""
+        self.native, self.program, self.whole = self._own_native, self.whole, None
+
+    def knows(self, tensors: Set[int]) -> bool:
+        """Whether it is for one of these, by `id`."""
+        return any(id(tensor) in tensors for tensor in self._kept.living() if tensor is not None)
+
+    def was_converted(self) -> bool:
+        """Whether its module is on another device since, or of another dtype: it cannot run so."""
+        pairs = zip(self._kept.living(), self._kinds, strict=True)
+        return any(tensor is not None and _kind(tensor) != kind for tensor, kind in pairs)
+
+    def _died(self, i: int) -> None:
+        if self._kept_at[i] in self._owners and self._ended is not None:
+            self._ended(self)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:
+    return tensor.device, tensor.dtype
+
+
+def _weakly(instance: Instance) -> Callable[[int], None]:
+    """Instance._died, which does not keep the instance alive."""
+    found = weakref.ref(instance)
+
+    def died(i: int) -> None:
+        alive = found()
+        if alive is not None:
+            alive._died(i)
+
+    return died

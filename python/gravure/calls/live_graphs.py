@@ -1,0 +1,25 @@
+"""Every compiled graph that is alive: to be reported, dropped, and ended before the device is."""
+
+from __future__ import annotations
+
+import weakref
+
+from .compiled_graph import CompiledGraph
+
+_LIVE: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+
+
+def follow(graph: CompiledGraph) -> None:
+    """Makes `graph` part of every report, for as long as it lives."""
+    _LIVE.add(graph)
+
+
+def followed() -> list[CompiledGraph]:
+    """Those that are alive."""
+    return list(_LIVE)
+
+
+def drop_converted() -> None:
+    """Those whose module is on another device, or of another dtype, since they were captured."""
+    for graph in followed():
+        graph.drop_converted()

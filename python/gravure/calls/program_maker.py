@@ -1,0 +1,206 @@
+"""Makes the programs of one graph of `torch.compile` from AOTAutograd's forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import ExportError
+from ..graphs.absent_tangents import without_tangents
+from ..graphs.codegen import Stretches, Style, compile_graphs
+from ..graphs.devices import device_of
+from ..graphs.known_numbers import KnownNumbers
+from ..graphs.saved_bundle import viewed_input, without_bundle
+from ..graphs.traced_graphs import TracedGraphs
+from ..library.load import program_class
+from ..options import CompileOptions
+from ..text.entries import graph_entries
+from ..text.entry_call import Call, Run
+from ..torch_api.aot_autograd import boxed
+from ..torch_api.autograd import keeps_graph
+from ..torch_api.dispatch import below_autograd
+from ..torch_api.fake_tensors import is_nested_number
+from .bound_bundle import bind_bundle
+from .instance import Instance
+from .native_node import native_call
+
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+logger = logging.getLogger("gravure")
+
+
+class ProgramMaker:
+    """The graphs of one graph of Dynamo's, and programs of them."""
+
+    def __init__(
+        self,
+        label: str,
+        traced: TracedGraphs,
+        options: CompileOptions,
+        style: Style,
+        *,
+        native: bool,
+    ) -> None:
+        """`native`: autograd may be given a node of the library's."""
+        self.label = label
+        self.options = options
+        self.style = style
+        self.traced = traced  # as autograd sees them
+        self._graphs = without_bundle(traced)
+        self._native = native and traced.metadata is not None
+        self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
+        # Those whose backward goes without some gradients.
+        self._lean: dict[tuple[int, ...], TracedGraphs] = {}
+        self._stretches: list[Stretches] = []  # of all texts, whose programs call them by name
+
+    def as_it_is(self) -> Instance:
+        """The graphs themselves."""
+        forward, *rest = [boxed(as_it_is(module)) for module in self.traced.modules]
+        return Instance(forward, rest[0] if rest else None)
+
+    def make(
+        self,
+        known: dict[Any, int],
+        *,
+        keeps: bool,
+        captures: bool = True,
+        absent: tuple[int, ...] = (),
+    ) -> Instance:
+        """A program for these values of symbols. With `keeps` it is for one module's tensors.
+
+        Its backward goes without the gradients that are `absent`, where it can (goes_without()).
+        """
+        text, calls, missed = self.text(known, absent)
+        device = self.device()
+        options = self.options.for_library() | ({} if captures else {"uncaptured": "1"})
+        program = program_class().of_text(text, device, options)
+        for call in calls:
+            _bind_fixed(program, call)
+        native = None
+        if len(calls) > 1:
+            if keeps and self._native:
+                held = [*self._stretches, *(call.held for call in calls)]
+                native = native_call(program, calls, self._graphs, held, absent)
+            ranges = self._graphs.bundled_results, self._graphs.bundled_inputs
+            calls = bind_bundle(program, calls, *ranges)
+        logger.info("%s: made a program for %s", self.label, device)
+        runs = [_run_of(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
+        kept, sizes = calls[0] if keeps else None, tuple(known.values())
+        if len(calls) == 1:
+            return Instance(runs[0], None, program, kept, sizes, missed, captures=captures)
+        again = calls[1].caller(program.run_uncaptured, keeps=False)
+        last = runs[1]
+
+        def backward(args: list[Any]) -> list[Any]:
+            # With retain_graph the saved values are needed again, and a replay overwrites them.
+            return again(args) if keeps_graph() else last(args)
+
+        return Instance(runs[0], backward, program, kept, sizes, missed, native, captures)
+
+    @property
+    def known_sizes(self) -> list[tuple[int, ...]]:
+        """Those of all programs that were made."""
+        return [tuple(value for _, value in key) for key in self._texts]
+
+    def device(self) -> str:
+        return device_of(self._graphs.modules, self.label)
+
+    def text(
+        self, known: dict[Any, int], absent: tuple[int, ...] = ()
+    ) -> tuple[str, list[Call], list[str]]:
+        """The program for these values of symbols, how its entries are called, what was missed."""
+        key = tuple(known.items())
+        if absent:
+            return *graph_entries(self._lean[absent], KnownNumbers(known), absent), []
+        if key not in self._texts:
+            for module in self.traced.modules:
+                _refuse_nested(module)
+            self._texts[key] = self._compiled_text(KnownNumbers(known))
+        return self._texts[key]
+
+    def goes_without(self, absent: tuple[int, ...]) -> bool:
+        """Makes the backward without these gradients of outputs, if there can be one."""
+        graphs = self._graphs
+        if self.style.inductor or not self._native or graphs.backward is None:
+            return False
+        if absent not in self._lean:
+            first = len(graphs.saved_inputs)
+            module = without_tangents(graphs.backward, [first + i for i in absent])
+            if module is None:
+                return False
+            self._lean[absent] = replace(graphs, backward=module)
+        return True
+
+    def marker(self) -> tuple[int, int] | None:
+        """A saved tensor: its position among the forward's results and the backward's arguments.
+
+        One that the forward makes in memory of its own, if there is one: it tells which program
+        ran. A view of a parameter does not, which several modules may share.
+        """
+        nodes, own = self.traced.saved, self.traced.own_results
+        numbers = self.traced.saved_numbers
+        tensors = [i for i, n in enumerate(nodes) if isinstance(n.meta.get("val"), torch.Tensor)]
+        computed = [i for i in tensors if nodes[i].op != "placeholder"]
+        made = [i for i in computed if viewed_input(nodes[i]) is None]
+        for i in itertools.chain(made, computed, tensors):
+            return own + i, numbers + i
+        return None
+
+    def _compiled_text(self, known: KnownNumbers) -> tuple[str, list[Call], list[str]]:
+        graphs = self._graphs
+        text, calls = graph_entries(graphs, known)
+        if not self.style.inductor:
+            return text, calls, []
+        made = compile_graphs(
+            [(module, call.entry) for module, call in zip(graphs.modules, calls, strict=True)],
+            {call.entry: call.owners for call in calls},
+            text,
+            known,
+            self.style,
+            self.options,
+            self.label,
+            inference=graphs.backward is None,
+        )
+        self._stretches.append(made)
+        forward, *rest = made.modules
+        compiled = replace(graphs, forward=forward, backward=rest[0] if rest else None)
+        return *graph_entries(compiled, known), made.missed
+
+
+def _bind_fixed(program: Any, call: Call) -> None:
+    """Binds what is the same for every module."""
+    inputs = len(program.inputs(call.entry))
+    # Default random states, which the passes added, come last.
+    added = range(len(call.taken) + len(call.bound), inputs)
+    values = call.bound | dict.fromkeys(added)
+    program.bind(call.entry, list(values), list(values.values()))
+
+
+def _run_of(program: Any, call: Call, *, keeps: bool) -> Run:
+    return call.caller(program.run_tensors if call.only_tensors else program.run, keeps=keeps)
+
+
+def as_it_is(module: fx.GraphModule) -> Run:
+    """The graph as AOTAutograd would run it."""
+    if not module.graph.find_nodes(op="call_function", target=_LSTM):
+        return lambda args: module(*args)
+
+    def run(args: list[Any]) -> Any:
+        with below_autograd():
+            return module(*args)
+
+    return run
+
+
+def _refuse_nested(module: fx.GraphModule) -> None:
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if is_nested_number(size):
+                raise ExportError(
+                    f"%{node.name}", "it belongs to a nested tensor", "pad to one dense tensor"
+                )

@@ -1,0 +1,126 @@
+"""What became of one compiled graph and of its programs, as data and as lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..options import CompileOptions
+from .instance import Instance
+
+ATENS = "ATen's kernels"
+WRITTEN_TO = os.environ.get("GRAVURE_REPORT", "")  # at exit; "" for nowhere
+_PATIENCE = 3  # runs of a forward before its backward is missed
+
+
+@dataclass
+class ProgramReport:
+    """One program of a graph: the one for `sizes`, or the only one."""
+
+    sizes: list[int]
+    partitions: dict[str, list[str]]  # by entry, the state of each
+    host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
+    remarks: dict[str, int]  # what the runtime could not do as planned
+    stats: dict[str, int]  # RuntimeStats of runtime/runtime.h
+    plan: str = field(repr=False)
+
+
+@dataclass
+class GraphReport:
+    """One graph. `failure` says why it runs as it is; "" where it has programs.
+
+    `graph_break` says where Dynamo ended it before its function did, and why; "" where it did not.
+    """
+
+    number: int  # graphs are numbered as they are compiled
+    label: str
+    failure: str
+    programs: list[ProgramReport]
+    graph_break: str = ""
+    kernels: str = ATENS  # or Inductor's, and in which mode
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+ended: list[GraphReport] = []  # graphs that are gone, for the report at exit
+
+
+def program_report(instance: Instance, options: CompileOptions) -> ProgramReport:
+    """What became of the program of `instance`, which has one."""
+    program, captures = instance.program, instance.captures and not options.uncaptured
+    remarks = json.loads(program.remarks_json())
+    missed = Counter(missed_otherwise(remarks))
+    missed.update(instance.missed)
+    states = {entry: program.partition_states(entry) for entry in program.entries()}
+    stats = dict(program.stats())
+    cold = captures and set(states.get("backward", ())) == {"cold"}
+    if cold and stats["steps"] > _PATIENCE:
+        missed[
+            "backward-missing: its backward has not run, and both are captured together; use "
+            "torch.no_grad() where there is none"
+        ] = 1
+    return ProgramReport(
+        sizes=list(instance.sizes),
+        partitions=states,
+        host_nodes=host_nodes(remarks),
+        remarks=dict(missed.most_common()),
+        stats=stats,
+        plan=program.plan(),
+    )
+
+
+def kernels_of(options: CompileOptions) -> str:
+    """Whose kernels are captured, as a person says it."""
+    if options.codegen == "aten":
+        return ATENS
+    mode = f", mode {options.mode}" if options.mode else ""
+    return f"Inductor's kernels{mode}"
+
+
+def host_nodes(remarks: list[dict[str, Any]]) -> dict[str, int]:
+    """What the passes kept out of graphs: "reason: operator at place", and how many there are."""
+    found: Counter[str] = Counter()
+    for remark in remarks:
+        if remark["kind"] == "missed" and remark["node"] and remark["pass"] != "runtime":
+            found[f"{remark['name']}: {_place(remark)}"] += 1
+    return dict(found.most_common())
+
+
+def missed_otherwise(remarks: list[dict[str, Any]]) -> list[str]:
+    """What was missed besides: by the runtime, or for a whole entry."""
+    missed = (r for r in remarks if r["kind"] == "missed")
+    return [
+        f"{r['name']}: {r['message']}" for r in missed if r["pass"] == "runtime" or not r["node"]
+    ]
+
+
+def _place(remark: dict[str, Any]) -> str:
+    operator = remark.get("node", "").rpartition(" = ")[2]
+    source, module = remark.get("source", ""), remark.get("module", "")
+    text = operator or remark.get("message", "")
+    return text + (f" at {source}" if source else "") + (f" in {module}" if module else "")
+
+
+def _lines(graph: GraphReport) -> list[str]:
+    if graph.failure:
+        return [f"{graph.label}: runs as it is: {graph.failure}"]
+    lines = [f"{graph.label} ends at {graph.graph_break}"] if graph.graph_break else []
+    for program in graph.programs:
+        sizes = f" for sizes {program.sizes}" if program.sizes else ""
+        theirs = "" if graph.kernels == ATENS else f" ({graph.kernels})"
+        lines.append(f"{graph.label}{sizes}{theirs}:")
+        for entry, states in program.partitions.items():
+            counted = ", ".join(f"{n} {state}" for state, n in Counter(states).items())
+            lines.append(f"  {entry}: {len(states)} partitions: {counted or 'none'}")
+        lines += [f"  {n} on the host, {node}" for node, n in program.host_nodes.items()]
+        s = program.stats
+        lines.append(
+            f"  {s['steps']} runs, {s['uncaptured_steps']} of them uncaptured; {s['captures']} "
+            f"captures, {s['replays']} replays; arena of {s['arena_bytes']} bytes"
+        )
+        lines += [f"  {remark}" for remark in program.remarks]
+    return lines

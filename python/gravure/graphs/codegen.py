@@ -1,0 +1,140 @@
+"""What AOTAutograd is asked for, and what becomes of its graphs, by the option `codegen`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import fx
+
+from ..errors import ExportError
+from ..library.load import program_class
+from ..options import CompileOptions
+from ..torch_api.eager_kernels import eager_kernels
+from ..torch_api.inductor import compile_stretch, cut_for_inductor, decompositions
+from .compiled_ops import CompiledCode
+from .compiled_regions import compile_stretches, has_host_parts
+from .constant_numbers import with_numbers
+from .constants import fold_constants, share_constants
+from .known_numbers import KnownNumbers
+from .partition import partition
+
+logger = logging.getLogger("gravure")
+
+Made = TypeVar("Made")
+
+
+class HostParts(Exception):
+    """The graphs have nodes for the host, which run faster as eager's own operators."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How AOTAutograd makes graphs.
+
+    `whole`: as Inductor wants them, taken apart and with what is cheap recomputed; for graphs
+    without a node for the host. Otherwise: eager's operators, from which Inductor takes stretches.
+    """
+
+    inductor: bool = False
+    whole: bool = False
+
+    @property
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        if not self.inductor:
+            return {}
+        return with_numbers(decompositions() if self.whole else {})
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        with contextlib.nullcontext() if self.whole else eager_kernels():
+            yield
+
+    def partition(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        fold_constants(joint)
+        cut = cut_for_inductor if self.whole else partition
+        forward, backward = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        share_constants(forward, backward, num_fwd_outputs)
+        return forward, backward
+
+
+ATEN = Style()
+
+
+def styles(options: CompileOptions, *, symbolic: bool) -> list[Style]:
+    """Those to try, one after the other where one raises HostParts."""
+    if options.codegen == "aten":
+        return [ATEN]
+    # With open sizes the plan comes later than the graphs.
+    return [Style(inductor=True, whole=whole) for whole in (True, False)[int(symbolic) :]]
+
+
+def in_first_style(
+    options: CompileOptions, label: str, make: Callable[[Style], Made], *, symbolic: bool
+) -> Made:
+    """`make` of the first style that does not fail; the last one's error is raised."""
+    *others, last = styles(options, symbolic=symbolic)
+    for style in others:
+        try:
+            return make(style)
+        except Exception as error:  # what is wrong with the graph shows again in the last one
+            logger.debug("%s: not whole by Inductor: %r", label, error)
+    return make(last)
+
+
+@dataclass
+class Stretches:
+    """Compiled stretches of some graphs: what a program needs as long as it runs."""
+
+    modules: list[fx.GraphModule]
+    codes: list[CompiledCode] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+
+
+def compile_graphs(
+    graphs: list[tuple[fx.GraphModule, str]],
+    owners: dict[str, list[fx.Node | None]],
+    text: str,
+    known: KnownNumbers,
+    style: Style,
+    options: CompileOptions,
+    label: str,
+    *,
+    inference: bool = False,
+) -> Stretches:
+    """The graphs, each with the name of its entry, with Inductor's code for their partitions.
+
+    `text` is the program as ATen's operators, `owners` says by entry for which node each statement
+    was written; with `inference` nothing was differentiated. Raises HostParts where `style` is for
+    graphs without any; ExportError, with on_missed="raise", for what Inductor cannot compile.
+    """
+    planned = program_class().planned_runs(text, options.for_library())
+    if style.whole and any(has_host_parts(runs) for runs in planned.values()):
+        raise HostParts
+    made = Stretches([])
+    for i, (module, entry) in enumerate(graphs):
+        compiler = functools.partial(
+            compile_stretch,
+            decompose=not style.whole or bool(known),
+            backward=i > 0,
+            inference=inference,
+            mode=options.mode,
+        )
+        name = f"{label} {('forward', 'backward')[i] if len(graphs) > 1 else 'step'}"
+        compiled = compile_stretches(module, owners[entry], planned[entry], known, name, compiler)
+        if compiled.missed and style.whole:
+            raise HostParts  # what is left of it runs better as eager's operators
+        if compiled.missed and options.on_missed == "raise":
+            raise ExportError(
+                label, compiled.missed[0], 'use codegen="aten", or keep this out of the graph'
+            )
+        made.modules.append(compiled.module)
+        made.codes += compiled.codes
+        made.missed += compiled.missed
+    return made

@@ -1,0 +1,124 @@
+"""Compiled code as an operator: what Inductor made of a stretch of a program, called by name.
+
+A program that holds one calls Python in warm-up and capture (and in the emulated replays of the
+host device), never in a replay on a GPU. `ir/facts/compiled_op.h` says what passes know of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..library.namespace import LIBRARY
+from ..torch_api.dispatch import not_traced, plainly
+
+_SCHEMA = "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]"
+LIBRARY.define(f"compiled{_SCHEMA}")
+LIBRARY.define(f"compiled_random{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
+
+_NUMBERS = itertools.count(1)
+_LIVE: weakref.WeakValueDictionary[str, CompiledCode] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory. None stands for what is known only at run time, and is free."""
+
+    size: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
+
+    @functools.cached_property
+    def is_open(self) -> bool:
+        return None in self.size or None in self.stride
+
+    def fits(self, tensor: Tensor) -> bool:
+        """True if the sizes are these."""
+        if not self.is_open or len(self.size) != tensor.dim():
+            return tensor.shape == self.size
+        sizes = zip(tensor.shape, self.size, strict=True)
+        return all(wanted is None or found == wanted for found, wanted in sizes)
+
+    def conforms(self, tensor: Tensor) -> bool:
+        if not self.fits(tensor):
+            return False
+        if self.is_open or tensor.numel() == 0 or tensor.stride() == self.stride:
+            return True
+        strides = zip(tensor.shape, tensor.stride(), self.stride, strict=True)
+        return all(size == 1 or found == wanted for size, found, wanted in strides)
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        if not self.fits(tensor):
+            raise RuntimeError(
+                f"compiled code met a tensor of {list(tensor.shape)} where its graph has "
+                f"{list(self.size)}"
+            )
+        size, stride = (tensor.shape, tensor.stride()) if self.is_open else (self.size, self.stride)
+        place = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+        return place.copy_(tensor)
+
+
+class CompiledCode:
+    """A function of tensors, and ints after them, as `gravure::compiled` or `compiled_random`.
+
+    It lives as long as somebody holds it; a program that calls it by its name then does not.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        run: Callable[[list[Any]], Sequence[Tensor]],
+        inputs: list[Layout],
+        outputs: list[Layout],
+        *,
+        random: bool,
+    ) -> None:
+        self.name = f"{label} #{next(_NUMBERS)}"
+        ops = torch.ops.gravure
+        self.operator = ops.compiled_random.default if random else ops.compiled.default
+        self._run = run
+        self._inputs = inputs
+        self._outputs = outputs
+        _LIVE[self.name] = self
+
+    def __call__(self, inputs: list[Tensor], numbers: list[int]) -> list[Tensor]:
+        """Each result has memory of its own and the strides of the graph."""
+        given = [
+            tensor if layout.conforms(tensor) else layout.copy_of(tensor)
+            for tensor, layout in zip(inputs, self._inputs, strict=True)
+        ]
+        taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+        results = []
+        with plainly():
+            made = self._run([*given, *numbers])  # the list is the code's to empty
+        for tensor, layout in zip(made, self._outputs, strict=True):
+            place = tensor.untyped_storage().data_ptr()
+            if (place in taken and tensor.numel() > 0) or not layout.conforms(tensor):
+                tensor = layout.copy_of(tensor)
+                place = tensor.untyped_storage().data_ptr()
+            taken.add(place)
+            results.append(tensor)
+        return results
+
+
+def _call(
+    name: str, _calls: int, inputs: list[Tensor], numbers: Sequence[int] = ()
+) -> list[Tensor]:
+    code = _LIVE.get(name)
+    if code is None:
+        raise RuntimeError(
+            f'the compiled code "{name}" is gone; keep what torch.compile or compile_step returned '
+            "for as long as its program runs"
+        )
+    return code(inputs, list(numbers))
+
+
+for _name in ("compiled", "compiled_random"):
+    # A backward that autograd calls without Python may run where Dynamo watches.
+    LIBRARY.impl(_name, not_traced(_call), "CompositeExplicitAutograd")

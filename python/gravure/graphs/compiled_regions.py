@@ -1,0 +1,380 @@
+"""Graphs with stretches as compiled code: where the passes would cut partitions."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..errors import ExportError
+from ..torch_api.fake_tensors import FakeTensorMode, mode_of_any
+from ..torch_api.operators import pytree
+from .compiled_ops import CompiledCode, Layout
+from .known_numbers import KnownNumbers
+from .node_facts import (
+    KINDLESS,
+    fixed,
+    is_collective,
+    is_free,
+    is_graph,
+    is_inductors_own,
+    is_known,
+    is_on_cpu,
+    runs_on_cpu,
+    schema,
+    takes_numbers,
+    writes,
+)
+
+logger = logging.getLogger("gravure")
+
+# Compiles one stretch: see inductor.compile_stretch.
+Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
+# Runs of the plan: a kind, then statements by position (python/csrc/planned_runs.h).
+Runs = Sequence[Sequence[int]]
+_HOST_RUN = -1
+_DRAWS = -3
+
+
+def has_host_parts(runs: Runs) -> bool:
+    """True if anything but numbers is computed outside of partitions."""
+    return any(run[0] == _HOST_RUN for run in runs)
+
+
+@dataclass
+class Compiled:
+    """What became of a graph: itself with calls of `codes`, which somebody must hold."""
+
+    module: fx.GraphModule
+    codes: list[CompiledCode] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)  # why a stretch stayed as it was
+
+
+def compile_stretches(
+    module: fx.GraphModule,
+    owners: Sequence[fx.Node | None],
+    runs: Runs,
+    known: KnownNumbers,
+    label: str,
+    compiler: Compiler,
+) -> Compiled:
+    """A copy of `module` in planned order, each stretch of a partition as one call.
+
+    `owners` says for each statement of the text which node it was written for. A stretch that the
+    compiler refuses stays as it was; `missed` says why.
+    """
+    draws = {owners[at] for kind, *statements in runs if kind == _DRAWS for at in statements}
+    cutter = _Cutter(module, known, label, compiler, draws)
+    for partition, nodes in _planned(module, owners, runs):
+        if partition < 0:
+            cutter.copy(nodes)
+            continue
+        numbers, nodes = _ready(nodes, cutter.is_elsewhere)
+        cutter.copy(numbers)  # first, so that they divide no stretch
+        for stretch, rest in _alternating(nodes, cutter.can_be_compiled):
+            cutter.compile(stretch)
+            cutter.copy(rest)
+    return cutter.finish()
+
+
+# ---- the order of the plan
+
+
+def _planned(
+    module: fx.GraphModule, owners: Sequence[fx.Node | None], runs: Runs
+) -> Iterator[tuple[int, list[fx.Node]]]:
+    """The calls of `module` in planned order, by runs; -1 for those outside of partitions.
+
+    A node without a statement (a member of a tuple, a known number) goes with what it is made of.
+    """
+    places: dict[fx.Node, tuple[int, int]] = {}  # rank of its last statement, partition
+    rank = 0
+    for kind, *statements in runs:
+        for at in statements if kind != _DRAWS else ():
+            rank += 1
+            node = owners[at]
+            if node is None or node.graph is not module.graph:
+                continue
+            partition = kind
+            if node in places and places[node][1] != kind:
+                partition = -1  # its statements lie apart
+            places[node] = (rank, max(partition, -1))
+    nodes = [n for n in module.graph.nodes if n.op == "call_function"]
+    for node in nodes:
+        made_of = [places[i] for i in node.all_input_nodes if i in places]
+        latest = max(made_of, default=(0, -1))
+        own, partition = places.get(node, latest)
+        # What a node is made of may end later: of its several statements only the first is needed.
+        places[node] = max(own, latest[0]), partition
+    nodes.sort(key=lambda node: places[node][0])  # stable
+    group: list[fx.Node] = []
+    for node in nodes:
+        if group and places[node][1] != places[group[-1]][1]:
+            yield places[group[-1]][1], group
+            group = []
+        group.append(node)
+    if group:
+        yield places[group[-1]][1], group
+
+
+def _alternating(
+    nodes: list[fx.Node], wanted: Callable[[fx.Node], bool]
+) -> Iterator[tuple[list[fx.Node], list[fx.Node]]]:
+    """Cuts a partition: what can be compiled as early as may be, then what cannot, and so on.
+
+    A node that writes stays behind all before it and ahead of all after it.
+    """
+    left = nodes
+    while left:
+        stretch, left = _ready(left, wanted)
+        rest, left = _ready(left, lambda node: not wanted(node))
+        yield stretch, rest
+
+
+def _ready(
+    nodes: list[fx.Node], wanted: Callable[[fx.Node], bool]
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    taken: list[fx.Node] = []
+    left: list[fx.Node] = []
+    waiting: set[fx.Node] = set()
+    closed = False
+    for node in nodes:
+        alone = writes(node)
+        free = not closed and not (alone and left)
+        if free and wanted(node) and waiting.isdisjoint(node.all_input_nodes):
+            taken.append(node)
+        else:
+            left.append(node)
+            waiting.add(node)
+            closed |= alone
+    return taken, left
+
+
+# ---- the new graph
+
+
+def say_what_constants_are(module: fx.GraphModule) -> None:
+    """Gives each tensor constant of the graph its `meta["val"]`."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    mode = mode_of_any(n.meta.get("val") for n in nodes)
+    for node in module.graph.nodes:
+        if node.op != "get_attr" or "val" in node.meta:
+            continue
+        held = operator.attrgetter(str(node.target))(module)
+        if isinstance(held, Tensor):
+            node.meta["val"] = mode.from_tensor(held.detach(), static_shapes=True)
+
+
+class _Cutter:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        known: KnownNumbers,
+        label: str,
+        compiler: Compiler,
+        draws: set[fx.Node | None],
+    ) -> None:
+        self._module = module
+        self._known = known
+        self._label = label
+        self._compiler = compiler
+        self._draws = draws
+        self._graph = fx.Graph()
+        self._env: dict[fx.Node, fx.Node] = {}
+        self._codes: list[CompiledCode] = []
+        self._missed: list[str] = []
+        say_what_constants_are(module)
+        self._on_cpu = runs_on_cpu(module)
+        self.copy([n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")])
+
+    def copy(self, nodes: list[fx.Node]) -> None:
+        for node in nodes:
+            self._env[node] = self._graph.node_copy(node, self._env.__getitem__)
+
+    def finish(self) -> Compiled:
+        self.copy(self._module.graph.find_nodes(op="output"))
+        module = fx.GraphModule(self._module, self._graph)
+        module.meta = dict(self._module.meta)
+        return Compiled(module, self._codes, self._missed)
+
+    def can_be_compiled(self, node: fx.Node) -> bool:
+        if node.target is operator.getitem:
+            source = node.args[0]
+            return isinstance(source, fx.Node) and self.can_be_compiled(source)
+        if not is_inductors_own(node) and schema(node) is None:
+            return False
+        if writes(node) or is_collective(node):
+            return False
+        operands = [n for n in node.all_input_nodes if not is_graph(n)]
+        numbers = any(map(self.is_elsewhere, operands))
+        if self.is_elsewhere(node) or (numbers and not takes_numbers(node)):
+            return False  # Inductor's code may copy it to the GPU, which cannot be captured
+        return all(is_known(n.meta.get("val"), self._known) for n in [node, *operands])
+
+    def is_elsewhere(self, node: fx.Node) -> bool:
+        """On the CPU, where the program is not: a constant, or the planner had kept it out."""
+        return not self._on_cpu and is_on_cpu(node)
+
+    def compile(self, nodes: list[fx.Node]) -> None:
+        calls = sum(not is_free(n) and n.target not in KINDLESS for n in nodes)
+        if calls < 2:  # nothing to fuse
+            return self.copy(nodes)
+        stretch = _Stretch(self._module, nodes, self._known)
+        if not stretch.outputs:
+            return self.copy(nodes)
+        label = f"{self._label} {len(self._codes)}"
+        try:
+            run = self._compiler(stretch.module)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            logger.warning(
+                "%s: Inductor cannot compile %d of its operators, which run as they are: %s",
+                label, calls, reason,
+            )  # fmt: skip
+            self._missed.append(f"compile-failed: {label}: {reason}")
+            return self.copy(nodes)
+        inputs, outputs = stretch.layouts()
+        random = not self._draws.isdisjoint(nodes)
+        code = CompiledCode(label, run, inputs, outputs, random=random)
+        self._codes.append(code)
+        self._call(code, stretch, calls)
+
+    def _call(self, code: CompiledCode, stretch: _Stretch, calls: int) -> None:
+        operands = [self._env[node] for node in stretch.inputs]
+        call = self._graph.call_function(code.operator, (code.name, calls, operands))
+        call.meta = {
+            key: value
+            for key, value in stretch.first.meta.items()
+            if key in ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
+        }
+        call.meta["val"] = [node.meta["val"] for node in stretch.outputs]
+        for i, node in enumerate(stretch.outputs):
+            member = self._graph.call_function(operator.getitem, (call, i))
+            member.meta = dict(node.meta)
+            self._env[node] = member
+        self.copy(stretch.views)
+
+
+class _Stretch:
+    """Some nodes as a module of their own, which returns the tensors that others need.
+
+    `views`, and numbers, are needed by others too: they are made again, outside, of what the module
+    takes and returns, so that no two of its tensors share memory.
+    """
+
+    def __init__(
+        self,
+        owner: fx.GraphModule,
+        nodes: list[fx.Node],
+        known: KnownNumbers,
+        *,
+        always: bool = False,
+    ) -> None:
+        inside = set(nodes)
+        self.first = nodes[0]
+        needed = [n for n in nodes if always or any(user not in inside for user in n.users)]
+        views = {n for n in needed if is_free(n)}
+        pending = list(views)
+        outputs = {n for n in needed if n not in views}
+        while pending:
+            for source in pending.pop().all_input_nodes:
+                if source not in inside or source in views:
+                    continue
+                if is_free(source):
+                    views.add(source)
+                    pending.append(source)
+                elif isinstance(source.meta.get("val"), Tensor):
+                    outputs.add(source)
+        self.outputs = [n for n in nodes if n in outputs]
+        self.views = [n for n in nodes if n in views]
+        self.inputs: list[fx.Node] = []
+        self.numbers: list[fx.Node] = []  # what else it takes: ints known only at run time
+        self._known = known
+        self._mode = FakeTensorMode() if known else None
+        self._env: dict[fx.Node, Any] = {}
+        self._graph = fx.Graph()
+        for node in nodes:
+            self._take(node, inside)
+        for number in self.numbers:
+            self._env[number] = self._graph.placeholder(number.name)
+        for node in nodes:
+            arguments = fx.node.map_arg((node.args, node.kwargs), self._env.__getitem__)
+            copy = self._graph.call_function(node.target, *arguments)
+            copy.meta = dict(node.meta)
+            self._env[node] = copy
+        self._graph.output(tuple(self._env[n] for n in self.outputs))
+        self.module = fx.GraphModule(owner, self._graph)
+
+    def _take(self, node: fx.Node, inside: set[fx.Node]) -> None:
+        """Makes each operand from outside a placeholder, or the number that it is."""
+        for operand in node.all_input_nodes:
+            if operand in inside or operand in self._env:
+                continue
+            value = operand.meta.get("val")
+            if is_graph(operand):
+                self._env[operand] = self._graph.node_copy(operand)
+                continue
+            if not isinstance(value, Tensor):
+                self._env[operand] = number = fixed(value, self._known)
+                if number is None and isinstance(value, torch.SymInt):
+                    self.numbers.append(operand)
+                elif number is None and value is not None:
+                    raise ExportError(
+                        f"%{node.name}",
+                        f"it takes %{operand.name}, which is known only at run time and is no int",
+                        "pass it as a tensor",
+                    )
+                continue
+            place = self._graph.placeholder(operand.name)
+            place.meta = {"val": self._static(value)}
+            self._env[operand] = place
+            self.inputs.append(operand)
+
+    def _static(self, value: Tensor) -> Tensor:
+        layout = self._layout(value)
+        if self._mode is None or layout.is_open:
+            return value
+        with self._mode:
+            return torch.empty_strided(
+                layout.size, layout.stride, dtype=value.dtype, device=value.device
+            )
+
+    def _layout(self, value: Tensor) -> Layout:
+        size, stride = (
+            tuple(fixed(n, self._known) for n in numbers)
+            for numbers in (value.shape, value.stride())
+        )
+        return Layout(size, stride)
+
+    def layouts(self) -> tuple[list[Layout], list[Layout]]:
+        of = []
+        for nodes in (self.inputs, self.outputs):
+            leaves = pytree.tree_leaves([n.meta["val"] for n in nodes])
+            of.append([self._layout(leaf) for leaf in leaves if isinstance(leaf, Tensor)])
+        return of[0], of[1]
+
+
+def carried(
+    node: fx.Node, known: KnownNumbers
+) -> tuple[CompiledCode, list[fx.Node], list[fx.Node]]:
+    """A node that is no operator as compiled code, its tensors and its numbers.
+
+    The code returns all results as one flat list.
+    """
+    owner = node.graph.owning_module
+    assert owner is not None
+    say_what_constants_are(owner)
+    stretch = _Stretch(owner, [node], known, always=True)
+    module = stretch.module
+
+    def run(inputs: list[Any]) -> list[Tensor]:
+        leaves = pytree.tree_leaves(module(*inputs))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    code = CompiledCode(node.name, run, *stretch.layouts(), random=False)
+    return code, stretch.inputs, stretch.numbers

@@ -1,0 +1,34 @@
+"""Which device some graphs run on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from ..errors import ExportError
+from ..torch_api.operators import pytree
+
+
+def device_of(graphs: Sequence[fx.GraphModule], label: str) -> str:
+    """The device that these graphs run on, as the library names it."""
+    found: set[torch.device] = set()
+    for graph in graphs:
+        for node in graph.graph.nodes:
+            for value in pytree.tree_leaves(node.meta.get("val")):
+                if isinstance(value, torch.Tensor):
+                    found.add(value.device)
+                    if value.layout is not torch.strided:
+                        raise ExportError(
+                            f"%{node.name}", f"its layout is {value.layout}", "use dense tensors"
+                        )
+    found.discard(torch.device("cpu"))
+    if not found:
+        return "host"
+    if len(found) > 1 or next(iter(found)).type != "cuda":
+        names = ", ".join(sorted(map(str, found)))
+        raise ExportError(
+            label, f"its tensors are on {names}", "keep one graph on one CUDA device, or on the CPU"
+        )
+    return str(found.pop())

@@ -1,0 +1,98 @@
+"""What a node of AOTAutograd's graph is to the code that cuts stretches."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..torch_api.operators import higher_order_name, pytree, schema_of
+from .known_numbers import KnownNumbers
+
+KINDLESS = (operator.getitem,)
+_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d")
+_INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
+_HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)
+
+
+def is_collective(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", "") in _COLLECTIVES
+
+
+def schema(node: fx.Node) -> Any:
+    """None for what is no operator."""
+    return schema_of(node.target)
+
+
+def is_inductors_own(node: fx.Node) -> bool:
+    return higher_order_name(node.target) in _INDUCTORS_OWN
+
+
+def is_graph(node: fx.Node) -> bool:
+    """A graph that a node takes."""
+    return node.op == "get_attr" and "val" not in node.meta
+
+
+def writes(node: fx.Node) -> bool:
+    """Into an operand, or it may; or does something else than computing."""
+    found = schema(node)
+    if found is None:
+        return node.target not in KINDLESS and not is_inductors_own(node)
+    return found.is_mutable or not found.returns
+
+
+def is_view(node: fx.Node) -> bool:
+    """Shares its first operand's memory, or may."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and is_view(node.args[0])
+    if node.target in _HIDDEN_VIEWS:
+        return True
+    found = schema(node)
+    return found is not None and any(
+        r.alias_info is not None and not r.alias_info.is_write for r in found.returns
+    )
+
+
+def is_free(node: fx.Node) -> bool:
+    """May be made anywhere, again and again: a view, or a number."""
+    return is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list, dict))
+
+
+def takes_numbers(node: fx.Node) -> bool:
+    """Its kernel reads a tensor of the CPU's without dimensions as a number."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def is_known(value: Any, known: KnownNumbers) -> bool:
+    """Plain tensors of sizes known by now, and numbers."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return all(member is None or is_known(member, known) for member in value)
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            return False
+        return all(fixed(n, known) is not None for n in (*value.shape, *value.stride()))
+    return fixed(value, known) is not None
+
+
+def tensors(node: fx.Node) -> list[Tensor]:
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def is_on_cpu(node: fx.Node) -> bool:
+    return any(tensor.device.type == "cpu" for tensor in tensors(node))
+
+
+def runs_on_cpu(module: fx.GraphModule) -> bool:
+    """No tensor is elsewhere."""
+    everything = (tensor for node in module.graph.nodes for tensor in tensors(node))
+    return all(tensor.device.type == "cpu" for tensor in everything)
+
+
+def fixed(value: Any, known: KnownNumbers) -> Any:
+    """The number; None for what is known only at run time, or is none."""
+    return value if isinstance(value, (int, float, bool)) else known.number(value)

@@ -1,0 +1,81 @@
+"""Cuts the joint graph into forward and backward, with every random draw that eager makes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..torch_api.aot_autograd import described_result, partition_as_eager_saves
+
+
+def partition(
+    joint: fx.GraphModule,
+    joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: list[int] | None = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The default partitioner's cut.
+
+    A draw whose result nobody uses advances the random state all the same: it is made an output of
+    the forward while the graph is cut, or it would be lost.
+    """
+    unused = _unused_draws(joint)
+    end = next(iter(joint.graph.find_nodes(op="output")))
+    outputs = list(end.args[0])
+    outputs[num_fwd_outputs:num_fwd_outputs] = unused
+    end.args = (outputs,)
+    if "desc" in end.meta:
+        descriptions = list(end.meta["desc"])
+        extra = [described_result(1_000_000 + i) for i in range(len(unused))]
+        descriptions[num_fwd_outputs:num_fwd_outputs] = extra
+        end.meta["desc"] = descriptions
+    forward, backward = partition_as_eager_saves(
+        joint,
+        joint_inputs,
+        num_fwd_outputs=num_fwd_outputs + len(unused),
+        static_lifetime_input_indices=static_lifetime_input_indices,
+    )
+    if unused:
+        drop_outputs(forward, range(num_fwd_outputs, num_fwd_outputs + len(unused)))
+    return forward, backward
+
+
+def _unused_draws(joint: fx.GraphModule) -> list[fx.Node]:
+    """A value of each random operator that reaches no output."""
+    graph = joint.graph
+    reached: set[fx.Node] = set()
+    pending = [next(iter(graph.find_nodes(op="output")))]
+    while pending:
+        for node in pending.pop().all_input_nodes:
+            if node not in reached:
+                reached.add(node)
+                pending.append(node)
+    found = []
+    for node in list(graph.nodes):
+        tags = getattr(node.target, "tags", ())
+        if node in reached or torch.Tag.nondeterministic_seeded not in tags:
+            continue
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            with graph.inserting_after(node):
+                member = graph.call_function(operator.getitem, (node, 0))
+            member.meta = dict(node.meta, val=node.meta["val"][0])
+            node = member
+        found.append(node)
+    return found
+
+
+def drop_outputs(module: fx.GraphModule, dropped: Container[int]) -> None:
+    end = module.graph.output_node()
+
+    def kept(values: Any) -> Any:
+        return type(values)(value for i, value in enumerate(values) if i not in dropped)
+
+    end.args = (kept(end.args[0]),)
+    if end.meta.get("desc") is not None:
+        end.meta["desc"] = kept(end.meta["desc"])
+    module.recompile()

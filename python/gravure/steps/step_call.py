@@ -1,0 +1,198 @@
+"""The program of a step: what stays the same from call to call is bound, not passed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..calls.instance import Instance
+from ..text.entry_call import picker
+from ..text.fx_import import EntryWriter
+from ..torch_api.autograd import has_gradient_hooks
+from ..torch_api.guard_checks import LookedUp, Scope
+from .optimizer_step import Update
+
+ENTRY = "step"
+
+
+_FROZEN_OR_NOT, _HOOK = "training", "hook"  # what the library calls why it refused a step
+
+
+class OtherTraining(RuntimeError):
+    """Parameters were frozen or tied, or are no longer, since the program was made. Nothing has
+    run."""
+
+    def __init__(self, trained: tuple[Any, ...], message: str) -> None:
+        """`trained`: by input, whether it requires a gradient now, or which ones are the same."""
+        super().__init__(message)
+        self.trained = trained
+
+
+class Kept:
+    """Parameters and buffers of a step, bound to its program, and bound anew when they are others.
+
+    Those that every call finds in one place are looked up: nobody passes them.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        graph: fx.GraphModule,
+        inputs: Sequence[Any],
+        kept: list[int],
+        update: Update | None,
+    ) -> None:
+        """`kept`: positions of parameters and buffers among `inputs`, those of Dynamo's graph."""
+        self.update = update
+        sources = scope.sources(graph, inputs, kept)
+        self.looked_up = list(sources)
+        self._found = LookedUp(scope, list(sources.values()))
+        # All others are passed. Positions among the entry's inputs, and among what is passed:
+        self._others = [i for i in range(len(inputs)) if i not in sources]
+        self._passed = [i for i in kept if i not in sources]
+        self._pick = picker([self._others.index(i) for i in self._passed])
+        rest = [k for k, i in enumerate(self._others) if i not in self._passed]
+        self._pick_rest = picker(rest)
+        self._held: tuple[Any, ...] = ()
+        self._ids: dict[int, int] = {}  # of what is bound, by position
+
+    def forget(self) -> None:
+        """The next call binds all of it, to another program: nothing is held until then."""
+        self._found.forget()
+        self._held = ()
+        self._ids = {}
+        if self.update is not None:
+            self.update.forget()
+
+    def rest_of(self, program: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of what is passed to a call, what is not kept. All else is bound when it returns."""
+        if self._found.changed():
+            try:
+                self._bind(program, self.looked_up, self._found.values)
+            except RuntimeError:
+                self._found.forget()
+                raise
+        if self.update is not None:
+            self.update.bind(program)
+        if not self._passed:
+            return args
+        held = self._pick(args)
+        if not self._held or not all(map(operator.is_, held, self._held)):
+            self._bind(program, self._passed, list(held))
+            self._held = held
+        return self._pick_rest(args)
+
+    def _refuse_tied(self, positions: list[int], values: list[Any]) -> None:
+        """Two that are one now: Dynamo passes it once, and its gradients are added in the graph."""
+        ids = self._ids | dict(zip(positions, map(id, values), strict=True))
+        if len(set(ids.values())) < len(ids):
+            all_of = list(ids.values())
+            raise OtherTraining(
+                tuple([all_of.index(each) for each in all_of]),
+                "two parameters or buffers of a step are one tensor since it was compiled; call "
+                "torch._dynamo.reset() after they are tied",
+            )
+        self._ids = ids
+
+    def named(self, program: Any, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
+        """Every input of a call, with its name."""
+        names = [name for _, name in program.inputs(ENTRY)]
+        pairs = zip([*self.looked_up, *self._others], [*self._found.values, *args], strict=True)
+        return [(names[i], value) for i, value in pairs]
+
+    def _bind(self, program: Any, positions: list[int], values: list[Any]) -> None:
+        self._refuse_tied(positions, values)
+        if self.update is not None:
+            self.update.refuse_others(dict(zip(positions, values, strict=True)))
+        program.bind(ENTRY, positions, values)
+
+
+class StepProgram(Instance):
+    """The program of a step, loaded when it is called, and again when it was let go of."""
+
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        places: list[int],
+        kept: Kept,
+        missed: list[str],
+        *,
+        only_tensors: bool,
+    ) -> None:
+        """`places`: of Dynamo's outputs, among the entry's that are no gradients."""
+        super().__init__(self.run, None, missed=missed)
+        self._load = load
+        self._places = places
+        self._kept = kept
+        self._only_tensors = only_tensors
+        self._hooked = False  # something was, once: the library still sees where
+        self._opened: tuple[Any, Callable[..., Any]] | None = None  # and how it is run
+
+    def let_go(self) -> None:
+        self.program = self._opened = None
+        self._kept.forget()
+
+    def open(self) -> tuple[Any, Callable[..., Any]]:
+        program = self._load()
+        self._kept.forget()
+        if self._kept.update is not None:
+            program.set_updated(ENTRY, self._kept.update.parameters_at)
+        run = program.run_step_tensors if self._only_tensors else program.run_step
+        self.program, self._opened = program, (program, run)
+        return self._opened
+
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        """The graph's inputs in, but those looked up; its former outputs."""
+        program, run = self._opened or self.open()
+        kept = self._kept
+        rest = kept.rest_of(program, args)
+        if self._hooked:
+            _refuse_hooks(kept.named(program, args))
+        # Nothing: then nothing has run.
+        while not (results := run(ENTRY, rest, not self._hooked)):
+            refusal, message = program.refusal(ENTRY, rest, not self._hooked)
+            if refusal == _FROZEN_OR_NOT:
+                values = [value for _, value in kept.named(program, args)]
+                trained = tuple([getattr(value, "requires_grad", False) for value in values])
+                raise OtherTraining(trained, message)
+            if refusal == _HOOK:
+                _refuse_hooks(kept.named(program, args))
+                self._hooked = True
+        return [results[i] if i >= 0 else None for i in self._places]
+
+
+def _refuse_hooks(named: Sequence[tuple[str, Any]]) -> None:
+    """The library sees a hook that was removed, too."""
+    for name, tensor in named:
+        if has_gradient_hooks(tensor):
+            raise RuntimeError(
+                f'"{name}" has a hook on its gradient, and a step runs without autograd; remove '
+                'the hook, or use torch.compile(backend="gravure"), which runs it'
+            )
+
+
+def bind_constants(program: Any, writer: EntryWriter) -> None:
+    """Constants and random states, which are the same in each call."""
+    values: dict[int, Any] = {}
+    for i, (spec, _, _) in enumerate(writer.inputs):
+        if spec.role == "constant":
+            values[i] = spec.value
+        elif spec.role == "rng_state":
+            values[i] = torch.Generator(spec.name.partition("#")[0])
+            values[i].set_state(spec.value)
+    added = range(len(writer.inputs), len(program.inputs(ENTRY)))
+    values |= dict.fromkeys(added)
+    program.bind(ENTRY, list(values), list(values.values()))
+
+
+def leave_out(graph: fx.GraphModule, inputs: Sequence[int]) -> None:
+    """Dynamo's code will not pass these: it reads in the graph which ones there are."""
+    nodes = graph.graph.find_nodes(op="placeholder")
+    gone = {nodes[i] for i in inputs}
+    for node in reversed(list(graph.graph.nodes)):
+        if node.op != "placeholder" or node in gone:
+            graph.graph.erase_node(node)

@@ -1,0 +1,260 @@
+"""From Dynamo's graph of a step to what runs it: forward, loss, backward, and the update."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.optim import Optimizer
+
+from ..calls.compiled_graph import CompiledGraph
+from ..calls.live_graphs import follow
+from ..errors import ExportError
+from ..graphs.codegen import Stretches, Style, compile_graphs, in_first_style
+from ..graphs.devices import device_of
+from ..graphs.known_numbers import KnownNumbers
+from ..graphs.names import InputSpec, Namer
+from ..graphs.trace import Capture, check_loss, differentiate, output_node
+from ..graphs.traced_graphs import OutputSpec, TracedGraphs
+from ..graphs.undivided import gains_undivided, undivided
+from ..library.load import program_class
+from ..library.namespace import LIBRARY
+from ..options import CompileOptions
+from ..text.dynamo_graph import input_spec, label_of
+from ..text.entries import step_entry
+from ..text.fx_import import EntryWriter
+from ..text.program_text import HEADER
+from ..torch_api.dispatch import is_traceable_wrapper_subclass
+from ..torch_api.dynamo import TracingContext
+from ..torch_api.eager_tracing import traces_as_eager
+from ..torch_api.fake_tensors import unset_fake_temporarily
+from ..torch_api.guard_checks import Scope
+from .optimizer_step import Update
+from .step_call import ENTRY, Kept, StepProgram, bind_constants, leave_out
+
+# Marks the loss in Dynamo's graph, whose outputs come in an order of Dynamo's own.
+LIBRARY.define("loss(Tensor loss) -> Tensor")
+LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
+mark_loss = torch.ops.gravure.loss
+
+_NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
+
+
+@dataclass
+class WrittenStep:
+    """A step as a program text, and how it is called."""
+
+    label: str
+    text: str
+    writer: EntryWriter
+    device: str
+    places: list[int]  # of Dynamo's outputs, among the entry's that are no gradients
+    kept: list[int]  # positions of parameters and buffers
+    only_tensors: bool  # taken and returned
+    stretches: Stretches | None  # what Inductor compiled of it
+    update: Update | None
+
+
+class _Made(NamedTuple):
+    """What runs one of Dynamo's graphs. All of it belongs to the step, and goes with it."""
+
+    program: StepProgram
+    graph: CompiledGraph
+    called: list[Any]  # what the program calls by name
+
+
+class StepCompiler:
+    """From Dynamo's graph of a step to what runs it.
+
+    It keeps its programs: Dynamo's tables, which may outlive a step, have weak references alone.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        options: CompileOptions,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.settings = 0  # of the optimizer, in this call: Settings.number
+        self.training = 0  # which inputs require a gradient: a number, as settings
+        self._trainings: dict[tuple[Any, ...], int] = {}
+        self.scope: Scope | None = None  # of the frame that Dynamo compiles
+        self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
+        self.name = name
+        self.options = options
+        self.programs = 0
+        # By what Dynamo calls, for as long as it may.
+        self._made: weakref.WeakKeyDictionary[Callable[..., Any], _Made] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @property
+    def graphs(self) -> list[CompiledGraph]:
+        """What was made of Dynamo's graphs, as far as it may still be called."""
+        return [made.graph for made in self._made.values()]
+
+    def backend(self) -> Callable[..., Any]:
+        """This as a backend of Dynamo's, which keeps each that it has seen for ever."""
+        found = weakref.ref(self)
+
+        def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            compiler = found()
+            assert compiler is not None
+            return compiler(graph, inputs)
+
+        return traces_as_eager(compile_graph, is_compiling=self.options.is_compiling)
+
+    def train(self, trained: tuple[Any, ...]) -> None:
+        """Has Dynamo find, or compile, a program for what OtherTraining tells of its inputs."""
+        number = self._trainings.setdefault(trained, len(self._trainings) + 1)
+        if number == self.training:  # that of a program for others, of another shape
+            number = self._trainings[trained] = max(self._trainings.values()) + 1
+        self.training = number
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        program_class()
+        written = self.write(graph, inputs)
+        frozen = [i for i in written.kept if not inputs[i].requires_grad]
+        assert self.scope is not None
+        with unset_fake_temporarily():
+            kept = Kept(self.scope, graph, inputs, written.kept, written.update)
+            program = StepProgram(
+                functools.partial(self._load, written, frozen),
+                written.places,
+                kept,
+                written.stretches.missed if written.stretches else [],
+                only_tensors=written.only_tensors,
+            )
+            program.open()
+        self.programs += 1
+        leave_out(graph, kept.looked_up)
+        engraved = CompiledGraph.around(written.label, self.options, program)
+        follow(engraved)
+        found = weakref.ref(program)
+
+        def run(*args: Any) -> list[Any]:
+            alive = found()
+            assert alive is not None
+            return alive.run(args)
+
+        called = [written.stretches, written.writer.held]
+        self._made[run] = _Made(program, engraved, called)
+        return run
+
+    def _load(self, written: WrittenStep, frozen: list[int]) -> Any:
+        with unset_fake_temporarily():
+            options = self.options.for_library()
+            program = program_class().of_text(written.text, written.device, options)
+            bind_constants(program, written.writer)
+            program.set_frozen(ENTRY, frozen)
+        return program
+
+    def write(self, graph: fx.GraphModule, inputs: list[Any]) -> WrittenStep:
+        """Raises ExportError. The loss becomes the first of `graph`'s outputs."""
+        for value in inputs:
+            if is_traceable_wrapper_subclass(value):
+                kind = type(value).__name__
+                raise ExportError(
+                    self.name,
+                    f"it reads a {kind}",
+                    'use torch.compile(backend="gravure"), which takes it, or plain tensors',
+                )
+        label = f"{self.name}, {label_of(graph)}"
+        specs = [input_spec(n, self.namer) for n in graph.graph.find_nodes(op="placeholder")]
+        order = _loss_first(graph, self.name)
+        capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
+        traced, stretches = self._traced(graph, capture, specs, label)
+        update = Update(self.optimizer, inputs) if self.optimizer is not None else None
+        step = step_entry(traced, carries_python=True)
+        used: set[int] = set()
+        if update is not None:
+            used = update.write(step.writer, step.arguments, step.inputs, step.gradients)
+        with unset_fake_temporarily():
+            device = device_of(traced.modules, label)
+        examples = [value.meta.get("example_value") for value in output_node(graph).args[0]]
+        return WrittenStep(
+            label,
+            f"{HEADER}\n{step.text(used)}",
+            step.writer,
+            device,
+            [step.places[i] for i in order],
+            [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")],
+            all(isinstance(value, torch.Tensor) for value in [*inputs, *examples]),
+            stretches,
+            update,
+        )
+
+    def _traced(
+        self, graph: fx.GraphModule, capture: Capture, specs: list[InputSpec], label: str
+    ) -> tuple[TracedGraphs, Stretches | None]:
+        """Forward and backward, and what was compiled of them."""
+        of_style = functools.partial(self._of_style, graph, capture, specs, label)
+        return in_first_style(self.options, label, of_style, symbolic=False)
+
+    def _of_style(
+        self,
+        graph: fx.GraphModule,
+        capture: Capture,
+        specs: list[InputSpec],
+        label: str,
+        style: Style,
+    ) -> tuple[TracedGraphs, Stretches | None]:
+        count = len(output_node(graph).args[0])
+        names = ["loss", *[f"output{i}" for i in range(1, count)]]
+        outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
+        paired = not self.options.eager_rng
+        traced = differentiate(capture, specs, outputs, self.name, self.namer, paired, style)
+        if not style.inductor:
+            return traced, None
+        wanted = self.options.stretches
+        if wanted == "undivided" or (wanted == "auto" and gains_undivided(traced)):
+            traced = undivided(traced)
+        step = step_entry(traced, carries_python=True)
+        made = compile_graphs(
+            [(module, "step") for module in traced.modules],
+            {"step": step.writer.owners},
+            f"{HEADER}\n{step.text()}",
+            KnownNumbers(),
+            style,
+            self.options,
+            label,
+        )
+        forward, *backward = made.modules
+        return replace(traced, forward=forward, backward=next(iter(backward), None)), made
+
+
+def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
+    """Makes the loss the graph's first output, and each output one of its own, without a gradient.
+
+    Returns where each of the graph's former outputs is among them.
+    """
+    marks = graph.graph.find_nodes(op="call_function", target=mark_loss)
+    if len(marks) != 1:
+        raise ExportError(
+            name,
+            "its first result is not a tensor that it computes",
+            "return the loss, or a tuple that begins with it",
+        )
+    loss = marks[0].args[0]
+    check_loss(loss.meta.get("example_value"), name, step=True)
+    marks[0].replace_all_uses_with(loss)
+    graph.graph.erase_node(marks[0])
+    end = output_node(graph)
+    former = list(end.args[0])
+    values = list(dict.fromkeys([loss, *former]))
+    order = [values.index(value) for value in former]
+    with graph.graph.inserting_before(end):
+        for i, value in enumerate(values):
+            example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
+            if i and getattr(example, "requires_grad", False):
+                values[i] = graph.graph.call_method("detach", (value,))
+    end.args = (tuple(values),)
+    graph.recompile()
+    return order

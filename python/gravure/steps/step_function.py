@@ -1,0 +1,99 @@
+"""A step under Dynamo: its loss marked, its errors ours."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import ExportError
+from ..torch_api.compile_lock import compile_lock
+from ..torch_api.discarded_output import leaving_out
+from ..torch_api.dynamo import (
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    recompile_limit,
+    tracing_settings,
+)
+from ..torch_api.dynamo_errors import refusal
+from ..torch_api.guard_checks import Scope
+from ..torch_api.static_sizes import static_sizes
+from .step_call import OtherTraining
+from .step_compiler import StepCompiler, mark_loss
+
+logger = logging.getLogger("gravure")
+
+
+def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Callable[..., Any]:
+    """`fn` under Dynamo, its loss marked, with `compiler` as backend."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Dynamo compiles anew for other numbers.
+        if compiler.settings < 0 or compiler.training < 0:
+            return None
+        result = fn(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return mark_loss(result)
+        if isinstance(result, tuple) and isinstance(result[0], torch.Tensor):
+            return (mark_loss(result[0]), *result[1:])
+        if isinstance(result, list) and isinstance(result[0], torch.Tensor):
+            return [mark_loss(result[0]), *result[1:]]
+        return result
+
+    # A code object of its own: Dynamo keeps what it compiled by code object.
+    code = call.__code__.replace()
+    fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
+    compiler.scope = Scope(fn, call.__globals__)
+    compiled = torch.compile(fresh, backend=compiler.backend(), fullgraph=True)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return once(args, kwargs)
+        except OtherTraining as other:
+            compiler.train(other.trained)
+            return once(args, kwargs)
+
+    def once(args: Any, kwargs: Any) -> Any:
+        try:
+            with static_sizes:
+                result = compiled(*args, **kwargs)
+        except FailOnRecompileLimitHit as error:
+            raise ExportError(
+                name,
+                f"it was called with more than {recompile_limit()} kinds of "
+                "arguments" + (" or settings of its optimizer" if compiler.optimizer else ""),
+                ("make a learning rate that changes a tensor, " if compiler.optimizer else "")
+                + "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
+            ) from error
+        except TorchDynamoException:
+            result = _again(compiled, args, kwargs, name)
+        if not compiler.programs:
+            raise ExportError(name, "it computes nothing with tensors", "return a loss")
+        return result
+
+    return functools.update_wrapper(step, fn) if isinstance(fn, types.FunctionType) else step
+
+
+def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
+    """Compiles with the settings that export traces with: only where it must, they cost time."""
+    try:
+        with compile_lock, tracing_settings(), leaving_out() as silent:
+            with static_sizes:
+                result = compiled(*args, **kwargs)
+        if silent:
+            logger.warning(
+                "%s: its program leaves out what it says to people: %s; return what there is to "
+                "say, and say it after the step",
+                name,
+                ", ".join(silent),
+            )
+        return result
+    except TorchDynamoException as error:
+        inner = getattr(error, "inner_exception", None)
+        if type(inner) is RuntimeError:  # the library's words say what to do
+            raise inner from None
+        raise refusal(error, name) from error

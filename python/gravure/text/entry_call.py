@@ -1,0 +1,58 @@
+"""How a call of one of AOTAutograd's graphs becomes one of its entry."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from ..graphs.compiled_ops import CompiledCode
+
+# What AOTAutograd calls: all arguments as one list.
+Run = Callable[[list[Any]], Any]
+
+
+@dataclass
+class Call:
+    """How a call of a graph becomes one of its entry."""
+
+    entry: str
+    arguments: int  # that the graph takes
+    taken: list[int] = field(default_factory=list)  # those that the entry takes, in order
+    # For each of the graph's results, its position among the entry's, or -1 and the fixed value.
+    results: list[tuple[int, Any]] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)  # each of the graph's results in the text
+    kinds: dict[str, str] = field(default_factory=dict)  # and their types
+    bound: dict[int, Any] = field(default_factory=dict)  # what inputs of the entry are, always
+    owners: list[fx.Node | None] = field(default_factory=list)  # by statement: EntryWriter.owners
+    held: list[CompiledCode] = field(default_factory=list)  # what the entry calls by name
+
+    kept: list[int] = field(default_factory=list)  # of `taken`: parameters and buffers
+    only_tensors: bool = True  # taken and returned
+
+    def caller(self, run: Callable[[str, Any], list[Any]], *, keeps: bool) -> Run:
+        """`run` with the graph's own arguments and results. With `keeps`, `kept` are bound."""
+        entry, results = self.entry, self.results
+        taken = [i for i in self.taken if not (keeps and i in self.kept)]
+        as_is = [(i, None) for i in range(len(results))]
+        pick = picker(taken)
+        if results == as_is and taken == list(range(self.arguments)):
+            return lambda args: run(entry, args)
+        if results == as_is:
+            return lambda args: run(entry, pick(args))
+
+        def call(args: list[Any]) -> list[Any]:
+            found = run(entry, pick(args))
+            return [found[i] if i >= 0 else fixed for i, fixed in results]
+
+        return call
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes the members at these positions."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda values: tuple([values[i] for i in positions])

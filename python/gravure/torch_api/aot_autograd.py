@@ -1,0 +1,168 @@
+"""AOTAutograd: how it is called, and how its joint graph is cut.
+
+Private: `aot_autograd` and `aot_module_simplified` differentiate a graph, with and without autograd
+around it, by the settings in `_functorch.config` and `_inductor.config`. Without them there are no
+programs of graphs that are trained. `default_partition` is the cut that saves what eager saves, and
+`PlainAOTOutput` describes a result to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.source import ConstantSource
+from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import default_partition
+from torch._guards import TracingContext, tracing
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatefulSymbolicContext
+
+from .fake_tensors import FakeTensorMode
+
+__all__ = [
+    "boxed",
+    "boxed_module",
+    "default_partition",
+    "described_result",
+    "graphs_alone",
+    "partition_as_eager_saves",
+    "with_autograd",
+]
+
+# Takes one of AOTAutograd's graphs and its example inputs; what runs the graph.
+GraphCompiler = Callable[[fx.GraphModule, Any], Callable[..., Any]]
+
+# While tracing: dead code elimination keeps random operators, or a draw that nobody uses would not
+# advance the random state. Without the second setting the first one would turn paired generators
+# off.
+_KEEP_DRAWS = {
+    "fallback_random": True,
+    "test_configs.graphsafe_rng_func_ignores_fallback_random": True,
+}
+
+
+@contextlib.contextmanager
+def _settings(*, paired_draws: bool, **further: Any) -> Iterator[None]:
+    """Without the first both graphs do not come together, and cannot become one program; without
+    the second a graph may come from a file, compiled by another backend. The third has checkpointed
+    draws repeated from generators of their own, not by a state that is read on the host."""
+    settings = {
+        "force_non_lazy_backward_lowering": True,
+        "enable_autograd_cache": False,
+        "graphsafe_rng_functionalization": paired_draws,
+        **further,
+    }
+    with functorch_config.patch(settings), inductor_config.patch(_KEEP_DRAWS):
+        yield
+
+
+def with_autograd(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    forward: GraphCompiler,
+    backward: GraphCompiler,
+    inference: GraphCompiler,
+    cut: Callable[..., Any],
+    decompositions: dict[Any, Callable[..., Any]],
+    paired_draws: bool,
+    in_autocast: bool,
+) -> Callable[..., Any]:
+    """`graph` differentiated, each of its graphs in the hands of its compiler, and autograd around.
+
+    `cut` is a partitioner. `in_autocast`: the backward is traced under the forward's autocast, if
+    any, and not without.
+    """
+    compiler = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=cut,
+        decompositions=decompositions,
+        keep_inference_input_mutations=True,
+    )
+    further = {
+        "donated_buffer": False,  # saved values may be needed again
+        "backward_pass_autocast": "same_as_forward" if in_autocast else "off",
+    }
+    with _settings(paired_draws=paired_draws, **further), _context_of_call(inputs):
+        return compiler(graph, inputs)
+
+
+def graphs_alone(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    context: TracingContext | None,
+    *,
+    forward: GraphCompiler,
+    backward: GraphCompiler,
+    cut: Callable[..., Any],
+    decompositions: dict[Any, Callable[..., Any]],
+    paired_draws: bool,
+) -> None:
+    """The same for who wants the graphs and no autograd; Dynamo's `context` is over."""
+    further = {"view_replay_for_aliased_outputs": False}  # whose outputs would be bases
+    with tracing(context), _settings(paired_draws=paired_draws, **further):
+        aot_module_simplified(
+            graph,
+            inputs,
+            fw_compiler=forward,
+            bw_compiler=backward,
+            partition_fn=cut,
+            decompositions=decompositions,
+            keep_inference_input_mutations=False,
+        )
+
+
+def _context_of_call(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """One for what is compiled in a call, to which Dynamo gives none: as it would be, sizes fixed.
+
+    Without one PyTorch keeps random operators whose results nobody uses, also in the backward,
+    which would draw again what the forward has drawn; and it knows no sizes that follow from data.
+    """
+    if TracingContext.try_get():
+        return nullcontext()
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            context.tensor_to_context[value] = StatefulSymbolicContext(
+                dynamic_sizes=[DimDynamic.STATIC] * value.dim(),
+                tensor_source=ConstantSource(f"argument_{i}"),
+            )
+    return tracing(context)
+
+
+def partition_as_eager_saves(
+    joint: fx.GraphModule, inputs: Any, **rest: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The default partitioner's cut. Without it what is cheap is computed again."""
+    with inductor_config.patch(fallback_random=False):
+        return default_partition(joint, inputs, **rest)
+
+
+def described_result(i: int) -> Any:
+    """A descriptor for a result that AOTAutograd does not know of.
+
+    The partitioners refuse a graph that has more results than descriptors.
+    """
+    return PlainAOTOutput(idx=i)
+
+
+def boxed(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks `run`: it takes its arguments as one list. AOTAutograd would pass them one by one."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def boxed_module(module: fx.GraphModule) -> fx.GraphModule:
+    """The same for a graph module, which has a class of its own."""
+    type(module)._boxed_call = True  # type: ignore[attr-defined]
+    return module

@@ -1,0 +1,80 @@
+"""The state of PyTorch's dispatcher: which modes, keys and autocast are in force."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+
+__all__ = [
+    "below_autograd",
+    "in_autocast",
+    "is_traceable_wrapper_subclass",
+    "not_traced",
+    "plainly",
+    "without_autocast",
+    "without_modes",
+]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+# is_traceable_wrapper_subclass: tells a tensor that holds others (DTensor). Without it a step reads
+# such a tensor as if it were a plain one.
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Dispatch as where nothing is special, without gradients.
+
+    A program runs below autograd, where vmap, for one, takes other ways. Without it compiled code
+    fails under a mode or a transform that the caller has on.
+    """
+    with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """No dispatch mode is on. Without it constants are computed as stand-ins without values."""
+    with _disable_current_modes():
+        yield
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Operators dispatch as behind autograd, in grad mode.
+
+    As AOTAutograd runs its graphs. Without it oneDNN keeps no workspace of an LSTM for its
+    backward, which then fails.
+    """
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        yield
+
+
+def in_autocast() -> bool:
+    """Whether autocast is on, for any device.
+
+    Without it backwards are traced as if they were called outside of autocast: other bits for those
+    who call them inside.
+    """
+    return torch._C._is_any_autocast_enabled()
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Autocast is off. Without it the casts that a graph already holds are made twice."""
+    with torch._C._DisableAutocast():
+        yield
+
+
+def not_traced(function: Function) -> Function:
+    """`function`, which Dynamo leaves alone.
+
+    Without it a backward that autograd calls where Dynamo watches is compiled once more.
+    """
+    return torch._disable_dynamo(function)

@@ -1,0 +1,106 @@
+"""Dynamo: its settings while it traces for us, what it says of its graphs, its errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch._dynamo.utils as dynamo_utils
+from torch import fx
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+)
+from torch._guards import CompileContext, TracingContext
+
+from .discarded_output import silent_functions
+
+__all__ = [
+    "BackendCompilerFailed",
+    "FailOnRecompileLimitHit",
+    "TorchDynamoException",
+    "TracingContext",
+    "break_of",
+    "compile_number",
+    "graph_breaks",
+    "is_static",
+    "recompile_limit",
+    "source_of",
+    "tracing_settings",
+    "whole_graph",
+]
+
+# BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException: its errors, told as
+# ours. Without them users see Dynamo's, without our remedies.
+# TracingContext: what Dynamo hands to AOTAutograd, and one is the key of a forward and its
+# backward. Without it AOTAutograd's metadata cannot be read.
+
+
+@contextlib.contextmanager
+def tracing_settings(**further: Any) -> Iterator[None]:
+    """Dynamo traces LSTMs, and leaves out what code says to people.
+
+    Without them such functions break the graph.
+    """
+    settings = {"allow_rnn": True, "ignore_logging_functions": silent_functions(), **further}
+    # PyTorch would log its settings as JSON, which functions are not.
+    unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
+    with torch._dynamo.config.patch(settings), unlogged:
+        yield
+
+
+def whole_graph(fn: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` under Dynamo, as one graph or an error.
+
+    torch.compile would do, but that it wraps a backend in guards of its own.
+    """
+    return torch._dynamo.optimize(backend, nopython=True)(fn)
+
+
+def compile_number() -> str:
+    """Dynamo's number of the graph that is compiled: "0/1". Without it labels lack it."""
+    return str(CompileContext.current_compile_id())
+
+
+def source_of(node: fx.Node) -> str:
+    """Where the value of a placeholder is found, as Dynamo writes it: "L['x']"; "" if unknown.
+
+    Without it inputs have no names, and a step's parameters are passed in each call.
+    """
+    source = getattr(node, "_dynamo_source", None)
+    if source is None:
+        return ""
+    return source.name if isinstance(source.name, str) else source.name()
+
+
+def is_static(node: fx.Node) -> bool:
+    """Whether Dynamo calls this placeholder static: it keeps its address.
+
+    Without it every parameter is staged in each step.
+    """
+    return node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None
+
+
+def break_of(graph: fx.GraphModule) -> Any:
+    """Why Dynamo ended this graph before the function did: `reason`, `user_stack`; None if not.
+
+    Without it no report names graph breaks.
+    """
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    return reason if reason is not None and reason.graph_break else None
+
+
+def graph_breaks() -> Counter[str]:
+    """How often Dynamo broke a graph in this process, by reason. Without it none are explained."""
+    return Counter(dynamo_utils.counters["graph_break"])
+
+
+def recompile_limit() -> int:
+    """How many programs Dynamo makes of one function, for an error to name."""
+    return torch._dynamo.config.recompile_limit

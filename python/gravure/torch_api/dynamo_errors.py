@@ -1,0 +1,53 @@
+"""Errors of Dynamo's and AOTAutograd's as ours: first their reason, then their first hint.
+
+PyTorch's words are read, and may be others in its next release; a reason that is not known is
+handed on as it is.
+
+Private: `GuardOnDataDependentSymNode` is the error of a branch on data, whose words name the line.
+Without it such an error has no remedy.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from ..errors import ExportError
+from .whether_compiled import REMEDY, asks
+
+
+def refusal(error: Exception, name: str) -> ExportError:
+    """Dynamo's or AOTAutograd's error as ours: first its reason, then its first hint."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ExportError):
+            return cause
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    remedy = next((x[5:].strip() for x in lines if x.startswith("Hint:")), "")
+    explanation = next((x[12:].strip() for x in lines if x.startswith("Explanation:")), "")
+    stack = getattr(error, "real_stack", None)
+    place = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    if isinstance(error, GuardOnDataDependentSymNode):
+        # It knows the line by its words alone.
+        caused = re.search(r"^Caused by: \((.+?:\d+) in ", str(error), re.MULTILINE)
+        place = place or (caused.group(1) if caused else "")
+    if isinstance(error, GuardOnDataDependentSymNode) or reason.startswith("Data-dependent"):
+        remedy = 'use torch.compile(backend="gravure"), which breaks the graph at such a branch'
+        if stack and asks(stack[-1]):
+            remedy += f", or {REMEDY}"
+    what = f"{reason}: {explanation}" if explanation else f"{type(error).__name__}: {reason}"
+    if "Tensor.backward()" in reason:
+        what = "it calls backward() itself"
+        remedy = "leave out backward() and the optimizer, which run with and after the step"
+    if "Generator" in str(error):
+        what, remedy = "it draws from a Generator of its own", "draw from the default generator"
+    if "Module-level backwards hooks" in reason:
+        what = "a module has backward hooks, which autograd calls"
+        remedy = 'remove them, or use torch.compile(backend="gravure"), which runs them'
+    if place.rpartition(":")[0].endswith("/torch/nn/parallel/distributed.py"):
+        what = "it calls a DistributedDataParallel, whose gradients hooks of autograd average"
+        remedy = 'use torch.compile(backend="gravure"), which runs them'
+    return ExportError(name, what, remedy or "move this out of the step", place)

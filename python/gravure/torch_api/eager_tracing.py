@@ -1,0 +1,130 @@
+"""What Dynamo traces otherwise than eager runs it is traced as eager runs it, for bits' sake.
+
+- `q, k, v = qkv` is one `unbind`. Dynamo takes the rows one by one; the gradient of each is then
+  zeros, a copy and an addition, where that of `unbind` is one `stack`, and adding zeros loses the
+  sign of a zero.
+- `a.add_(b, alpha=0.1)` is one operator, as are `addcmul_`, `addcdiv` and `_foreach_lerp_` with a
+  number. Dynamo takes them apart, lest a number that is a tensor is read on the host; products are
+  rounded then before they are added. A number that is a tensor is left to it.
+- `grouped_mm` of floats is what eager runs; Dynamo's stand-in for it takes bfloat16 alone.
+- Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
+  branch on what it makes of numbers alone is taken (constant_branches.py).
+
+Dynamo is changed for what Gravure compiles alone.
+
+Private: Dynamo's `TensorVariable` and `TorchInGraphFunctionVariable` have what takes these apart,
+`tls` knows for which backend it traces, and `op_implementations_dict` holds the stand-ins. Without
+them graphs run, with other bits than eager's. `_foreach_lerp_` is torch.optim's own operator.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch._dynamo.symbolic_convert import tls
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._subclasses.fake_impls import op_implementations_dict
+
+from .compile_lock import one_at_a_time
+from .constant_branches import decide_constant_branches
+from .eager_kernels import GROUPED_MM, fake_grouped_mm
+from .whether_compiled import answer_as_eager
+
+_MARK = "_gravure_traces_as_eager"
+_TELLS = "_gravure_is_compiling"
+# What wrappers of Dynamo's, torch.compile's, functools' and DDPOptimizer call what they wrap.
+_WRAPPED = ("_torchdynamo_orig_backend", "compiler_fn", "func", "backend_compile_fn")
+
+
+def traces_as_eager(backend: Any, *, is_compiling: bool = False) -> Any:
+    """Marks a backend of Dynamo's: its graphs hold what eager runs.
+
+    With `is_compiling` code that asks is told that it is compiled. A backend that takes options
+    has it among them.
+    """
+    _change_dynamo()
+    setattr(backend, _MARK, True)
+    setattr(backend, _TELLS, is_compiling)
+    return backend
+
+
+def _layers(backend: Any) -> Iterator[Any]:
+    """What Dynamo and torch.compile wrap a backend in, from the outside, and the backend."""
+    while backend is not None:
+        yield backend
+        if isinstance(backend, MethodType):
+            backend = backend.__self__
+        found = (getattr(backend, name, None) for name in _WRAPPED)
+        backend = next((inner for inner in found if inner is not None), None)
+
+
+def _is_marked(backend: Any) -> bool:
+    return any(getattr(layer, _MARK, False) for layer in _layers(backend))
+
+
+def _is_told_as_eager(backend: Any) -> bool:
+    """Whether code that asks runs eagerly, for all that it is told: a marked backend's, mostly."""
+    for layer in _layers(backend):
+        given = getattr(layer, "kwargs", None) or getattr(layer, "keywords", None) or {}
+        chosen = (given.get("options") or {}).get("is_compiling")
+        if chosen is not None:
+            return not chosen and _is_marked(layer)
+        if getattr(layer, _MARK, False):
+            return not getattr(layer, _TELLS)
+    return False
+
+
+@one_at_a_time
+@functools.cache
+def _change_dynamo() -> None:
+    TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)
+    for name in ("method_add_", "method_addcmul_", "method_addcdiv_"):
+        setattr(TensorVariable, name, _whole(getattr(TensorVariable, name)))
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    for function in (torch.addcdiv, torch._foreach_lerp_):
+        handlers[function] = _whole(handlers[function])
+    op_implementations_dict[GROUPED_MM] = _fake_while_marked
+    decide_constant_branches(_is_marked)
+    answer_as_eager(_is_told_as_eager)
+
+
+def _unbinding(by_rows: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    @functools.wraps(by_rows)
+    def unpack(self: Any, tx: Any, idxes: Sequence[int] | None = None) -> list[Any]:
+        # Subclasses of the variable stand for other things than a plain tensor.
+        plain = type(self) is TensorVariable and self.valid_size() and len(self.size) > 0
+        if not plain or not _is_marked(tx.output.compiler_fn):
+            return by_rows(self, tx, idxes)
+        if idxes is not None and len(idxes) != self.size[0]:
+            return by_rows(self, tx, idxes)  # which says what is wrong
+        return self.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
+
+    return unpack
+
+
+def _whole(apart: Callable[..., Any]) -> Callable[..., Any]:
+    """None, for the operator itself, where what it multiplies by is a number; else as `apart`."""
+
+    @functools.wraps(apart)
+    def trace(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        named = [kwargs[name] for name in ("alpha", "value") if name in kwargs]
+        factors = named or args[-1:]  # of _foreach_lerp_ the last one
+        numbers = bool(factors) and all(factor.is_python_constant() for factor in factors)
+        if numbers and _is_marked(tx.output.compiler_fn):
+            return None
+        return apart(self, tx, *args, **kwargs)
+
+    return trace
+
+
+def _fake_while_marked(*args: Any, **kwargs: Any) -> Any:
+    """The stand-in of other backends is PyTorch's, which NotImplemented leaves it to."""
+    tx = getattr(tls, "current_tx", None)
+    if tx is None or not _is_marked(tx.output.compiler_fn):
+        return NotImplemented
+    return fake_grouped_mm(*args, **kwargs)

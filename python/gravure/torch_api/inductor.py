@@ -1,0 +1,136 @@
+"""Inductor's part: one stretch of a graph as a function that launches its kernels.
+
+Private: `compile_fx_inner` compiles a graph, `partition_fn` cuts one,
+`_recursive_joint_graph_passes` and `select_decomp_table` prepare it, `list_mode_options` knows the
+modes, `_inductor.config` its settings; `aot_module_simplified` takes operators apart, with
+`_functorch.config` for its cache; `V`, `TracingContext` with `tracing`, and `detect_fake_mode` or a
+`FakeTensorMode` are the surroundings that they look at; `preserve_rng_state` keeps the caller's
+random states, `_disable_current_modes` his modes away. Without any of these `codegen="inductor"` is
+refused, and eager's kernels remain. `replace_node_with_constant` makes a node a tensor that the
+graph holds: without it constants are copied in each step. `decompose_auto_functionalized`: below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch import Tensor, fx
+from torch._dynamo.utils import detect_fake_mode, preserve_rng_state
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext, tracing
+from torch._inductor.constant_folding import replace_node_with_constant
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = [
+    "compile_stretch",
+    "cut_for_inductor",
+    "decompose_auto_functionalized",
+    "decompositions",
+    "replace_node_with_constant",
+    "settings_of",
+]
+
+# The runtime captures, not Inductor; random operators draw what ATen's draw, from the generator
+# that the runtime gives them.
+_SETTINGS = {
+    "triton.cudagraphs": False,
+    "fallback_random": True,
+    "freezing": False,
+    "cpp_wrapper": False,
+    "graph_partition": False,
+}
+
+
+def settings_of(mode: str | None) -> dict[str, Any]:
+    """What torch.compile's mode of this name asks of Inductor. Graphs are the runtime's in each."""
+    wanted = torch._inductor.list_mode_options(mode) if mode else {}
+    return {name: value for name, value in wanted.items() if name not in _SETTINGS}
+
+
+def compile_stretch(
+    module: fx.GraphModule,
+    *,
+    decompose: bool,
+    backward: bool,
+    inference: bool,
+    mode: str | None = None,
+) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """Inductor's code for `module`, which takes and returns tensors alone and writes no input.
+
+    Every placeholder has `meta["val"]`, a fake tensor of known sizes. With `decompose` its
+    operators are those that eager runs, and are taken apart first. `mode`, one of torch.compile's,
+    is how Inductor chooses kernels. The result takes its inputs as one list, which it empties.
+    Raises what Inductor raises.
+    """
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+
+    examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    fake = detect_fake_mode(examples) or FakeTensorMode()
+    with (
+        # AOTAutograd's wrapper has a mode on in its first call, which would see these operators.
+        _disable_current_modes(),
+        preserve_rng_state(),  # Inductor draws what it times kernels with
+        tracing(TracingContext(fake)),
+        V.set_fake_mode(fake),
+        inductor_config.patch(_SETTINGS | settings_of(mode)),
+        torch.no_grad(),
+    ):
+        if decompose:
+            module = _decomposed(module, examples)
+        if decompose or inference:
+            module = _recursive_joint_graph_passes(module)
+        end = module.graph.output_node()
+        # All strides are part of the program.
+        end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))
+        return compile_fx_inner(
+            module, examples, is_backward=backward, is_inference=inference, static_input_idxs=()
+        )
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """How Inductor takes operators apart, but for those that draw."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    with inductor_config.patch(_SETTINGS):
+        return select_decomp_table()
+
+
+def cut_for_inductor(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+    """Forward and backward as Inductor cuts them: what is cheap is computed again."""
+    from torch._inductor.compile_fx import partition_fn
+
+    with preserve_rng_state(), V.set_fake_mode(detect_fake_mode(inputs) or FakeTensorMode()):
+        return partition_fn(joint, inputs, **rest)
+
+
+def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return lambda *args: None
+
+    with functorch_config.patch({"enable_autograd_cache": False}):
+        aot_module_simplified(module, examples, fw_compiler=keep, decompositions=decompositions())
+    (graph,) = graphs
+    given, wanted = (len(g.graph.find_nodes(op="placeholder")) for g in (graph, module))
+    results, asked = (len(g.graph.output_node().args[0]) for g in (graph, module))
+    if (given, results) != (wanted, asked):
+        raise AssertionError(f"a stretch of {wanted} inputs and {asked} results lost some")
+    return graph
+
+
+def decompose_auto_functionalized(graph: fx.Graph) -> None:
+    """Clones and the operator itself, for functional forms of operators that write.
+
+    Without it a graph with such an operator of the user's gets no program.
+    """
+    from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
+
+    decompose_auto_functionalized(graph)

@@ -1,0 +1,201 @@
+"""The rooms of python/gravure: who imports whom, as docs/design.md says it, and who PyTorch's."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python/gravure"
+FILES = sorted(PACKAGE.rglob("*.py"))
+_SECTION = re.compile(r"^## Rooms of python/gravure\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+_ROW = re.compile(r"^\| `(\w+)/` \|[^|]*\|([^|]*)\|$", re.MULTILINE)
+
+
+def arrows() -> dict[str, set[str]]:
+    """What the modules of a room may import besides their own: the table in docs/design.md."""
+    section = _SECTION.search((ROOT / "docs/design.md").read_text())
+    assert section is not None
+    rows = _ROW.findall(section[1])
+    return {room: set(re.findall(r"`(\w+)`", allowed)) for room, allowed in rows}
+
+
+def module_of(file: Path) -> str:
+    """`graphs.names`; the package itself is ``."""
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(file: Path, modules: set[str]) -> Iterator[str]:
+    """Modules of the package that `file` imports, wherever in it."""
+    here = [*file.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found = [name.name for name in node.names]
+            yield from (n.partition(".")[2] for n in found if n.split(".")[0] == "gravure")
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        if node.level == 0:
+            first, _, below = (node.module or "").partition(".")
+            base = below.split(".") if below else []
+            if first != "gravure":
+                continue
+        else:
+            base = here[: len(here) + 1 - node.level]
+            base = [*base, *(node.module.split(".") if node.module else [])]
+        for name in node.names:
+            member = ".".join([*base, name.name])
+            yield member if member in modules else ".".join(base)
+
+
+MODULES = {module_of(file) for file in FILES}
+IMPORTS = {module_of(file): set(imports_of(file, MODULES)) for file in FILES}
+
+
+def room_of(module: str) -> str:
+    """ "" for a public module."""
+    first, dot, _ = module.partition(".")
+    return first if dot or (PACKAGE / first).is_dir() else ""
+
+
+def test_the_table_has_every_room() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert rooms == arrows().keys()
+    folders = {file.parent for file in FILES} - {PACKAGE}
+    assert {folder.name for folder in folders} == rooms  # a room has no rooms
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_room_imports_only_what_it_may(module: str) -> None:
+    room = room_of(module)
+    if not room:
+        return
+    allowed = arrows()[room]
+    for other in IMPORTS[module]:
+        target = room_of(other)
+        assert target == room or (target or other) in allowed, f"{module} imports {other}"
+
+
+def private_names(tree: ast.AST, own: set[str]) -> Iterator[str]:
+    """Private names of PyTorch's that a module reaches; `own` are those of this package."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{name.name}" for name in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+            if is_private(node.attr) and node.attr not in own and not is_operator(names[0]):
+                yield names[0]
+                continue
+        for name in names:
+            first, *rest = name.split(".")
+            if first != "torch" or is_operator(name):
+                continue
+            if any(map(is_private, rest)) or rest[:2] == ["fx", "experimental"]:
+                yield name
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_operator(name: str) -> bool:
+    """`torch.ops.aten._to_copy` is public: the name of an operator, which is none of Python's."""
+    return name.startswith(("torch.ops.", "_aten.", "_prims.", "aten."))
+
+
+def own_names() -> set[str]:
+    """What this package itself calls so: functions, classes, and members that it sets."""
+    found: set[str] = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+                found.add(node.attr)
+    return found
+
+
+def test_private_pytorch_is_reached_from_one_room() -> None:
+    own = own_names()
+    found = {
+        f"{module_of(file)}: {name}"
+        for file in FILES
+        if room_of(module_of(file)) != "torch_api"
+        for name in private_names(ast.parse(file.read_text()), own)
+    }
+    assert not found
+
+
+def words_on(text: str) -> str:
+    """Comments and docstrings of a module."""
+    tree = ast.parse(text)
+    found = [ast.get_docstring(tree) or ""]
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.append(ast.get_docstring(node) or "")
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found += [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.glob("torch_api/*.py")), ids=lambda f: f.stem)
+def test_what_is_imported_of_private_pytorch_is_explained(file: Path) -> None:
+    """What it is for, and what happens without it; one that a function wraps is told there."""
+    text = file.read_text()
+    tree = ast.parse(text)
+    words = set(re.findall(r"\w+", words_on(text)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and "ithout" in (ast.get_docstring(node) or ""):
+            words |= set(re.findall(r"\w+", ast.unparse(node)))
+    for node in tree.body:
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        for alias in node.names:
+            one: ast.stmt = ast.Import([alias])
+            if isinstance(node, ast.ImportFrom):
+                one = ast.ImportFrom(node.module, [alias], node.level)
+            for name in private_names(ast.Module([one], []), set()):
+                told = {alias.asname, name.rpartition(".")[2]} & words
+                assert told, f"{name} is not explained"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch._dynamo",
+        "from torch._guards import tracing",
+        "from torch.optim.optimizer import _global_optimizer_pre_hooks",
+        "from torch.fx.experimental.proxy_tensor import make_fx",
+        "from torch import _C",
+        "x = torch._C._is_any_autocast_enabled()",
+        "x = value.untyped_storage()._cdata",
+    ],
+)
+def test_a_private_name_is_seen(text: str) -> None:
+    assert list(private_names(ast.parse(text), {"_own"}))
+    assert not list(private_names(ast.parse("torch.ops.aten._to_copy(self._own)"), {"_own"}))
+
+
+def test_no_modules_import_each_other() -> None:
+    try:
+        list(TopologicalSorter(IMPORTS).static_order())
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_an_init_holds_no_code() -> None:
+    """So that a module of a room can be imported alone; the package's own names what is public."""
+    for file in FILES:
+        if file.name == "__init__.py" and file.parent != PACKAGE:
+            (docstring,) = ast.parse(file.read_text()).body
+            assert isinstance(docstring, ast.Expr), file

@@ -5,7 +5,7 @@
 
 The C++ rooms are Bazel's: BUILD.bazel says what a room holds and what it uses. Those of Python are
 packages: the docstring says what one holds, imports say what it uses. A stop of the way must be
-defined where the page says, and be named by the file of the stop before it.
+defined where the page says, and be named by the file of a stop before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,17 +35,28 @@ class Stop:
     file: str
     name: str  # of a function or a class
     does: str
+    called: str = ""  # how a stop before it names it, if otherwise
 
 
 # What one call of a compiled model goes through, once everything is captured.
 WAY = (
-    Stop("python/csrc/differentiable_run.cpp", "runDifferentiably", "makes autograd's node"),
-    Stop("runtime/step/runtime.cpp", "run", "one step at a time: takes the program's turn"),
-    Stop("runtime/step/choose_path.cpp", "choosePath", "plain, recorded or served"),
-    Stop("runtime/step/executor.cpp", "runServed", "instruction by instruction"),
-    Stop("runtime/step/executor.cpp", "runPartition", "captures a partition, or replays it"),
-    Stop("runtime/step/partition.h", "replay", "puts the results where the next one reads them"),
-    Stop("runtime/cuda/cuda_partition_graph.cpp", "launch", "cudaGraphLaunch"),
+    Stop("python/gravure/backend.py", "compile_graph", "Dynamo's graph"),
+    Stop("python/gravure/calls/frame.py", "compile_frame", "differentiated, once"),
+    Stop("python/gravure/calls/compiled_graph.py", "run_native", "a call"),
+    Stop("python/gravure/calls/native_node.py", "native_call", "of its sizes and module", "native"),
+    Stop(
+        "python/csrc/differentiable_run.cpp",
+        "runDifferentiable",
+        "in C++: a node of autograd's",
+        "run_differentiable",
+    ),
+    Stop("python/csrc/loaded_program.cpp", "runLogged", "with what is bound"),
+    Stop("runtime/step/runtime.cpp", "run", "one step at a time"),
+    Stop("runtime/step/choose_path.cpp", "choosePath", "plain, recorded or served?"),
+    Stop("runtime/step/executor.cpp", "runServed", "served"),
+    Stop("runtime/step/executor.cpp", "runPartition", "each partition"),
+    Stop("runtime/step/partition.h", "replay", "captured"),
+    Stop("runtime/device/device.h", "replay", "on the device"),
 )
 
 
@@ -63,14 +75,16 @@ def cpp_rooms() -> list[Room]:
 
 def _rest_of(layer: str) -> list[Room]:
     """The files of a layer that lie in no room: passes of one file each, the CUDA device."""
-    text = (ROOT / layer / "BUILD.bazel").read_text()
+    blocks = (ROOT / layer / "BUILD.bazel").read_text().split("\n)\n")
+    names = {"rewrites": "passes", "cuda": "runtime/cuda"}  # by target
     found = []
-    for target, name in (("rewrites", "passes"), ("cuda", "runtime/cuda")):
-        block = re.search(rf'((?:# .*\n)+)\w+\(\n    name = "{target}".*?\n\)', text, re.S)
-        if block is None:
+    for block in blocks:
+        target = re.search(r'^    name = "(\w+)"', block, re.M)
+        if target is None or target[1] not in names:
             continue
-        uses = {_room_of(label) for label in re.findall(r'"(//[^"]+)"', _deps(block[0]))}
-        found.append(Room(name, _comment(block[1]), frozenset(uses - {name, ""})))
+        name = names[target[1]]
+        uses = {_room_of(label) for label in re.findall(r'"(//[^"]+)"', _deps(block))}
+        found.append(Room(name, _comment(block), frozenset(uses - {name, ""})))
     return found
 
 
@@ -157,14 +171,12 @@ def table(rooms: list[Room]) -> str:
 
 def way() -> str:
     lines = ["```mermaid", "flowchart TD"]
-    before: Stop | None = None
     for number, stop in enumerate(WAY):
         _require_defined(stop)
         lines.append(f'  s{number}["{stop.name}<br/><small>{stop.file}</small>"]')
-        if before is not None:
-            _require_named(before, stop)
-            lines.append(f"  s{number - 1} -->|{stop.does}| s{number}")
-        before = stop
+        if number > 0:
+            _require_named(WAY[:number], stop)
+            lines.append(f'  s{number - 1} -->|"{stop.does}"| s{number}')
     return "\n".join([*lines, "```"])
 
 
@@ -181,9 +193,10 @@ def _require_defined(stop: Stop) -> None:
         sys.exit(f"draw_rooms: {stop.file} does not define {stop.name}: mend WAY")
 
 
-def _require_named(before: Stop, stop: Stop) -> None:
-    if not re.search(rf"\b{stop.name}\b", _text(before.file)):
-        sys.exit(f"draw_rooms: {before.file} does not name {stop.name}, the next stop: mend WAY")
+def _require_named(before: Sequence[Stop], stop: Stop) -> None:
+    name = stop.called or stop.name
+    if not any(re.search(rf"\b{name}\b", _text(each.file)) for each in before):
+        sys.exit(f"draw_rooms: no stop before {stop.file} names {name}: mend WAY")
 
 
 def drawn(text: str) -> str:

@@ -13,6 +13,7 @@ import torch._functorch.config as functorch_config
 import torch.nn as nn
 from gravure.calls import compiled_graph
 from gravure.torch_api import aot_autograd, eager_kernels
+from gravure.torch_api.step_settings import frames_inside
 from running import need_library
 from torch import Tensor
 from torch._dynamo.convert_frame import compile_lock
@@ -32,6 +33,7 @@ def tables() -> list[Any]:
         torch._dynamo.config.automatic_dynamic_shapes,
         torch._dynamo.config.assume_static_by_default,
         set(torch._dynamo.config.ignore_logging_functions),
+        frames_inside(),
     ]
 
 
@@ -196,6 +198,15 @@ class Stay:
         self.thread.join()
 
 
+class Broken(nn.Module):
+    """Asks behind a graph break whether Dynamo compiles there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + int(torch.compiler.is_compiling())
+
+
 def test_steps_on_two_threads_leave_dynamos_settings_alone() -> None:
     stays = [Stay("first"), Stay("second")]
     for stay in stays:
@@ -206,3 +217,6 @@ def test_steps_on_two_threads_leave_dynamos_settings_alone() -> None:
     for stay in stays:
         stay.end()
     assert tables() == before
+    # What others compile is compiled as before, behind its graph breaks, too.
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(Broken(), backend="eager")(x), x * 2 + 1)

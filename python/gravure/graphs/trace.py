@@ -33,7 +33,7 @@ from ..torch_api.dynamo import TracingContext, source_of, tracing_settings, whol
 from ..torch_api.dynamo_errors import refusal
 from ..torch_api.eager_tracing import traces_as_eager
 from ..torch_api.operators import pytree
-from ..torch_api.static_sizes import static_sizes
+from ..torch_api.step_settings import step_settings
 from .codegen import ATEN, Style
 from .constants import reunite_constants
 from .names import InputSpec, Namer, unique_names
@@ -110,7 +110,7 @@ def _dynamo(
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
     try:
-        with tracing_settings(replay_side_effects=False, suppress_errors=False), static_sizes:
+        with tracing_settings(replay_side_effects=False, suppress_errors=False), step_settings:
             marked = traces_as_eager(backend, is_compiling=is_compiling)
             result = whole_graph(fresh, marked)(*args)
     except ExportError:

@@ -21,7 +21,7 @@ from ..torch_api.dynamo import (
 )
 from ..torch_api.dynamo_errors import refusal
 from ..torch_api.guard_checks import Scope
-from ..torch_api.static_sizes import static_sizes
+from ..torch_api.step_settings import step_settings
 from .step_call import OtherTraining
 from .step_compiler import StepCompiler, mark_loss
 
@@ -59,7 +59,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
 
     def once(args: Any, kwargs: Any) -> Any:
         try:
-            with static_sizes:
+            with step_settings:
                 result = compiled(*args, **kwargs)
         except FailOnRecompileLimitHit as error:
             raise ExportError(
@@ -82,7 +82,7 @@ def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> A
     """Compiles with the settings that export traces with: only where it must, they cost time."""
     try:
         with compile_lock, tracing_settings(), leaving_out() as silent:
-            with static_sizes:
+            with step_settings:
                 result = compiled(*args, **kwargs)
         if silent:
             logger.warning(

@@ -3,6 +3,7 @@
 #include "ir/attributes.h"
 #include "ir/compiled_op.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/storage_lives.h"
 #include "passes/partition_runs.h"
 
 #include <llvm/Support/Format.h>
@@ -30,7 +31,7 @@ struct Candidate {
 class Planner {
  public:
   Planner(const Entry& entry, const PassOptions& options)
-      : entry_(entry), options_(options), dependences_(entry), live_(entry, dependences_) {
+      : entry_(entry), options_(options), dependences_(entry), live_(dependences_.accesses()) {
     const Numbering& numbering = dependences_.numbering();
     base_.dependences = &dependences_;
     for (int32_t i = 0; i < numbering.size(); ++i) {

@@ -125,9 +125,9 @@ class Accumulator {
 
   /// The node that makes the gradient; nullptr if what is there then may change until the entry ends.
   const Node* placeBehind(const Value* gradient) const {
-    const int32_t storage = numbering_.storageOf(gradient);
+    const int32_t storage = accesses_.storageOf(gradient);
     const bool settled =
-        storage >= 0 && !numbering_.isExternal(storage) && accesses_.isNeverWritten(gradient);
+        storage >= 0 && !accesses_.isExternal(storage) && accesses_.isNeverWritten(gradient);
     return settled && gradient->node()->kind() != c10::prim::Param ? gradient->node() : nullptr;
   }
 

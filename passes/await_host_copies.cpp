@@ -1,7 +1,7 @@
 #include "passes/await_host_copies.h"
 
 #include "ir/core/args.h"
-#include "ir/memory/numbering.h"
+#include "ir/memory/storage_accesses.h"
 #include "passes/analysis/verdict.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -52,21 +52,22 @@ bool isHostCopyWithoutWait(const Node* node) { return nonBlockingArgument(node).
 std::vector<Node*> findUnawaited(const Entry& entry) {
   if (llvm::none_of(entry.graph->nodes(), isHostCopyWithoutWait)) return {};
   const Numbering numbering(entry);
-  std::vector<int32_t> copyOf(numbering.valueBound(), -1);  // by storage
+  const StorageAccesses accesses(numbering);
+  std::vector<int32_t> copyOf(accesses.storageCount(), -1);  // by storage
   std::vector<bool> used(numbering.size(), false);
   const auto use = [&](int32_t storage) {
     if (storage >= 0 && copyOf[storage] >= 0) used[copyOf[storage]] = true;
   };
   for (int32_t i = 0; i < numbering.size(); ++i) {
-    for (int32_t value : numbering.used(i)) use(numbering.storageOf(value));
+    for (int32_t value : numbering.used(i)) use(accesses.storageOf(value));
     if (!isHostCopyWithoutWait(numbering.node(i))) continue;
     for (const Value* value : filled(numbering.node(i))) {
-      if (const int32_t storage = numbering.storageOf(value); storage >= 0) copyOf[storage] = i;
+      if (const int32_t storage = accesses.storageOf(value); storage >= 0) copyOf[storage] = i;
     }
   }
   for (size_t o = 0; o < entry.outputs.size(); ++o) {
     if (entry.outputs[o].role == OutputRole::Saved) {
-      use(numbering.storageOf(entry.graph->outputs()[o]));
+      use(accesses.storageOf(entry.graph->outputs()[o]));
     }
   }
   std::vector<Node*> found;

@@ -3,7 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/place.h"
-#include "ir/memory/numbering.h"
+#include "ir/memory/storage_accesses.h"
 #include "passes/analysis/verdict.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -105,9 +105,9 @@ class EntryClassifier {
 
   bool isWritten(const Value* value) {
     // Few programs have such tensors; only they pay for the numbering.
-    if (!numbering_) numbering_.emplace(entry_);
-    const int32_t storage = numbering_->storageOf(value);
-    return storage >= 0 && numbering_->isWritten(storage);
+    if (!numbering_) accesses_.emplace(numbering_.emplace(entry_));
+    const int32_t storage = accesses_->storageOf(value);
+    return storage >= 0 && accesses_->isWritten(storage);
   }
 
   const Entry& entry_;
@@ -115,6 +115,7 @@ class EntryClassifier {
   const llvm::StringSet<>* savedNumbers_;
   ValueFacts values_;
   std::optional<Numbering> numbering_;
+  std::optional<StorageAccesses> accesses_;
 };
 
 /// Calls `visit(node, verdict)` for each node of the program, in order.

@@ -3,6 +3,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "passes/analysis/partition_levels.h"
 
+#include <llvm/ADT/IntEqClasses.h>
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
@@ -18,14 +19,14 @@ class FateFinder {
  public:
   explicit FateFinder(const Dependences& dependences)
       : numbering_(dependences.numbering()), accesses_(dependences.accesses()),
-        memberOf_(numbering_.size(), -1) {}
+        together_(numbering_.size()), isMember_(numbering_.size()) {}
 
   /// By node: its fate, dense in the order of first members; -1 for none.
   std::vector<int32_t> find(int32_t& fates) {
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       const OpFacts& facts = numbering_.facts(i);
       // One that waits itself leaves nothing open.
-      if (facts.collective && !facts.blocking) join(i, newFate());
+      isMember_[i] = facts.collective && !facts.blocking;
     }
     const auto& spans = accesses_.spans();
     for (const CollectiveSpan& span : spans) {
@@ -34,54 +35,34 @@ class FateFinder {
     for (const CollectiveClash& clash : accesses_.clashes()) {
       unite(spans[clash.span].begin, clash.position);
     }
-    return renumber(fates);
+    return number(fates);
   }
 
  private:
-  int32_t newFate() {
-    fateRoot_.push_back(static_cast<int32_t>(fateRoot_.size()));
-    return fateRoot_.back();
-  }
-
-  int32_t root(int32_t fate) {
-    while (fateRoot_[fate] != fate) fate = fateRoot_[fate] = fateRoot_[fateRoot_[fate]];
-    return fate;
-  }
-
-  void join(int32_t node, int32_t fate) {
-    int32_t& own = memberOf_[node];
-    if (own < 0) {
-      own = fate;
-      return;
-    }
-    const int32_t a = root(own), b = root(fate);
-    fateRoot_[std::max(a, b)] = std::min(a, b);
-  }
-
   /// A node whose blocks hold the whole span needs no fate.
   void unite(int64_t start, int64_t other) {
     if (start == other) return;
-    const auto at = static_cast<int32_t>(start);
-    if (memberOf_[at] < 0) join(at, newFate());
-    join(static_cast<int32_t>(other), memberOf_[at]);
+    together_.join(static_cast<unsigned>(start), static_cast<unsigned>(other));
+    isMember_[start] = isMember_[other] = true;
   }
 
-  std::vector<int32_t> renumber(int32_t& fates) {
-    std::vector<int32_t> dense(fateRoot_.size(), -1);
+  std::vector<int32_t> number(int32_t& fates) {
+    together_.compress();
+    std::vector<int32_t> ofClass(together_.getNumClasses(), -1), fate(numbering_.size(), -1);
     fates = 0;
-    for (int32_t& fate : memberOf_) {
-      if (fate < 0) continue;
-      int32_t& number = dense[root(fate)];
+    for (int32_t i = 0; i < numbering_.size(); ++i) {
+      if (!isMember_[i]) continue;
+      int32_t& number = ofClass[together_[i]];
       if (number < 0) number = fates++;
-      fate = number;
+      fate[i] = number;
     }
-    return std::move(memberOf_);
+    return fate;
   }
 
   const Numbering& numbering_;
   const StorageAccesses& accesses_;
-  std::vector<int32_t> memberOf_;  // by node
-  std::vector<int32_t> fateRoot_;
+  llvm::IntEqClasses together_;  // nodes
+  std::vector<bool> isMember_;   // by node
 };
 
 bool hasCollectives(const Entry& entry) {

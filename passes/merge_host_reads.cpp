@@ -81,7 +81,7 @@ std::vector<Merge> findMerges(const Entry& entry) {
   const Numbering numbering(entry);
   const StorageAccesses accesses(numbering);
   std::vector<Merge> merges;
-  std::vector<int32_t> lastWrite(numbering.valueBound(), -1);  // by storage
+  std::vector<int32_t> lastWrite(accesses.storageCount(), -1);  // by storage
   struct Open {
     int32_t merge = -1;
     int32_t lastWrite = -1;
@@ -93,7 +93,7 @@ std::vector<Merge> findMerges(const Entry& entry) {
     if (!isHostRead(node)) continue;
     const auto element = elementOf(node->input(0));
     if (!element) continue;
-    const int32_t written = lastWrite[numbering.storageOf(element->tensor)];
+    const int32_t written = lastWrite[accesses.storageOf(element->tensor)];
     Open& open = openOn[Numbering::numberOf(element->tensor)];
     if (open.merge < 0 || open.lastWrite != written) {
       open = {static_cast<int32_t>(merges.size()), written};

@@ -35,7 +35,7 @@ class PlacementFinder {
   PlacementFinder(const Entry& entry, SizeTerms& terms, Sharing& sharing, int64_t alignment)
       : numbering_(entry), accesses_(numbering_), terms_(terms), sharing_(sharing),
         alignment_(alignment), numbers_(terms.numbersByUnknown(*entry.graph)),
-        results_(resultStorages(entry, numbering_)) {}
+        results_(resultStorages(entry, accesses_)) {}
 
   /// In program order; no product is in two of them.
   std::vector<Placement> run() {
@@ -81,7 +81,7 @@ class PlacementFinder {
   bool isProduct(const Value* piece, const Value* whole) const {
     const Node* node = piece->node();
     return node->kind() == kMm && overloadOf(node).empty() && sameRow(piece, whole) &&
-           accesses_.isNeverWritten(piece) && !results_.contains(numbering_.storageOf(piece)) &&
+           accesses_.isNeverWritten(piece) && !results_.contains(accesses_.storageOf(piece)) &&
            !placed_.contains(piece);
   }
 

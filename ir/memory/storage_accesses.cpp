@@ -1,5 +1,8 @@
 #include "ir/memory/storage_accesses.h"
 
+#include "ir/core/cudagraph_ops.h"
+
+#include <llvm/ADT/IntEqClasses.h>
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
@@ -144,28 +147,131 @@ void SpanFinder::finish(int64_t end) {
   });
 }
 
-StorageAccesses::StorageAccesses(const Numbering& numbering) : numbering_(numbering) {
+StorageAccesses::StorageAccesses(const Numbering& numbering, StagedOperands staged)
+    : numbering_(numbering) {
+  joinTensors(staged);
+  noteUses();
+  findSpans();
+}
+
+/// A class's leader is its first tensor, which compress() numbers in that order.
+void StorageAccesses::joinTensors(StagedOperands staged) {
+  llvm::IntEqClasses classes(numbering_.tensorCount());
+  const auto join = [&](const Value* a, const Value* b) {
+    const int32_t x = numbering_.tensorOf(a), y = numbering_.tensorOf(b);
+    if (x >= 0 && y >= 0) classes.join(x, y);
+  };
+  const auto joinResults = [&](const Node* node) {
+    for (const Block* block : node->blocks()) {
+      for (size_t o = 0; o < block->outputs().size(); ++o)
+        join(block->outputs()[o], node->output(o));
+    }
+  };
+  const auto joinOperands = [&](const Node* node) {
+    const Block* block = node->blocks().at(0);
+    for (size_t p = 0; p < block->inputs().size(); ++p) join(node->input(p), block->inputs()[p]);
+  };
+  const auto joinNode = [&](const Node* node) {
+    if (factsOf(node).maybeAliases) {
+      for (size_t o = 0; o < node->outputs().size(); ++o) {
+        for (const Value* source : aliasedInputs(node, o)) join(source, node->output(o));
+      }
+    }
+    if (isPartition(node)) joinOperands(node);
+    joinResults(node);
+  };
+  for (int32_t i = 0; i < numbering_.size(); ++i) {
+    if (numbering_.isNested(i)) {
+      numbering_.forEachNested(i, joinNode);
+    } else if (numbering_.facts(i).maybeAliases) {
+      joinNode(numbering_.node(i));
+    }
+  }
+  llvm::DenseMap<const Value*, const Value*>
+      copies;  // by operand: the first parameter that sees it
+  struct CopyMade {
+    const Value* operand;
+    const Value* parameter;
+    int32_t position;
+  };
+  llvm::SmallVector<CopyMade, 0> made;
+  for (const auto& [node, position] : numbering_.entered()) {
+    joinResults(node);
+    // Only before emit-runtime-calls is a copy still to be made.
+    if (staged == StagedOperands::Aliased || node->kind() != cg::partition) {
+      joinOperands(node);
+      continue;
+    }
+    const std::vector<OperandTag> tags = tagsOf(node);
+    for (size_t p = 0; p < node->inputs().size(); ++p) {
+      const Value* operand = node->input(p);
+      const Value* parameter = node->blocks().at(0)->inputs().at(p);
+      if (p >= tags.size() || tags[p].kind != OperandKind::Staged) {
+        join(operand, parameter);
+        continue;
+      }
+      join(parameter, copies.try_emplace(operand, parameter).first->second);
+      const bool isInput = operand->node()->kind() == c10::prim::Param;
+      made.push_back({operand, parameter, isInput ? 0 : position});
+    }
+  }
+  classes.compress();
+  storage_.assign(numbering_.valueBound(), -1);
+  first_.assign(classes.getNumClasses(), -1);
+  maker_.assign(classes.getNumClasses(), -1);
+  for (int32_t t = 0; t < numbering_.tensorCount(); ++t) {
+    const int32_t number = numbering_.valueOfTensor(t);
+    const auto storage = static_cast<int32_t>(classes[t]);
+    storage_[number] = storage;
+    if (first_[storage] >= 0) continue;
+    first_[storage] = number;
+    maker_[storage] = numbering_.definedBy(number);
+  }
+  for (const CopyMade& copy : made) {
+    if (storageOf(copy.operand) < 0) continue;
+    copied_.emplace_back(storageOf(copy.operand), copy.position);
+    int32_t& maker = maker_[storageOf(copy.parameter)];
+    if (maker < 0) maker = copy.position;
+  }
+}
+
+void StorageAccesses::noteUses() {
+  for (const Value* input : numbering_.graph().inputs())
+    externals_ = std::max(externals_, storageOf(input) + 1);
+  held_.resize(first_.size());
+  for (const Value* result : numbering_.graph().outputs()) {
+    if (storageOf(result) >= 0) held_[storageOf(result)] = true;
+  }
+  written_.resize(first_.size());
+  for (int32_t i = 0; i < numbering_.size(); ++i) {
+    numbering_.forEachWrittenValue(i, [&](const Value* value) {
+      if (storageOf(value) >= 0) written_[storageOf(value)] = true;
+    });
+  }
+}
+
+void StorageAccesses::findSpans() {
   bool any = false;
-  for (int32_t i = 0; i < numbering.size() && !any; ++i) {
-    if (!numbering.isNested(i)) {
-      any = numbering.facts(i).collective;
+  for (int32_t i = 0; i < numbering_.size() && !any; ++i) {
+    if (!numbering_.isNested(i)) {
+      any = numbering_.facts(i).collective;
     } else {
-      numbering.forEachNested(i, [&](const Node* node) { any |= factsOf(node).collective; });
+      numbering_.forEachNested(i, [&](const Node* node) { any |= factsOf(node).collective; });
     }
   }
   if (!any) return;
-  const auto storageOf = [&](const Value* value) -> int64_t { return numbering.storageOf(value); };
+  const auto storageOf = [&](const Value* value) -> int64_t { return this->storageOf(value); };
   SpanFinder finder(storageOf);
-  for (int32_t i = 0; i < numbering.size(); ++i) {
-    numbering.forEachNested(i, [&](const Node* node) { finder.next(node, i); });
+  for (int32_t i = 0; i < numbering_.size(); ++i) {
+    numbering_.forEachNested(i, [&](const Node* node) { finder.next(node, i); });
   }
-  finder.finish(numbering.size());
+  finder.finish(numbering_.size());
   spans_ = std::move(finder.spans);
   clashes_ = std::move(finder.clashes);
   waitAccesses_ = std::move(finder.waitAccesses);
-  waitBegin_.reserve(numbering.size() + 1);
+  waitBegin_.reserve(numbering_.size() + 1);
   size_t at = 0;
-  for (int32_t i = 0; i <= numbering.size(); ++i) {
+  for (int32_t i = 0; i <= numbering_.size(); ++i) {
     while (at < waitAccesses_.size() && waitAccesses_[at].position < i) ++at;
     waitBegin_.push_back(static_cast<int32_t>(at));
   }
@@ -175,14 +281,27 @@ StorageAccesses::StorageAccesses(const Numbering& numbering) : numbering_(number
       int64_t& until = openUntil_.try_emplace(storage, -1).first->second;
       until = std::max(until, span.writeEnds[w]);
     }
+    if (span.left.empty()) continue;
+    for (int64_t storage : span.reads) leftOpen_.insert(static_cast<int32_t>(storage));
+    for (int64_t storage : span.writes) leftOpen_.insert(static_cast<int32_t>(storage));
   }
 }
 
 bool StorageAccesses::isNeverWritten(const Value* value) const {
-  if (!numbering_.isNeverWritten(value)) return false;
-  const auto open = openUntil_.find(numbering_.storageOf(value));
+  const int32_t storage = storageOf(value);
+  if (storage < 0 || isWrittenByNode(storage)) return false;
+  const auto open = openUntil_.find(storage);
   return open == openUntil_.end() ||
          open->second <= numbering_.definedBy(Numbering::numberOf(value));
+}
+
+llvm::DenseSet<int32_t> resultStorages(const Entry& entry, const StorageAccesses& accesses) {
+  llvm::DenseSet<int32_t> storages;
+  for (size_t o = 0; o < entry.outputs.size(); ++o) {
+    if (entry.outputs[o].role == OutputRole::Saved) continue;
+    storages.insert(accesses.storageOf(entry.graph->outputs()[o]));
+  }
+  return storages;
 }
 
 }  // namespace gravure

@@ -1,8 +1,18 @@
 #pragma once
 // Who touches the memory of an entry, and when: what every order of its nodes must respect.
 //
-// Terms. Node, storage: those of Numbering. Maker: the node that defines a storage's first value; none
-//   for the caller's. Access: a node reads or writes a storage, through whatever name.
+// The one model of memory: what must keep its order, what is captured together, how long memory lives,
+// which address stays, and how much is in use at once are answers from it. (Verifiers have a model of
+// their own, so that a fault of this one is seen.)
+//
+// Terms. Node, tensor: those of Numbering. Storage: what tensors that may alias share; distinct inputs
+//   of an entry are distinct storages. Storages are numbered densely, in the order of their first
+//   tensors. Maker: the node that defines that first tensor; none for the caller's. Access: a node reads
+//   or writes a storage, through whatever name. Held: a result of the entry lies in it.
+// Staged copies. A partition's operand that is tagged `staged` is read from a copy, once
+//   emit-runtime-calls has made it. Whoever asks for the copies enters partitions: what the block
+//   parameters of one operand see is one storage, the copy, and the operand is read where the copy is
+//   made: an input of the entry at the entry's first node, any other at its partition's first one.
 // Collectives. One that does not block the host goes on behind the node that starts it, on a stream of
 //   its own. Until its wait it has memory open: its operands for reading, its results and the operands
 //   that its schema writes (all_reduce_) for writing.
@@ -27,6 +37,7 @@
 #include <llvm/ADT/SmallVector.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace gravure {
@@ -105,11 +116,39 @@ class SpanFinder {
   size_t openCount_ = 0;
 };
 
+/// What partitions read that are entered: operands, or copies of those that are tagged `staged`.
+enum class StagedOperands : uint8_t { Aliased, Copied };
+
 /// The accesses of one entry in program order. Positions are numbers of nodes.
 class StorageAccesses {
  public:
-  /// `numbering` must outlive it.
-  explicit StorageAccesses(const Numbering& numbering);
+  /// `numbering` must outlive it. `staged` counts where it has entered partitions.
+  explicit StorageAccesses(const Numbering& numbering,
+                           StagedOperands staged = StagedOperands::Aliased);
+
+  const Numbering& numbering() const { return numbering_; }
+  int32_t storageCount() const { return static_cast<int32_t>(first_.size()); }
+  /// -1 for values that hold no storage.
+  int32_t storageOf(int32_t number) const { return storage_[number]; }
+  int32_t storageOf(const Value* value) const { return storage_[Numbering::numberOf(value)]; }
+  /// The first value in it: an input of the entry if there is one.
+  Value* firstOf(int32_t storage) const { return numbering_.value(first_[storage]); }
+  /// -1 for the caller's. A staged copy's is the node at which its operand is read.
+  int32_t makerOf(int32_t storage) const { return maker_[storage]; }
+  /// True if it came in with an input of the entry.
+  bool isExternal(int32_t storage) const { return storage < externals_; }
+  /// True if a result of the entry lies in it.
+  bool isHeld(int32_t storage) const { return held_[storage]; }
+  /// True if a collective that has it open is never waited for.
+  bool isLeftOpen(int32_t storage) const { return leftOpen_.contains(storage); }
+  /// True if it has a writer: a node, or a collective behind its start.
+  bool isWritten(int32_t storage) const {
+    return isWrittenByNode(storage) || openUntil_.contains(storage);
+  }
+  bool isWrittenByNode(int32_t storage) const { return written_[storage]; }
+  /// True for a value whose memory no node writes, and no collective once the value is there: all nodes
+  /// behind its maker read the same.
+  bool isNeverWritten(const Value* value) const;
 
   /// Calls `visit(storage)` for what node `i` reads as a wait. What else it reads: Numbering::used.
   template <typename Visit>
@@ -121,18 +160,30 @@ class StorageAccesses {
   /// Calls `visit(storage)` for what node `i` writes, as a wait, too. A storage may come twice.
   template <typename Visit>
   void forEachWritten(int32_t i, Visit&& visit) const {
-    numbering_.forEachWritten(i, visit);
+    numbering_.forEachWrittenValue(i, [&](const Value* value) {
+      if (storageOf(value) >= 0) visit(storageOf(value));
+    });
     for (const WaitAccess& access : waitAccessesOf(i)) {
       if (access.writes) visit(static_cast<int32_t>(access.storage));
     }
   }
-  /// True if the storage has a writer: a node, or a collective behind its start.
-  bool isWritten(int32_t storage) const {
-    return numbering_.isWritten(storage) || openUntil_.contains(storage);
+  /// Calls `visit(storage)` for what must be there while node `i` runs: all that it reads, writes and
+  /// makes, and what its collective has open until this wait. A storage may come several times. One
+  /// that only its blocks know, and do not use, does not come: makerOf() tells of it.
+  template <typename Visit>
+  void forEachInUse(int32_t i, Visit&& visit) const {
+    const auto see = [&](int32_t number) {
+      if (storage_[number] >= 0) visit(storage_[number]);
+    };
+    for (int32_t number : numbering_.used(i)) see(number);
+    for (int32_t number : numbering_.results(i)) see(number);
+    for (const WaitAccess& access : waitAccessesOf(i)) visit(static_cast<int32_t>(access.storage));
   }
-  /// True for a value whose memory no node writes, and no collective once the value is there: all nodes
-  /// behind its maker read the same.
-  bool isNeverWritten(const Value* value) const;
+  /// Calls `visit(storage, position)` where an operand is copied for partitions.
+  template <typename Visit>
+  void forEachCopied(Visit&& visit) const {
+    for (const auto& [storage, position] : copied_) visit(storage, position);
+  }
 
   /// By start.
   const std::vector<CollectiveSpan>& spans() const { return spans_; }
@@ -144,13 +195,26 @@ class StorageAccesses {
     return llvm::ArrayRef<WaitAccess>(waitAccesses_)
         .slice(waitBegin_[i], waitBegin_[i + 1] - waitBegin_[i]);
   }
+  void joinTensors(StagedOperands staged);
+  void noteUses();
+  void findSpans();
 
   const Numbering& numbering_;
+  std::vector<int32_t> storage_;  // by number of a value
+  std::vector<int32_t> first_;    // by storage: number of its first value
+  std::vector<int32_t> maker_;    // by storage
+  int32_t externals_ = 0;         // the first storages, which inputs bring
+  std::vector<bool> held_, written_;
+  std::vector<std::pair<int32_t, int32_t>> copied_;  // storage of the operand, position
   std::vector<CollectiveSpan> spans_;
   std::vector<CollectiveClash> clashes_;
   std::vector<WaitAccess> waitAccesses_;
   std::vector<int32_t> waitBegin_;              // by node: its first in waitAccesses_; and one more
   llvm::DenseMap<int32_t, int64_t> openUntil_;  // by storage that a collective writes
+  llvm::DenseSet<int32_t> leftOpen_;
 };
+
+/// Storages of what the caller gets of `entry`, who may count on each having its own.
+llvm::DenseSet<int32_t> resultStorages(const Entry& entry, const StorageAccesses& accesses);
 
 }  // namespace gravure

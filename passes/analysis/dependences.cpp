@@ -58,8 +58,8 @@ class DependenceBuilder {
   DependenceBuilder(const Entry& entry, Dependences& result)
       : entry_(entry), result_(result), numbering_(result.numbering_), accesses_(result.accesses_) {
     linkedBy_.assign(numbering_.size(), -1);
-    lastWriter_.assign(numbering_.valueBound(), -1);
-    readersSince_.assign(numbering_.valueBound(), -1);
+    lastWriter_.assign(accesses_.storageCount(), -1);
+    readersSince_.assign(accesses_.storageCount(), -1);
   }
 
   void build() {
@@ -93,7 +93,7 @@ class DependenceBuilder {
   void addData(int32_t i) {
     for (int32_t value : numbering_.used(i)) {
       link(i, numbering_.definedBy(value));
-      if (const int32_t storage = numbering_.storageOf(value); storage >= 0) read(i, storage);
+      if (const int32_t storage = accesses_.storageOf(value); storage >= 0) read(i, storage);
     }
     accesses_.forEachReadByWait(i, [&](int32_t storage) { read(i, storage); });
   }

@@ -50,58 +50,6 @@ RunOrder runsInProgramOrder(const Colouring& colouring, const std::vector<bool>&
   return runsByLevel(colouring, levels);
 }
 
-LiveBytes::LiveBytes(const Entry& entry, const Dependences& dependences) {
-  const Numbering& numbering = dependences.numbering();
-  std::vector<int32_t> sized(numbering.valueBound(), -1);
-  for (int32_t i = 0; i < numbering.size(); ++i) {
-    for (int32_t result : numbering.results(i)) {
-      if (numbering.storageOf(result) != result) continue;
-      const auto bytes = storageBytes(*numbering.value(result)->type());
-      if (!bytes || *bytes == 0) continue;
-      sized[result] = static_cast<int32_t>(bytes_.size());
-      bytes_.push_back(*bytes);
-    }
-  }
-  const auto touchStorage = [&](int32_t storage) {
-    if (storage >= 0 && sized[storage] >= 0) touched_.push_back(sized[storage]);
-  };
-  const auto touch = [&](int32_t value) { touchStorage(numbering.storageOf(value)); };
-  begin_.reserve(numbering.size() + 1);
-  for (int32_t i = 0; i < numbering.size(); ++i) {
-    begin_.push_back(static_cast<int32_t>(touched_.size()));
-    for (int32_t value : numbering.used(i)) touch(value);
-    for (int32_t result : numbering.results(i)) touch(result);
-    dependences.accesses().forEachReadByWait(i, touchStorage);
-  }
-  begin_.push_back(static_cast<int32_t>(touched_.size()));
-  returned_.resize(bytes_.size());
-  for (const Value* result : entry.graph->outputs()) {
-    const int32_t storage = numbering.storageOf(result);
-    if (storage >= 0 && sized[storage] >= 0) returned_[sized[storage]] = true;
-  }
-}
-
-int64_t LiveBytes::peak(const std::vector<int32_t>& order) const {
-  const int32_t places = static_cast<int32_t>(order.size());
-  std::vector<int32_t> first(bytes_.size(), -1), last(bytes_.size(), -1);
-  for (int32_t place = 0; place < places; ++place) {
-    for (int32_t at = begin_[order[place]]; at < begin_[order[place] + 1]; ++at) {
-      const int32_t storage = touched_[at];
-      if (first[storage] < 0) first[storage] = place;
-      last[storage] = returned_[storage] ? places - 1 : place;
-    }
-  }
-  std::vector<int64_t> change(places + 1, 0);
-  for (size_t storage = 0; storage < bytes_.size(); ++storage) {
-    if (first[storage] < 0) continue;
-    change[first[storage]] += bytes_[storage];
-    change[last[storage] + 1] -= bytes_[storage];
-  }
-  int64_t live = 0, most = 0;
-  for (int64_t delta : change) most = std::max(most, live += delta);
-  return most;
-}
-
 bool isView(const OpFacts& facts) {
   if (facts.writes || facts.wait || facts.aliasedArgs.empty()) return false;
   return std::all_of(facts.aliasedArgs.begin(), facts.aliasedArgs.end(),

@@ -1,6 +1,5 @@
 #pragma once
-// One order of an entry's nodes cut into runs, with the figures that choose among orders. Used by
-// planPartitions alone.
+// One order of an entry's nodes cut into runs. Used by planPartitions alone.
 
 #include "passes/analysis/partition_levels.h"
 
@@ -27,22 +26,6 @@ RunOrder runsByLevel(const Colouring& colouring, const Levels& levels);
 /// they depend on the run that is open, the one after; they end a captured run only if a node of it
 /// would depend on them.
 RunOrder runsInProgramOrder(const Colouring& colouring, const std::vector<bool>& isFree);
-
-/// Storages that a step brings about, of known size, and the nodes that touch them.
-class LiveBytes {
- public:
-  /// Linear in nodes plus edges.
-  LiveBytes(const Entry& entry, const Dependences& dependences);
-  /// Most bytes alive at one node in this order: a storage lives from its first node to its last, to
-  /// the end if it is returned. Linear.
-  int64_t peak(const std::vector<int32_t>& order) const;
-
- private:
-  std::vector<int64_t> bytes_;    // by sized storage
-  std::vector<bool> returned_;    // by sized storage
-  std::vector<int32_t> begin_;    // by node: first place in touched_
-  std::vector<int32_t> touched_;  // sized storages
-};
 
 /// True if the operator only makes views: every result shares an operand's storage, nothing is written,
 /// and nothing is waited for.

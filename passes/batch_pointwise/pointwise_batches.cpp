@@ -58,7 +58,7 @@ class BatchFinder {
               Sharing& sharing, int64_t alignment, c10::Device device, PointwiseBatches& plan)
       : entry_(entry), dependences_(dependences), numbering_(dependences.numbering()),
         accesses_(dependences.accesses()), terms_(terms), sharing_(sharing), alignment_(alignment),
-        device_(device), plan_(plan), results_(resultStorages(entry, numbering_)) {}
+        device_(device), plan_(plan), results_(resultStorages(entry, accesses_)) {}
 
   void run() {
     findLevels();
@@ -97,7 +97,7 @@ class BatchFinder {
     const auto row = rowOf(output);
     if (!row || row->back() % alignment_ != 0 || tensorTypeOf(output)->sizes()[0]) return false;
     if (!accesses_.isNeverWritten(output)) return false;
-    if (results_.contains(numbering_.storageOf(output))) return false;
+    if (results_.contains(accesses_.storageOf(output))) return false;
     return llvm::any_of(node->inputs(), [&](const Value* in) { return isPiece(in, output); });
   }
 

@@ -4,6 +4,7 @@
 #include "ir/core/counted.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/compiled_op.h"
+#include "ir/memory/storage_lives.h"
 #include "passes/analysis/partition_runs.h"
 
 #include <llvm/Support/Format.h>
@@ -31,7 +32,7 @@ struct Candidate {
 class Planner {
  public:
   Planner(const Entry& entry, const PassOptions& options)
-      : entry_(entry), options_(options), dependences_(entry), live_(entry, dependences_) {
+      : entry_(entry), options_(options), dependences_(entry), live_(dependences_.accesses()) {
     const Numbering& numbering = dependences_.numbering();
     base_.dependences = &dependences_;
     for (int32_t i = 0; i < numbering.size(); ++i) {

@@ -5,7 +5,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
-#include "ir/memory/numbering.h"
+#include "ir/memory/storage_accesses.h"
 #include "passes/pass.h"
 
 #include <functional>
@@ -22,16 +22,11 @@ struct DamagedPass {
 };
 
 /// True if node `b`, behind node `a`, must stay behind it.
-using Dependence = std::function<bool(const Numbering&, int32_t a, int32_t b)>;
+using Dependence = std::function<bool(const StorageAccesses&, int32_t a, int32_t b)>;
 
-inline bool writes(const Numbering& numbering, int32_t node, int32_t storage) {
-  bool found = false;
-  numbering.forEachWritten(node, [&](int32_t written) { found |= written == storage; });
-  return found;
-}
-inline bool touches(const Numbering& numbering, int32_t node, int32_t storage) {
-  for (const Value* input : numbering.node(node)->inputs()) {
-    if (numbering.storageOf(input) == storage) return true;
+inline bool touches(const StorageAccesses& accesses, int32_t node, int32_t storage) {
+  for (const Value* input : accesses.numbering().node(node)->inputs()) {
+    if (accesses.storageOf(input) == storage) return true;
   }
   return false;
 }
@@ -43,13 +38,14 @@ inline bool isCalled(const Node* node, const char* name) {
 inline void dropDependence(Program& program, const Dependence& depends) {
   for (Entry& entry : program.entries) {
     const Numbering numbering(entry);
+    const StorageAccesses accesses(numbering);
     std::vector<bool> moved(numbering.size(), false);
     for (int32_t b = 0; b < numbering.size(); ++b) {
       if (numbering.isNested(b)) continue;
       int32_t last = -1;  // the operand that is made last
       for (int32_t used : numbering.used(b)) last = std::max(last, numbering.definedBy(used));
       for (int32_t a = b - 1; a > last; --a) {
-        if (moved[a] || !depends(numbering, a, b)) continue;
+        if (moved[a] || !depends(accesses, a, b)) continue;
         numbering.node(b)->moveBefore(numbering.node(a));
         moved[b] = true;
         break;
@@ -62,6 +58,7 @@ inline void dropDependence(Program& program, const Dependence& depends) {
 inline void delayWrites(Program& program, const std::function<bool(const Node*)>& isReader) {
   for (Entry& entry : program.entries) {
     const Numbering numbering(entry);
+    const StorageAccesses accesses(numbering);
     for (int32_t a = numbering.size(); a-- > 0;) {
       Node* write = numbering.node(a);
       if (!numbering.facts(a).writes || numbering.isNested(a)) continue;
@@ -76,7 +73,7 @@ inline void delayWrites(Program& program, const std::function<bool(const Node*)>
       }
       for (int32_t b = end; --b > a;) {
         if (!isReader(numbering.node(b)) ||
-            !touches(numbering, b, numbering.storageOf(written.front())))
+            !touches(accesses, b, accesses.storageOf(written.front())))
           continue;
         write->moveAfter(numbering.node(b));
         break;
@@ -149,27 +146,32 @@ inline std::vector<DamagedPass> damagedPasses() {
   std::vector<DamagedPass> passes;
 
   passes.push_back({"partition-graph without the order of memory", "partition-graph",
-                    withoutOrder([](const Numbering& n, int32_t a, int32_t b) {
+                    withoutOrder([](const StorageAccesses& n, int32_t a, int32_t b) {
                       bool found = false;
-                      n.forEachWritten(b, [&](int32_t s) { found |= touches(n, a, s); });
-                      n.forEachWritten(a, [&](int32_t s) { found |= touches(n, b, s); });
+                      const auto both = [&](int32_t writer, int32_t other) {
+                        n.numbering().forEachWrittenValue(writer, [&](const Value* value) {
+                          found |= touches(n, other, n.storageOf(value));
+                        });
+                      };
+                      both(b, a);
+                      both(a, b);
                       return found;
                     })});
   passes.push_back({"partition-graph without the order of draws", "partition-graph",
-                    withoutOrder([](const Numbering& n, int32_t a, int32_t b) {
-                      return n.facts(a).random && n.facts(b).random;
+                    withoutOrder([](const StorageAccesses& n, int32_t a, int32_t b) {
+                      return n.numbering().facts(a).random && n.numbering().facts(b).random;
                     })});
   passes.push_back({"partition-graph without the order of collectives", "partition-graph",
-                    withoutOrder([](const Numbering& n, int32_t a, int32_t b) {
-                      return n.facts(a).collective && n.facts(b).collective;
+                    withoutOrder([](const StorageAccesses& n, int32_t a, int32_t b) {
+                      return n.numbering().facts(a).collective && n.numbering().facts(b).collective;
                     })});
   passes.push_back({"partition-graph without the order of effects", "partition-graph",
-                    withoutOrder([](const Numbering& n, int32_t a, int32_t b) {
-                      return n.facts(a).effects && n.facts(b).effects;
+                    withoutOrder([](const StorageAccesses& n, int32_t a, int32_t b) {
+                      return n.numbering().facts(a).effects && n.numbering().facts(b).effects;
                     })});
   passes.push_back({"partition-graph that moves writes in front of waits", "partition-graph",
-                    withoutOrder([](const Numbering& n, int32_t a, int32_t b) {
-                      return n.facts(a).wait && n.facts(b).writes;
+                    withoutOrder([](const StorageAccesses& n, int32_t a, int32_t b) {
+                      return n.numbering().facts(a).wait && n.numbering().facts(b).writes;
                     })});
   passes.push_back({"batch-pointwise that ignores a write", "batch-pointwise",
                     before("batch-pointwise", [](Program& program) {

@@ -35,20 +35,20 @@ struct Read {
   std::vector<std::string> names(const llvm::SmallVectorImpl<int64_t>& storages) const {
     std::vector<std::string> found;
     for (int64_t storage : storages)
-      found.push_back(numbering.value(static_cast<int32_t>(storage))->debugName());
+      found.push_back(accesses.firstOf(static_cast<int32_t>(storage))->debugName());
     return found;
   }
   /// Of node `i`, by name, sorted, each once.
   std::vector<std::string> written(int32_t i) const {
     std::vector<std::string> found;
     accesses.forEachWritten(i,
-                            [&](int32_t s) { found.push_back(numbering.value(s)->debugName()); });
+                            [&](int32_t s) { found.push_back(accesses.firstOf(s)->debugName()); });
     return sorted(std::move(found));
   }
   std::vector<std::string> readByWait(int32_t i) const {
     std::vector<std::string> found;
     accesses.forEachReadByWait(
-        i, [&](int32_t s) { found.push_back(numbering.value(s)->debugName()); });
+        i, [&](int32_t s) { found.push_back(accesses.firstOf(s)->debugName()); });
     return sorted(std::move(found));
   }
   std::vector<std::pair<int64_t, size_t>> clashes() const {
@@ -113,7 +113,7 @@ TEST_CASE("storage accesses: a collective is waited for through views and list m
                   "  %v : R = aten::alias(%m)\n"
                   "  %w : R = _c10d_functional::wait_tensor(%v)\n"
                   "  %r : R = aten::relu(%m)\n");
-  CHECK(read.numbering.storageOf(read.result(1)) == read.numbering.storageOf(read.result(0)));
+  CHECK(read.accesses.storageOf(read.result(1)) == read.accesses.storageOf(read.result(0)));
   CHECK(read.span(0).end == 3);
   CHECK(read.span(0).left.empty());
 }
@@ -195,8 +195,8 @@ TEST_CASE("storage accesses: a value is settled once the collective that writes 
   CHECK(read.accesses.isNeverWritten(read.result(2)));
   CHECK(read.accesses.isNeverWritten(read.result(3)));
   CHECK(read.accesses.isNeverWritten(read.result(4)));
-  CHECK(read.accesses.isWritten(read.numbering.storageOf(read.result(0))));
-  CHECK_FALSE(read.accesses.isWritten(read.numbering.storageOf(read.result(4))));
+  CHECK(read.accesses.isWritten(read.accesses.storageOf(read.result(0))));
+  CHECK_FALSE(read.accesses.isWritten(read.accesses.storageOf(read.result(4))));
 }
 
 }  // namespace gravure

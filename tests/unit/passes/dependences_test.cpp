@@ -147,23 +147,23 @@ TEST_CASE("dependences: effects keep their order") {
   CHECK(read.before(3) == Links{1, 2});
 }
 
-TEST_CASE("numbering: storages are named by their first value") {
+TEST_CASE("storage accesses: views share their operand's storage, and an input's is external") {
   const Read read("graph step(%x : T {user_input \"x\"}):\n"
                   "  %a : T = aten::relu(%x)\n"
                   "  %v : T = aten::alias(%a)\n"
                   "  %w : T = aten::alias(%v)\n"
                   "  %y : T = aten::alias(%x)\n  return (%w {output \"w\"}, %y {alias %x})");
-  const Numbering& numbering = read.dependences.numbering();
+  const StorageAccesses& accesses = read.dependences.accesses();
   const auto storage = [&](int32_t node) {
-    return numbering.storageOf(numbering.node(node)->output());
+    return accesses.storageOf(accesses.numbering().node(node)->output());
   };
   const Value* input = read.program.entries[0].graph->inputs()[0];
   CHECK(storage(0) == storage(2));
-  CHECK(storage(3) == numbering.storageOf(input));
+  CHECK(storage(3) == accesses.storageOf(input));
   CHECK(storage(3) != storage(0));
-  CHECK(numbering.isExternal(storage(3)));
-  CHECK_FALSE(numbering.isExternal(storage(1)));
-  CHECK_FALSE(numbering.isWritten(storage(0)));
+  CHECK(accesses.isExternal(storage(3)));
+  CHECK_FALSE(accesses.isExternal(storage(1)));
+  CHECK_FALSE(accesses.isWritten(storage(0)));
 }
 
 }  // namespace gravure

@@ -131,7 +131,7 @@ class FrameCall:
 
     def __call__(self, *args: Any) -> Any:
         """What is enough for this call, from the least to the most."""
-        if self._is_native and self._may_be_native(args):
+        if self._is_native and (self._was_called or self._may_be_native(args)):
             results = self._graph.run_native(args)
             if results is not None:
                 return results
@@ -139,9 +139,7 @@ class FrameCall:
         return self._wrapped(args) if call is None else call(*args)
 
     def _may_be_native(self, args: Sequence[Any]) -> bool:
-        """With operators of the user's the first call is the wrapper's: it checks them then."""
-        if self._was_called:
-            return True
+        """Of a first call: with operators of the user's the wrapper checks them in it."""
         if any(isinstance(arg, FakeTensor) for arg in args):
             return False  # DDPOptimizer runs through what it compiles
         self._was_called = True

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from .calls.compiled_graph import CompiledGraph
-from .calls.frame import compile_frame
+from .calls.frame import FrameCall, FrameRequest
 from .calls.graph_break import graph_break_of
 from .calls.live_graphs import drop_converted, follow
 from .drop_captures import drop_captures
@@ -60,17 +61,21 @@ def compile_graph(
     bundles = not symbolic and not saved_tensor_hooks_are_set()
     label = label_of(graph)
     maker = functools.partial(_followed, graph_break=graph_break_of(graph, label))
-    of_style = functools.partial(compile_frame, graph, chosen=chosen, maker=maker, bundles=bundles)
-
-    def compiled(inputs: Sequence[Any], *, symbolic: bool, in_autocast: bool) -> Callable[..., Any]:
-        make = functools.partial(of_style, inputs, in_autocast=in_autocast)
-        return in_first_style(chosen, label, lambda style: make(style=style), symbolic=symbolic)
-
-    behind = compiled(inputs, symbolic=symbolic, in_autocast=False)
+    request = FrameRequest(graph, label, chosen, maker)
+    behind = _in_first_style(request, inputs, symbolic=symbolic, bundles=bundles)
     if not torch.is_grad_enabled() or not in_autocast():
         return behind
-    inside = functools.partial(compiled, symbolic=False, in_autocast=True)
-    return _as_its_backward(graph, behind, inside, label)
+    inside = replace(request, in_autocast=True)
+    return AutocastCall(behind, inside, bundles=bundles)
+
+
+def _in_first_style(
+    request: FrameRequest, inputs: Sequence[Any], *, symbolic: bool, bundles: bool
+) -> FrameCall:
+    def make(style: Style) -> FrameCall:
+        return replace(request, style=style).compile(inputs, bundles=bundles)
+
+    return in_first_style(request.options, request.label, make, symbolic=symbolic)
 
 
 # torch._dynamo.reset() and torch.compiler.reset() call it.
@@ -86,43 +91,48 @@ def _followed(
     return graph
 
 
-def _as_its_backward(
-    graph: fx.GraphModule,
-    behind: Callable[..., Any],
-    inside: Callable[[Sequence[Any]], Callable[..., Any]],
-    label: str,
-) -> Callable[..., Any]:
-    """Of a graph that is called under autocast: `behind`, whose backward runs without, or `inside`.
+class AutocastCall:
+    """A graph that is called under autocast: its backward runs without, or under it, as eager's
+    does, by where it is called. The first call shows where: it runs the graph as it is."""
 
-    As eager's does, by where it is called. The first call shows where: it runs the graph as it is.
-    """
-    found: list[bool] = []  # whether the first call's backward was under autocast
-    chosen: Callable[..., Any] | None = None
-    first = True
+    def __init__(self, behind: FrameCall, inside: FrameRequest, *, bundles: bool) -> None:
+        """`behind`: whose backward runs without. `inside`: to be compiled if it runs under it."""
+        self._behind = behind
+        self._inside = inside
+        self._bundles = bundles
+        self._was_called = False
+        self._found: list[bool] = []  # whether the first call's backward was under autocast
+        self._chosen: FrameCall | None = None
 
-    def note(_: torch.Tensor) -> None:
-        found.append(in_autocast())
+    def __call__(self, *args: Any) -> Any:
+        if self._chosen is None:
+            if not self._was_called and not any(isinstance(arg, FakeTensor) for arg in args):
+                return self._as_it_is(args)
+            if not self._found:
+                return self._behind(*args)
+            self._chosen = self._choose(args)
+        return self._chosen(*args)
 
-    def run(*args: Any) -> Any:
-        nonlocal chosen, first
-        if chosen is not None:
-            return chosen(*args)
-        if first and not any(isinstance(arg, FakeTensor) for arg in args):
-            first = False
-            results = graph(*args)
-            for result in results:
-                if isinstance(result, torch.Tensor) and result.requires_grad:
-                    result.register_hook(note)
-            return results
-        if not found:
-            return behind(*args)
-        chosen = behind
-        if found[0]:
-            logger.info("%s: its backward is called under autocast: a second program", label)
-            try:
-                chosen = inside(args)
-            except Exception as error:  # then each backward warns
-                logger.debug("%s: not compiled in a call: %r", label, error)
-        return chosen(*args)
+    def _as_it_is(self, args: Sequence[Any]) -> Any:
+        self._was_called = True
+        found = self._found
 
-    return run
+        def note(_: torch.Tensor) -> None:
+            found.append(in_autocast())
+
+        results = self._inside.graph(*args)
+        for result in results:
+            if isinstance(result, torch.Tensor) and result.requires_grad:
+                result.register_hook(note)
+        return results
+
+    def _choose(self, args: Sequence[Any]) -> FrameCall:
+        if not self._found[0]:
+            return self._behind
+        label = self._inside.label
+        logger.info("%s: its backward is called under autocast: a second program", label)
+        try:
+            return _in_first_style(self._inside, args, symbolic=False, bundles=self._bundles)
+        except Exception as error:  # then each backward warns
+            logger.debug("%s: not compiled in a call: %r", label, error)
+            return self._behind

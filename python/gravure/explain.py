@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .calls.compiled_graph import CompiledGraph
-from .calls.frame import compile_frame
+from .calls.frame import FrameRequest
 from .calls.instance import Instance
 from .calls.reports import host_nodes, missed_otherwise
 from .errors import ExportError
@@ -20,6 +20,7 @@ from .library.load import program_class
 from .options import CompileOptions
 from .steps.step_compiler import StepCompiler
 from .steps.step_function import step_with
+from .text.dynamo_graph import label_of
 from .torch_api.aot_autograd import boxed
 from .torch_api.compile_lock import one_at_a_time
 from .torch_api.dynamo import BackendCompilerFailed, graph_breaks
@@ -129,7 +130,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
         return _PlannedGraph(label, options, plans)
 
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        return compile_frame(graph, inputs, chosen, maker)
+        return FrameRequest(graph, label_of(graph), chosen, maker).compile(inputs)
 
     backend = traces_as_eager(backend, is_compiling=chosen.is_compiling)
     breaks = graph_breaks()

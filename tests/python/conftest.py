@@ -65,6 +65,6 @@ def stretches(monkeypatch: pytest.MonkeyPatch) -> Any:
     def parts(_: Any, *, symbolic: bool) -> list[codegen.Style]:
         return [codegen.Style(inductor=True)]
 
-    monkeypatch.setattr(codegen, "compile_stretch", compiler)
+    monkeypatch.setattr(codegen, "compile_region", compiler)
     monkeypatch.setattr(codegen, "styles", parts)
     return compiler

@@ -17,7 +17,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from gravure.graphs import codegen
 from gravure.graphs.compiled_ops import CompiledCode, Layout
-from gravure.graphs.compiled_regions import compile_stretches
+from gravure.graphs.compiled_regions import compile_regions
 from gravure.graphs.known_numbers import KnownNumbers
 from running import DEVICES, bits, need_library
 from stretch_compiler import Stretches
@@ -90,7 +90,7 @@ def test_a_write_stays_behind_what_reads_the_old_value() -> None:
             node.meta["val"] = torch.empty(4)
     module = fx.GraphModule(torch.nn.Module(), graph)
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    compiled = compile_stretches(
+    compiled = compile_regions(
         module, calls, [[0, *range(len(calls))], [-3]], KnownNumbers(), "test", Stretches()
     )
     targets = [n.target for n in compiled.module.graph.nodes if n.op == "call_function"]
@@ -117,7 +117,7 @@ def test_what_copies_from_the_cpu_stays_out_of_a_stretch() -> None:
     calls = [node for node in graph.nodes if node.op == "call_function"]
     compiler, module = Stretches(), fx.GraphModule(torch.nn.Module(), graph)
     runs = [[0, *range(len(calls))], [-3]]
-    compiled = compile_stretches(module, calls, runs, KnownNumbers(), "test", compiler)
+    compiled = compile_regions(module, calls, runs, KnownNumbers(), "test", compiler)
     targets = [n.target for n in compiled.module.graph.nodes if n.op == "call_function"]
     kept = [t for t in targets if t is not operator.getitem]
     code = torch.ops.gravure.compiled.default
@@ -260,7 +260,7 @@ def test_what_inductor_refuses_runs_as_it_is(
     def refuse(module: fx.GraphModule, **_: Any) -> Any:
         raise NotImplementedError("no such kernel\nand more")
 
-    monkeypatch.setattr(codegen, "compile_stretch", refuse)
+    monkeypatch.setattr(codegen, "compile_region", refuse)
     with caplog.at_level(logging.WARNING, "gravure"):
         report = same_as_eager(Mlp(), rows, options=INDUCTOR)
     assert replays(report) and "no such kernel" in caplog.text

@@ -1,5 +1,5 @@
-"""The programs of a graph of `torch.compile`: how they are made, chosen and called.
+"""The programs of a graph of `torch.compile`, or of torchtitan's: made, chosen and called.
 
-For `steps` and `titan`, whose programs are followed, reported and dropped like these, and for the
-public modules.
+For `steps`, whose programs are followed, reported and dropped like these, and for the public
+modules.
 """

@@ -28,7 +28,7 @@ from .weak_tensors import WeakTensors
 
 _NUMBERS = itertools.count(1)
 _PENDING = 4096  # backwards that are still to come, at most
-_IN_VAIN = 8  # programs in a row whose module was gone before they were replayed
+_MOST_UNREPLAYED = 8  # programs in a row whose module was gone before they were replayed
 _MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
 _KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces of operators
 _PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
@@ -72,12 +72,12 @@ class CompiledGraph:
         self._backward_symbols: dict[Any, Place] = {}  # those that it is given, too
         self._kept: list[int] = []  # positions of parameters and buffers
         self._owners: list[int] | None = None  # and of those that a program belongs to
-        self._in_vain = 0
-        self._stranger = WeakTensors()  # of the last call for which no program was made
-        self._strange_calls = 0
+        self._unreplayed = 0
+        self._unserved = WeakTensors()  # of the last call for which no program was made
+        self._unserved_calls = 0
         self._marker: tuple[int, int] | None = None
         # By the address of what their forward saved.
-        self._givers: weakref.WeakValueDictionary[int, Instance] = weakref.WeakValueDictionary()
+        self._pending: weakref.WeakValueDictionary[int, Instance] = weakref.WeakValueDictionary()
 
     def __del__(self) -> None:
         if reports.WRITTEN_TO:
@@ -163,7 +163,7 @@ class CompiledGraph:
     def _end(self, instance: Instance) -> None:
         """Its module is gone."""
         replayed = instance.program.stats()["replays"] > 0
-        self._in_vain = 0 if replayed else self._in_vain + 1
+        self._unreplayed = 0 if replayed else self._unreplayed + 1
         self._let_go(instance)
 
     # ---- what AOTAutograd compiles
@@ -257,9 +257,9 @@ class CompiledGraph:
         instance = self._instance_for(args)
         results = instance.forward(args)
         if self._several and self._marker is not None:
-            if len(self._givers) >= _PENDING:
-                self._givers.clear()
-            self._givers[results[self._marker[0]].data_ptr()] = instance
+            if len(self._pending) >= _PENDING:
+                self._pending.clear()
+            self._pending[results[self._marker[0]].data_ptr()] = instance
         return results
 
     @boxed
@@ -267,24 +267,24 @@ class CompiledGraph:
         """Its backward, likewise."""
         instance = self._current
         if instance is None or self._several:
-            instance = self._giver(args)
+            instance = self._instance_behind(args)
         assert instance.backward is not None
         return instance.backward(args)
 
-    def _giver(self, args: list[Any]) -> Instance:
+    def _instance_behind(self, args: list[Any]) -> Instance:
         """Whose forward this backward belongs to, by what it saved.
 
         Where that is not known (saved values that were moved), or it is gone, it is a program for
         the same sizes: the backward runs uncaptured there, and right.
         """
-        giver = None
+        found = None
         if self._marker is not None:
             address = args[self._marker[1]].data_ptr()
             again = keeps_graph()
-            giver = self._givers.get(address) if again else self._givers.pop(address, None)
+            found = self._pending.get(address) if again else self._pending.pop(address, None)
         sizes = _read(args, self._backward_symbols)
-        if giver is not None and (giver is self._any or self._in_backward(giver.sizes) == sizes):
-            return giver
+        if found is not None and (found is self._any or self._in_backward(found.sizes) == sizes):
+            return found
         alike = (each for each in self._of_modules() if self._in_backward(each.sizes) == sizes)
         found = next(alike, None) or self._any
         if found is None:
@@ -356,21 +356,22 @@ class CompiledGraph:
             )
         if modules >= self.options.max_modules:
             return f"it is called for more than {modules} modules", "raise the option max_modules"
-        if self._in_vain >= _IN_VAIN and not self._stays(owners):
+        times = self._unreplayed
+        if times >= _MOST_UNREPLAYED and not self._stays(owners):
             return (
-                f"its parameters were others {self._in_vain} times before a program was captured",
+                f"its parameters were others {times} times before a program was captured",
                 "write new values into them (copy_), or pass what changes as an argument",
             )
         return None
 
     def _stays(self, owners: Sequence[torch.Tensor]) -> bool:
         """Whether it is the same module call after call."""
-        if self._stranger.are(owners):
-            self._strange_calls += 1
+        if self._unserved.are(owners):
+            self._unserved_calls += 1
         else:
-            self._stranger.exchange(owners)
-            self._strange_calls = 1
-        return self._strange_calls > _PATIENCE
+            self._unserved.exchange(owners)
+            self._unserved_calls = 1
+        return self._unserved_calls > _PATIENCE
 
     def _make(self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True) -> Instance:
         try:

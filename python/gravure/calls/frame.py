@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +17,8 @@ from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.saved_bundle import bundle_saved
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
 from ..options import CompileOptions
-from ..text.dynamo_graph import input_spec, label_of
+from ..text.dynamo_graph import input_spec
 from ..text.entry_call import picker
-from ..torch_api import dispatch
 from ..torch_api.aot_autograd import with_autograd
 from ..torch_api.aot_metadata import (
     allow_retain_graph,
@@ -29,6 +28,7 @@ from ..torch_api.aot_metadata import (
 )
 from ..torch_api.autograd import saved_tensor_hooks_are_set
 from ..torch_api.compile_lock import one_at_a_time
+from ..torch_api.dispatch import in_autocast
 from ..torch_api.fake_tensors import FakeTensor
 from .compiled_graph import CompiledGraph
 
@@ -38,112 +38,164 @@ logger = logging.getLogger("gravure")
 Maker = Callable[[str, CompileOptions, Style], CompiledGraph]
 
 
-@one_at_a_time
-def compile_frame(
-    graph: fx.GraphModule,
-    inputs: Sequence[Any],
-    chosen: CompileOptions,
-    maker: Maker,
-    style: Style = ATEN,
-    *,
-    label: str = "",
-    bundles: bool = False,
-    in_autocast: bool = False,
-) -> Callable[..., Any]:
-    """Dynamo's graph, differentiated by AOTAutograd, in the hands of what `maker` makes.
+@dataclass(frozen=True)
+class FrameRequest:
+    """A graph of Dynamo's, and how it is to be compiled: as often as calls ask for it."""
 
-    `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py), or both
-    graphs as one node (native_node.py). `in_autocast`: the backward runs under the autocast of the
-    forward, if any, and not without.
-    """
-    label = label or label_of(graph)
-    frame = _Frame(
-        graph, inputs, chosen, maker, style, label, bundles=bundles, in_autocast=in_autocast
-    )
-    with style.tracing():
-        compiled = with_autograd(
-            graph,
-            inputs,
-            forward=frame.compile_forward,
-            backward=frame.compile_backward,
-            inference=frame.compile_inference,
-            cut=frame.cut,
-            decompositions=style.decompositions,
-            paired_draws=not chosen.eager_rng,
-            in_autocast=in_autocast,
+    graph: fx.GraphModule
+    label: str
+    options: CompileOptions
+    maker: Maker
+    style: Style = ATEN
+    in_autocast: bool = False  # its backward runs under the autocast of the forward, if any
+
+    @one_at_a_time
+    def compile(self, inputs: Sequence[Any], *, bundles: bool = False) -> FrameCall:
+        """The graph, differentiated by AOTAutograd, in the hands of what `maker` makes.
+
+        `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py), or
+        both graphs as one node (native_node.py).
+        """
+        frame = _Frame(self, inputs, bundles=bundles)
+        with self.style.tracing():
+            wrapper = with_autograd(
+                self.graph,
+                inputs,
+                forward=frame.compile_forward,
+                backward=frame.compile_backward,
+                inference=frame.compile_inference,
+                cut=frame.cut,
+                decompositions=self.style.decompositions,
+                paired_draws=not self.options.eager_rng,
+                in_autocast=self.in_autocast,
+            )
+        trained = _Trained(frame.inputs, inputs) if torch.is_grad_enabled() else None
+        return FrameCall(
+            self, frame.compiled, wrapper, trained, bundles=bundles, bundled=frame.bundled
         )
-    again = functools.partial(
-        compile_frame,
-        graph,
-        chosen=chosen,
-        maker=maker,
-        style=style,
-        label=label,
-        in_autocast=in_autocast,
-    )
-    if frame.bundled:
-        compiled = _seen_by_hooks(compiled, again, label)
-    if torch.is_grad_enabled():
-        again = functools.partial(again, bundles=bundles)
-        compiled = _as_trained(compiled, again, frame.inputs, inputs, label, chosen.max_shapes)
-    return _native_first(frame.compiled, compiled) if bundles else compiled
 
 
-def _as_trained(
-    compiled: Callable[..., Any],
-    again: Callable[[Any], Callable[..., Any]],
-    specs: Sequence[InputSpec],
-    inputs: Sequence[Any],
-    label: str,
-    max_shapes: int,
-) -> Callable[..., Any]:
-    """`compiled`; a program more for each other set of kept inputs that require a gradient.
+class _Trained:
+    """Which parameters and buffers among a graph's inputs required a gradient at first."""
 
-    Dynamo does not look whether what it calls static does: the gradient of what was unfrozen would
-    be missing without a word, and that of what was frozen computed in vain.
-    """
-    given = enumerate(zip(specs, inputs, strict=True))  # the specs are of Dynamo's first call
-    kept = [
-        (i, s.name, v.requires_grad) for i, (s, v) in given if s.role in ("parameter", "buffer")
-    ]
-    if not kept:
-        return compiled
-    positions, names, trained = map(tuple, zip(*kept, strict=True))
-    pick, requires = picker(positions), operator.attrgetter("requires_grad")
-    later: dict[Any, Callable[..., Any]] = {}
+    def __init__(self, specs: Sequence[InputSpec | None], inputs: Sequence[Any]) -> None:
+        kept = [
+            (i, spec.name, value.requires_grad)
+            for i, (spec, value) in enumerate(zip(specs, inputs, strict=True))
+            if spec is not None and spec.role in ("parameter", "buffer")
+        ]
+        self._names = [name for _, name, _ in kept]
+        self._pick = picker([i for i, _, _ in kept])
+        self.first = tuple(requires for _, _, requires in kept)
 
-    def run(*args: Any) -> Any:
-        now = tuple(map(requires, pick(args)))
-        if now == trained:
-            return compiled(*args)
+    def now(self, args: Sequence[Any]) -> tuple[bool, ...]:
+        """Which ones do in this call."""
+        return tuple(map(_requires_grad, self._pick(args)))
+
+    def changed(self, now: tuple[bool, ...]) -> dict[bool, str]:
+        """Of those that do now, and of those that no longer do, the name of the first."""
+        found: dict[bool, str] = {}
+        for name, was, requires in zip(self._names, self.first, now, strict=True):
+            if was != requires:
+                found.setdefault(requires, name)
+        return found
+
+
+_requires_grad = operator.attrgetter("requires_grad")
+
+
+class FrameCall:
+    """A graph of Dynamo's as Dynamo calls it."""
+
+    def __init__(
+        self,
+        request: FrameRequest,
+        graph: CompiledGraph,
+        wrapper: Callable[..., Any],
+        trained: _Trained | None,
+        *,
+        bundles: bool,
+        bundled: bool,
+    ) -> None:
+        self._request = request
+        self._graph = graph
+        self._wrapper = wrapper  # AOTAutograd's
+        self._bundles = bundles  # it was asked for
+        self._bundled = bundled  # and is there
+        self._is_native = bundles and graph.may_run_native
+        self._was_called = False
+        self._trained = trained if trained is not None and trained.first else None
+        # By which inputs require a gradient, and sizes; None where it runs as the first one does.
+        self._otherwise_trained: dict[Any, FrameCall | None] = {}
+        self._unbundled: FrameCall | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """What is enough for this call, from the least to the most."""
+        if self._is_native and (self._was_called or self._may_be_native(args)):
+            results = self._graph.run_native(args)
+            if results is not None:
+                return results
+        call = self._as_trained(args)
+        return self._wrapped(args) if call is None else call(*args)
+
+    def _may_be_native(self, args: Sequence[Any]) -> bool:
+        """Of a first call: with operators of the user's the wrapper checks them in it."""
+        if any(isinstance(arg, FakeTensor) for arg in args):
+            return False  # DDPOptimizer runs through what it compiles
+        self._was_called = True
+        return not self._graph.has_foreign_operators
+
+    def _as_trained(self, args: Sequence[Any]) -> FrameCall | None:
+        """Another program where other kept inputs require a gradient than did at first.
+
+        Dynamo does not look whether what it calls static does: the gradient of what was unfrozen
+        would be missing without a word, and that of what was frozen computed in vain.
+        """
+        if self._trained is None:
+            return None
+        now = self._trained.now(args)
+        if now == self._trained.first:
+            return None
         key = now, *[arg for arg in args if isinstance(arg, int)]
-        if key not in later:
-            changed: dict[bool, str] = {}  # the first of each kind
-            for name, was, requires_now in zip(names, trained, now, strict=True):
-                if was != requires_now:
-                    changed.setdefault(requires_now, name)
-            if len(later) >= max_shapes:
-                if True not in changed:
-                    return compiled(*args)  # gradients that nobody gets
-                raise RuntimeError(
-                    f'{label}: "{changed[True]}" requires a gradient, which it did not when the '
-                    f"graph was compiled, and there are {max_shapes} programs for other sets of "
-                    "parameters that do, or of sizes; call torch._dynamo.reset() after parameters "
-                    "are unfrozen, or raise the option max_shapes"
-                )
-            for requires_now, name in changed.items():
-                verb = "requires a" if requires_now else "requires no"
-                logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
-            try:
-                later[key] = again(args)
-            except Exception as error:
-                if True in changed:
-                    what = f'"{changed[True]}" requires a gradient, which it did not when it was'
-                    raise _too_late(label, what, "parameters are unfrozen", error) from error
-                later[key] = compiled
-        return later[key](*args)
+        if key in self._otherwise_trained:
+            return self._otherwise_trained[key]
+        label, most = self._request.label, self._request.options.max_shapes
+        changed = self._trained.changed(now)
+        if len(self._otherwise_trained) >= most:
+            if True not in changed:
+                return None  # gradients that nobody gets
+            raise RuntimeError(
+                f'{label}: "{changed[True]}" requires a gradient, which it did not when the graph '
+                f"was compiled, and there are {most} programs for other sets of parameters that "
+                "do, or of sizes; call torch._dynamo.reset() after parameters are unfrozen, or "
+                "raise the option max_shapes"
+            )
+        for requires, name in changed.items():
+            verb = "requires a" if requires else "requires no"
+            logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
+        found: FrameCall | None = None
+        try:
+            found = self._request.compile(args, bundles=self._bundles)
+        except Exception as error:
+            if True in changed:
+                what = f'"{changed[True]}" requires a gradient, which it did not when it was'
+                raise _too_late(label, what, "parameters are unfrozen", error) from error
+        self._otherwise_trained[key] = found
+        return found
 
-    return run
+    def _wrapped(self, args: Sequence[Any]) -> Any:
+        """AOTAutograd's wrapper; under hooks on saved tensors one that shows them each one."""
+        if not self._bundled or not saved_tensor_hooks_are_set():
+            return self._wrapper(*args)
+        if self._unbundled is None:
+            label = self._request.label
+            logger.info("%s: hooks on saved tensors are set: a second program is made", label)
+            try:
+                self._unbundled = self._request.compile(args)
+            except Exception as error:
+                what = "hooks on saved tensors are set, which were not when it was"
+                raise _too_late(label, what, "they are set", error) from error
+        return self._unbundled(*args)
 
 
 def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeError:
@@ -154,79 +206,23 @@ def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeErro
     )
 
 
-def _native_first(graph: CompiledGraph, wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    """One call of the library where that is enough, else AOTAutograd's wrapper.
-
-    With operators of the user's the first call is the wrapper's: it checks them then.
-    """
-    if not graph.may_run_native:
-        return wrapped
-    first = True
-
-    def run(*args: Any) -> Any:
-        nonlocal first
-        if first:
-            if any(isinstance(arg, FakeTensor) for arg in args):
-                return wrapped(*args)  # DDPOptimizer runs through what it compiles
-            first = False
-            if graph.has_foreign_operators:
-                return wrapped(*args)
-        results = graph.run_native(args)
-        return wrapped(*args) if results is None else results
-
-    return run
-
-
-def _seen_by_hooks(
-    bundling: Callable[..., Any], compiled: Callable[[Any], Callable[..., Any]], label: str
-) -> Callable[..., Any]:
-    """`bundling`; under hooks on saved tensors a second program, which shows them each one."""
-    plain: Callable[..., Any] | None = None
-
-    def run(*args: Any) -> Any:
-        nonlocal plain
-        if not saved_tensor_hooks_are_set():
-            return bundling(*args)
-        if plain is None:
-            logger.info("%s: hooks on saved tensors are set: a second program is made", label)
-            try:
-                plain = compiled(args)
-            except Exception as error:
-                what = "hooks on saved tensors are set, which were not when it was"
-                raise _too_late(label, what, "they are set", error) from error
-        return plain(*args)
-
-    return run
-
-
 class _Frame:
     """Takes AOTAutograd's graphs of one graph of Dynamo's as they come."""
 
-    def __init__(
-        self,
-        graph: fx.GraphModule,
-        inputs: list[Any],
-        options: CompileOptions,
-        maker: Maker,
-        style: Style,
-        label: str,
-        *,
-        bundles: bool,
-        in_autocast: bool,
-    ) -> None:
-        self._style = style
+    def __init__(self, request: FrameRequest, inputs: Sequence[Any], *, bundles: bool) -> None:
+        self._style = request.style
         self._bundles = bundles
-        self._in_autocast = in_autocast and dispatch.in_autocast()
+        self._in_autocast = request.in_autocast and in_autocast()
         self.bundled = False
-        self._label = label
+        self._label = request.label
         self._namer = FrameNamer()
-        nodes = graph.graph.find_nodes(op="placeholder")
+        nodes = request.graph.graph.find_nodes(op="placeholder")
         self.inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         # Inputs that are lists are flattened after Dynamo, and counted anew.
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
         self._own_results = 0
         self._forward: fx.GraphModule | None = None
-        self.compiled = maker(label, options, style)
+        self.compiled = request.maker(request.label, request.options, request.style)
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         self._own_results = num_fwd_outputs

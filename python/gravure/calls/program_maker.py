@@ -12,7 +12,7 @@ from torch import fx
 
 from ..errors import ExportError
 from ..graphs.absent_tangents import without_tangents
-from ..graphs.codegen import Stretches, Style, compile_graphs
+from ..graphs.codegen import CompiledRegions, Style, compile_graphs
 from ..graphs.devices import device_of
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.saved_bundle import viewed_input, without_bundle
@@ -55,7 +55,7 @@ class ProgramMaker:
         self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
         # Those whose backward goes without some gradients.
         self._lean: dict[tuple[int, ...], TracedGraphs] = {}
-        self._stretches: list[Stretches] = []  # of all texts, whose programs call them by name
+        self._regions: list[CompiledRegions] = []  # of all texts, whose programs call them by name
 
     def as_it_is(self) -> Instance:
         """The graphs themselves."""
@@ -83,7 +83,7 @@ class ProgramMaker:
         native = None
         if len(calls) > 1:
             if keeps and self._native:
-                held = [*self._stretches, *(call.held for call in calls)]
+                held = [*self._regions, *(call.held for call in calls)]
                 native = native_call(program, calls, self._graphs, held, absent)
             ranges = self._graphs.bundled_results, self._graphs.bundled_inputs
             calls = bind_bundle(program, calls, *ranges)
@@ -165,7 +165,7 @@ class ProgramMaker:
             self.label,
             inference=graphs.backward is None,
         )
-        self._stretches.append(made)
+        self._regions.append(made)
         forward, *rest = made.modules
         compiled = replace(graphs, forward=forward, backward=rest[0] if rest else None)
         return *graph_entries(compiled, known), made.missed

@@ -15,9 +15,9 @@ from ..errors import ExportError
 from ..library.load import program_class
 from ..options import CompileOptions
 from ..torch_api.eager_kernels import eager_kernels
-from ..torch_api.inductor import compile_stretch, cut_for_inductor, decompositions
+from ..torch_api.inductor import compile_region, cut_for_inductor, decompositions
 from .compiled_ops import CompiledCode
-from .compiled_regions import compile_stretches, has_host_parts
+from .compiled_regions import compile_regions, has_host_parts
 from .constant_numbers import with_numbers
 from .constants import fold_constants, share_constants
 from .known_numbers import KnownNumbers
@@ -37,7 +37,7 @@ class Style:
     """How AOTAutograd makes graphs.
 
     `whole`: as Inductor wants them, taken apart and with what is cheap recomputed; for graphs
-    without a node for the host. Otherwise: eager's operators, from which Inductor takes stretches.
+    without a node for the host. Otherwise: eager's operators, from which Inductor takes regions.
     """
 
     inductor: bool = False
@@ -89,8 +89,8 @@ def in_first_style(
 
 
 @dataclass
-class Stretches:
-    """Compiled stretches of some graphs: what a program needs as long as it runs."""
+class CompiledRegions:
+    """Compiled regions of some graphs: what a program needs as long as it runs."""
 
     modules: list[fx.GraphModule]
     codes: list[CompiledCode] = field(default_factory=list)
@@ -107,7 +107,7 @@ def compile_graphs(
     label: str,
     *,
     inference: bool = False,
-) -> Stretches:
+) -> CompiledRegions:
     """The graphs, each with the name of its entry, with Inductor's code for their partitions.
 
     `text` is the program as ATen's operators, `owners` says by entry for which node each statement
@@ -117,17 +117,17 @@ def compile_graphs(
     planned = program_class().planned_runs(text, options.for_library())
     if style.whole and any(has_host_parts(runs) for runs in planned.values()):
         raise HostParts
-    made = Stretches([])
+    made = CompiledRegions([])
     for i, (module, entry) in enumerate(graphs):
         compiler = functools.partial(
-            compile_stretch,
+            compile_region,
             decompose=not style.whole or bool(known),
             backward=i > 0,
             inference=inference,
             mode=options.mode,
         )
         name = f"{label} {('forward', 'backward')[i] if len(graphs) > 1 else 'step'}"
-        compiled = compile_stretches(module, owners[entry], planned[entry], known, name, compiler)
+        compiled = compile_regions(module, owners[entry], planned[entry], known, name, compiler)
         if compiled.missed and style.whole:
             raise HostParts  # what is left of it runs better as eager's operators
         if compiled.missed and options.on_missed == "raise":

@@ -1,4 +1,4 @@
-"""Compiled code as an operator: what Inductor made of a stretch of a program, called by name.
+"""Compiled code as an operator: what Inductor made of a region of a program, called by name.
 
 A program that holds one calls Python in warm-up and capture (and in the emulated replays of the
 host device), never in a replay on a GPU. `ir/facts/compiled_op.h` says what passes know of it.

@@ -1,4 +1,4 @@
-"""Graphs with stretches as compiled code: where the passes would cut partitions."""
+"""Graphs with regions as compiled code: where the passes would cut partitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .node_facts import (
 
 logger = logging.getLogger("gravure")
 
-# Compiles one stretch: see inductor.compile_stretch.
+# Compiles one region: see inductor.compile_region.
 Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
 # Runs of the plan: a kind, then statements by position (python/csrc/planned_runs.h).
 Runs = Sequence[Sequence[int]]
@@ -52,10 +52,10 @@ class Compiled:
 
     module: fx.GraphModule
     codes: list[CompiledCode] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)  # why a stretch stayed as it was
+    missed: list[str] = field(default_factory=list)  # why a region stayed as it was
 
 
-def compile_stretches(
+def compile_regions(
     module: fx.GraphModule,
     owners: Sequence[fx.Node | None],
     runs: Runs,
@@ -63,9 +63,9 @@ def compile_stretches(
     label: str,
     compiler: Compiler,
 ) -> Compiled:
-    """A copy of `module` in planned order, each stretch of a partition as one call.
+    """A copy of `module` in planned order, each region of a partition as one call.
 
-    `owners` says for each statement of the text which node it was written for. A stretch that the
+    `owners` says for each statement of the text which node it was written for. A region that the
     compiler refuses stays as it was; `missed` says why.
     """
     draws = {owners[at] for kind, *statements in runs if kind == _DRAWS for at in statements}
@@ -75,9 +75,9 @@ def compile_stretches(
             cutter.copy(nodes)
             continue
         numbers, nodes = _ready(nodes, cutter.is_elsewhere)
-        cutter.copy(numbers)  # first, so that they divide no stretch
-        for stretch, rest in _alternating(nodes, cutter.can_be_compiled):
-            cutter.compile(stretch)
+        cutter.copy(numbers)  # first, so that they divide no region
+        for region, rest in _alternating(nodes, cutter.can_be_compiled):
+            cutter.compile(region)
             cutter.copy(rest)
     return cutter.finish()
 
@@ -131,9 +131,9 @@ def _alternating(
     """
     left = nodes
     while left:
-        stretch, left = _ready(left, wanted)
+        region, left = _ready(left, wanted)
         rest, left = _ready(left, lambda node: not wanted(node))
-        yield stretch, rest
+        yield region, rest
 
 
 def _ready(
@@ -224,12 +224,12 @@ class _Cutter:
         calls = sum(not is_free(n) and n.target not in KINDLESS for n in nodes)
         if calls < 2:  # nothing to fuse
             return self.copy(nodes)
-        stretch = _Stretch(self._module, nodes, self._known)
-        if not stretch.outputs:
+        region = _Region(self._module, nodes, self._known)
+        if not region.outputs:
             return self.copy(nodes)
         label = f"{self._label} {len(self._codes)}"
         try:
-            run = self._compiler(stretch.module)
+            run = self._compiler(region.module)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             logger.warning(
@@ -238,29 +238,29 @@ class _Cutter:
             )  # fmt: skip
             self._missed.append(f"compile-failed: {label}: {reason}")
             return self.copy(nodes)
-        inputs, outputs = stretch.layouts()
+        inputs, outputs = region.layouts()
         random = not self._draws.isdisjoint(nodes)
         code = CompiledCode(label, run, inputs, outputs, random=random)
         self._codes.append(code)
-        self._call(code, stretch, calls)
+        self._call(code, region, calls)
 
-    def _call(self, code: CompiledCode, stretch: _Stretch, calls: int) -> None:
-        operands = [self._env[node] for node in stretch.inputs]
+    def _call(self, code: CompiledCode, region: _Region, calls: int) -> None:
+        operands = [self._env[node] for node in region.inputs]
         call = self._graph.call_function(code.operator, (code.name, calls, operands))
         call.meta = {
             key: value
-            for key, value in stretch.first.meta.items()
+            for key, value in region.first.meta.items()
             if key in ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
         }
-        call.meta["val"] = [node.meta["val"] for node in stretch.outputs]
-        for i, node in enumerate(stretch.outputs):
+        call.meta["val"] = [node.meta["val"] for node in region.outputs]
+        for i, node in enumerate(region.outputs):
             member = self._graph.call_function(operator.getitem, (call, i))
             member.meta = dict(node.meta)
             self._env[node] = member
-        self.copy(stretch.views)
+        self.copy(region.views)
 
 
-class _Stretch:
+class _Region:
     """Some nodes as a module of their own, which returns the tensors that others need.
 
     `views`, and numbers, are needed by others too: they are made again, outside, of what the module
@@ -369,12 +369,12 @@ def carried(
     owner = node.graph.owning_module
     assert owner is not None
     say_what_constants_are(owner)
-    stretch = _Stretch(owner, [node], known, always=True)
-    module = stretch.module
+    region = _Region(owner, [node], known, always=True)
+    module = region.module
 
     def run(inputs: list[Any]) -> list[Tensor]:
         leaves = pytree.tree_leaves(module(*inputs))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-    code = CompiledCode(node.name, run, *stretch.layouts(), random=False)
-    return code, stretch.inputs, stretch.numbers
+    code = CompiledCode(node.name, run, *region.layouts(), random=False)
+    return code, region.inputs, region.numbers

@@ -1,4 +1,4 @@
-"""What a node of AOTAutograd's graph is to the code that cuts stretches."""
+"""What a node of AOTAutograd's graph is to the code that cuts regions."""
 
 from __future__ import annotations
 

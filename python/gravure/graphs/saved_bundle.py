@@ -39,9 +39,9 @@ def bundling(partition: Callable[..., Any]) -> Callable[..., Any]:
     """AOTAutograd's `partition_fn`, with what its forward saves in a bundle."""
 
     def cut(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
-        halves = partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
-        bundle_saved(*halves, num_fwd_outputs)
-        return halves
+        forward, backward = partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        bundle_saved(forward, backward, num_fwd_outputs)
+        return forward, backward
 
     return cut
 

@@ -70,7 +70,7 @@ def trace(
         raise ExportError(name, "it is not callable", "pass a function or a module")
     args = tuple(args)
     namer = Namer(fn, args)
-    with _untouched(), ATEN.tracing():
+    with _random_states_kept(), ATEN.tracing():
         capture, result = _dynamo(fn, args, name, is_compiling)
         leaves = _leaves(result, name)
         outputs = _outputs(capture, leaves, name, step=step)
@@ -80,7 +80,7 @@ def trace(
 
 
 @contextlib.contextmanager
-def _untouched() -> Iterator[None]:
+def _random_states_kept() -> Iterator[None]:
     """Nothing here advances the random states of the user."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=list(devices)):

@@ -119,11 +119,11 @@ def input_specs(
     position = 0
     for each in forward_placeholders(forward, tokens):
         known = None
-        if each.kind not in (Kind.TOKEN, Kind.GENERATOR):
-            at = each.argument if each.kind is Kind.ARGUMENT else position
-            named = bool(arguments) and (each.kind is Kind.ARGUMENT or not each.what)
-            known = arguments[at] if named else None
-            position += 1
+        if each.kind is Kind.ARGUMENT and arguments:
+            known = arguments[each.argument]
+        elif each.kind is Kind.OTHER and not each.what and arguments:
+            known = arguments[position]  # PyTorch says nothing of it: they are in order
+        position += each.kind not in (Kind.TOKEN, Kind.GENERATOR)
         specs.append(known or _plain_spec(each, states=states))
     return unique_names(specs)
 

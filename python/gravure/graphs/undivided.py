@@ -86,7 +86,7 @@ class _Joined:
         assert traced.backward is not None
         self._graph = fx.Graph()
         self._env: dict[fx.Node, Any] = {}
-        self._held: dict[str, Any] = {}  # constants and graphs of both halves, by name
+        self._held: dict[str, Any] = {}  # constants and graphs of both graphs, by name
         forward, backward = traced.forward, traced.backward
         for node in forward.graph.find_nodes(op="placeholder"):
             self._copy(node, forward)
@@ -117,7 +117,7 @@ class _Joined:
         if node.op == "get_attr":
             name = str(node.target)
             held = operator.attrgetter(name)(half)
-            # Both halves were cut from one graph, whose names they kept.
+            # Both were cut from one graph, whose names they kept.
             if self._held.setdefault(name, held) is not held:
                 raise AssertionError(f"forward and backward hold different things as {name}")
         self._env[node] = self._graph.node_copy(node, self._env.__getitem__)

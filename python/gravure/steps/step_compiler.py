@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..calls.compiled_graph import CompiledGraph
 from ..calls.live_graphs import follow
 from ..errors import ExportError
-from ..graphs.codegen import Stretches, Style, compile_graphs, in_first_style
+from ..graphs.codegen import CompiledRegions, Style, compile_graphs, in_first_style
 from ..graphs.devices import device_of
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
@@ -56,7 +56,7 @@ class WrittenStep:
     places: list[int]  # of Dynamo's outputs, among the entry's that are no gradients
     kept: list[int]  # positions of parameters and buffers
     only_tensors: bool  # taken and returned
-    stretches: Stretches | None  # what Inductor compiled of it
+    regions: CompiledRegions | None  # what Inductor compiled of it
     update: Update | None
 
 
@@ -129,7 +129,7 @@ class StepCompiler:
                 functools.partial(self._load, written, frozen),
                 written.places,
                 kept,
-                written.stretches.missed if written.stretches else [],
+                written.regions.missed if written.regions else [],
                 only_tensors=written.only_tensors,
             )
             program.open()
@@ -144,7 +144,7 @@ class StepCompiler:
             assert alive is not None
             return alive.run(args)
 
-        called = [written.stretches, written.writer.held]
+        called = [written.regions, written.writer.held]
         self._made[run] = _Made(program, engraved, called)
         return run
 
@@ -170,7 +170,7 @@ class StepCompiler:
         specs = [input_spec(n, self.namer) for n in graph.graph.find_nodes(op="placeholder")]
         order = _loss_first(graph, self.name)
         capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
-        traced, stretches = self._traced(graph, capture, specs, label)
+        traced, regions = self._traced(graph, capture, specs, label)
         update = Update(self.optimizer, inputs) if self.optimizer is not None else None
         step = step_entry(traced, carries_python=True)
         used: set[int] = set()
@@ -187,13 +187,13 @@ class StepCompiler:
             [step.places[i] for i in order],
             [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")],
             all(isinstance(value, torch.Tensor) for value in [*inputs, *examples]),
-            stretches,
+            regions,
             update,
         )
 
     def _traced(
         self, graph: fx.GraphModule, capture: Capture, specs: list[InputSpec], label: str
-    ) -> tuple[TracedGraphs, Stretches | None]:
+    ) -> tuple[TracedGraphs, CompiledRegions | None]:
         """Forward and backward, and what was compiled of them."""
         of_style = functools.partial(self._of_style, graph, capture, specs, label)
         return in_first_style(self.options, label, of_style, symbolic=False)
@@ -205,7 +205,7 @@ class StepCompiler:
         specs: list[InputSpec],
         label: str,
         style: Style,
-    ) -> tuple[TracedGraphs, Stretches | None]:
+    ) -> tuple[TracedGraphs, CompiledRegions | None]:
         count = len(output_node(graph).args[0])
         names = ["loss", *[f"output{i}" for i in range(1, count)]]
         outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]

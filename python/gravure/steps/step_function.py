@@ -12,7 +12,7 @@ import torch
 
 from ..errors import ExportError
 from ..torch_api.compile_lock import compile_lock
-from ..torch_api.discarded_output import leaving_out
+from ..torch_api.discarded_output import discarding_output
 from ..torch_api.dynamo import (
     FailOnRecompileLimitHit,
     TorchDynamoException,
@@ -81,7 +81,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
 def _again(compiled: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
     """Compiles with the settings that export traces with: only where it must, they cost time."""
     try:
-        with compile_lock, tracing_settings(), leaving_out() as silent:
+        with compile_lock, tracing_settings(), discarding_output() as silent:
             with step_settings:
                 result = compiled(*args, **kwargs)
         if silent:

@@ -1,4 +1,4 @@
-"""Inductor's part: one stretch of a graph as a function that launches its kernels.
+"""Inductor's part: one region of a graph as a function that launches its kernels.
 
 Private: `compile_fx_inner` compiles a graph, `partition_fn` cuts one,
 `_recursive_joint_graph_passes` and `select_decomp_table` prepare it, `list_mode_options` knows the
@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "compile_stretch",
+    "compile_region",
     "cut_for_inductor",
     "decompose_auto_functionalized",
     "decompositions",
@@ -53,7 +53,7 @@ def settings_of(mode: str | None) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name not in _SETTINGS}
 
 
-def compile_stretch(
+def compile_region(
     module: fx.GraphModule,
     *,
     decompose: bool,
@@ -122,7 +122,7 @@ def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
     given, wanted = (len(g.graph.find_nodes(op="placeholder")) for g in (graph, module))
     results, asked = (len(g.graph.output_node().args[0]) for g in (graph, module))
     if (given, results) != (wanted, asked):
-        raise AssertionError(f"a stretch of {wanted} inputs and {asked} results lost some")
+        raise AssertionError(f"a region of {wanted} inputs and {asked} results lost some")
     return graph
 
 

@@ -20,10 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
-from torch._functorch._aot_autograd.runtime_wrappers import (
-    _backward_epilogue_functional,
-    _backward_prologue_functional,
-)
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -68,6 +64,13 @@ class ToolkitCall:
         compiled: Callable[..., Any],
         entries: Callable[[], tuple[Run, Run] | None],
     ) -> None:
+        # Not at the top: only releases that torchtitan 0.2.x runs with have them.
+        from torch._functorch._aot_autograd.runtime_wrappers import (
+            _backward_epilogue_functional,
+            _backward_prologue_functional,
+        )
+
+        self.prologue, self.epilogue = _backward_prologue_functional, _backward_epilogue_functional
         self.compiled = compiled
         self.subclasses = joint._aot_graph_capture.maybe_subclass_meta
         self.metadata = joint._aot_state.fw_metadata
@@ -134,7 +137,7 @@ class ToolkitFunction(torch.autograd.Function):
         call = ctx.call
         meta, subclasses = call.metadata, call.subclasses
         saved = ctx.saved_tensors
-        args = _backward_prologue_functional(saved, ctx.numbers, (), meta, subclasses, *tangents)
+        args = call.prologue(saved, ctx.numbers, (), meta, subclasses, *tangents)
         tensors = (value for value in args if isinstance(value, Tensor))
         if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
             raise RuntimeError(
@@ -144,4 +147,4 @@ class ToolkitFunction(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         with torch._C._DisableAutocast():
             found = call.backward(args)
-        return (None, None, *_backward_epilogue_functional(meta, subclasses, found))
+        return (None, None, *call.epilogue(meta, subclasses, found))

@@ -41,8 +41,9 @@ class Stop:
 # What one call of a compiled model goes through, once everything is captured.
 WAY = (
     Stop("python/gravure/backend.py", "compile_graph", "Dynamo's graph"),
-    Stop("python/gravure/calls/frame.py", "compile_frame", "differentiated, once"),
-    Stop("python/gravure/calls/compiled_graph.py", "run_native", "a call"),
+    Stop("python/gravure/calls/frame.py", "FrameRequest", "differentiated, once"),
+    Stop("python/gravure/calls/frame.py", "FrameCall", "each call"),
+    Stop("python/gravure/calls/compiled_graph.py", "run_native", "by the library"),
     Stop("python/gravure/calls/native_node.py", "native_call", "of its sizes and module", "native"),
     Stop(
         "python/csrc/differentiable_run.cpp",

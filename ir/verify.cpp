@@ -3,11 +3,11 @@
 #include "ir/args.h"
 #include "ir/call_check.h"
 #include "ir/cudagraph_ops.h"
+#include "ir/defined_memory.h"
 #include "ir/node_check.h"
 #include "ir/op_facts.h"
 #include "ir/place.h"
 #include "ir/program_text.h"
-#include "ir/storage_accesses.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
@@ -249,12 +249,11 @@ void EntryVerifier::checkRng(const Node* node) {
 
 /// Last, since it counts on all other rules.
 void EntryVerifier::checkWaits() {
-  const Numbering numbering(entry_);
-  const StorageAccesses accesses(numbering);
-  for (const CollectiveSpan& span : accesses.spans()) {
-    if (span.left.empty()) continue;
-    fail(span.start, "the collective's result %" + span.left.front()->debugName() +
-                         " is never waited for; add _c10d_functional::wait_tensor");
+  const DefinedMemory memory(entry_);
+  for (const DefinedCollective& collective : memory.collectives()) {
+    if (collective.left.empty()) continue;
+    fail(collective.start, "the collective's result %" + collective.left.front()->debugName() +
+                               " is never waited for; add _c10d_functional::wait_tensor");
   }
 }
 

@@ -1,5 +1,6 @@
 #include "passes/group_collectives.h"
 
+#include "ir/check/defined_memory.h"
 #include "ir/core/cudagraph_ops.h"
 #include "passes/analysis/partition_levels.h"
 
@@ -143,8 +144,8 @@ void annotate(const Fates& fates, const Numbering& numbering, Remarks& remarks) 
 /// The definition of fates, line by line, from where collectives start, end and clash.
 class FateVerifier {
  public:
-  explicit FateVerifier(const Dependences& dependences)
-      : dependences_(dependences), numbering_(dependences.numbering()) {
+  FateVerifier(const Entry& entry, const Dependences& dependences)
+      : entry_(entry), dependences_(dependences), numbering_(dependences.numbering()) {
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       fate_.push_back(fateOf(numbering_.node(i)).value_or(-1));
       if (fate_.back() >= 0) members_[fate_.back()].push_back(i);
@@ -184,19 +185,12 @@ class FateVerifier {
         return describe(numbering_.node(i)) + " starts a collective and has no fate";
       }
     }
-    const auto& spans = dependences_.accesses().spans();
-    const auto shared = [&](int64_t start, int64_t other) -> std::string {
-      if (start == other || (fate_[start] >= 0 && fate_[start] == fate_[other])) return "";
+    const DefinedMemory memory(entry_);
+    for (const auto& [start, other] : memory.bound()) {
+      if (start == other || (fate_[start] >= 0 && fate_[start] == fate_[other])) continue;
       return describeFate(static_cast<int32_t>(other)) + ", expected " +
-             std::to_string(fate_[start]) + ", that of " + describe(numbering_.node(start));
-    };
-    for (const CollectiveSpan& span : spans) {
-      for (int64_t wait : span.waits) {
-        if (auto why = shared(span.begin, wait); !why.empty()) return why;
-      }
-    }
-    for (const CollectiveClash& clash : dependences_.accesses().clashes()) {
-      if (auto why = shared(spans[clash.span].begin, clash.position); !why.empty()) return why;
+             std::to_string(fate_[start]) + ", that of " +
+             describe(numbering_.node(static_cast<int32_t>(start)));
     }
     return "";
   }
@@ -251,6 +245,7 @@ class FateVerifier {
     return -1;
   }
 
+  const Entry& entry_;
   const Dependences& dependences_;
   const Numbering& numbering_;
   std::vector<int64_t> fate_;           // by node, -1 for none
@@ -276,7 +271,7 @@ void verifyGroupCollectives(const Program& program, const PassContext&) {
   for (const Entry& entry : program.entries) {
     if (!hasCollectives(entry)) continue;
     const Dependences dependences(entry);
-    const std::string why = FateVerifier(dependences).verify();
+    const std::string why = FateVerifier(entry, dependences).verify();
     TORCH_CHECK(why.empty(), "entry '", entry.name, "': ", why);
   }
 }

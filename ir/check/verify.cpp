@@ -1,12 +1,12 @@
 #include "ir/check/verify.h"
 
 #include "ir/check/call_check.h"
+#include "ir/check/defined_memory.h"
 #include "ir/check/node_check.h"
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/place.h"
 #include "ir/facts/op_facts.h"
-#include "ir/memory/storage_accesses.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"
 
@@ -248,12 +248,11 @@ void EntryVerifier::checkRng(const Node* node) {
 
 /// Last, since it counts on all other rules.
 void EntryVerifier::checkWaits() {
-  const Numbering numbering(entry_);
-  const StorageAccesses accesses(numbering);
-  for (const CollectiveSpan& span : accesses.spans()) {
-    if (span.left.empty()) continue;
-    fail(span.start, "the collective's result %" + span.left.front()->debugName() +
-                         " is never waited for; add _c10d_functional::wait_tensor");
+  const DefinedMemory memory(entry_);
+  for (const DefinedCollective& collective : memory.collectives()) {
+    if (collective.left.empty()) continue;
+    fail(collective.start, "the collective's result %" + collective.left.front()->debugName() +
+                               " is never waited for; add _c10d_functional::wait_tensor");
   }
 }
 

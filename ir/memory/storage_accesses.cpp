@@ -4,10 +4,60 @@
 
 #include <llvm/ADT/IntEqClasses.h>
 #include <llvm/ADT/STLExtras.h>
+#include <llvm/ADT/STLFunctionalExtras.h>
 
 #include <algorithm>
 
 namespace gravure {
+namespace {
+
+/// Finds the spans of nodes that come one by one, in program order.
+class SpanFinder {
+ public:
+  using StorageOf = llvm::function_ref<int64_t(const Value*)>;
+
+  /// `storageOf`: -1 for values without memory. What it refers to must outlive the finder.
+  explicit SpanFinder(StorageOf storageOf) : storageOf_(storageOf) {}
+
+  /// The next node, without what stands in its blocks: that comes next. Positions never fall.
+  void next(const Node* node, int64_t position);
+  /// Ends what is still open at `end`, one past the last position. Called once.
+  void finish(int64_t end);
+
+  std::vector<CollectiveSpan> spans;
+  /// By position. One pair may come several times.
+  std::vector<CollectiveClash> clashes;
+  /// By position, after finish().
+  std::vector<WaitAccess> waitAccesses;
+
+ private:
+  struct Writer {
+    size_t span = 0;
+    size_t write = 0;        // among CollectiveSpan::writes
+    size_t resultsLeft = 0;  // in this storage
+  };
+  struct Open {
+    llvm::SmallVector<size_t, 1> readers;  // spans; closed ones are dropped when next seen
+    llvm::SmallVector<Writer, 1> writers;
+  };
+  void start(const Node* node, int64_t position);
+  void wait(const Node* node, int64_t position);
+  void noteClashes(const Node* node, const OpFacts& facts, int64_t position);
+  void noteClash(int64_t position, size_t span);
+  void followResults(const Node* node);
+  /// How many results of `span` that adds to those waited for.
+  size_t markWaited(const CollectiveSpan& span, const Value* waited, int64_t storage);
+  void dropClosed(llvm::SmallVectorImpl<Writer>& writers) const;
+  Open* openOn(const Value* value);
+
+  StorageOf storageOf_;
+  std::vector<bool> isOpen_;                             // by span
+  std::vector<size_t> resultsLeft_;                      // by span: not waited for yet
+  llvm::DenseSet<const Value*> waited_;                  // results
+  llvm::DenseMap<int64_t, Open> open_;                   // by storage
+  llvm::DenseMap<const Value*, const Value*> resultOf_;  // of views and members: the result
+  size_t openCount_ = 0;
+};
 
 void SpanFinder::next(const Node* node, int64_t position) {
   const OpFacts& facts = factsOf(node);
@@ -107,7 +157,7 @@ void SpanFinder::noteClashes(const Node* node, const OpFacts& facts, int64_t pos
     Open* open = openOn(input);
     if (!open) continue;
     dropClosed(open->writers);
-    if (!open->writers.empty()) noteClash(position, open->writers.back().span);
+    for (const Writer& writer : open->writers) noteClash(position, writer.span);
   }
   if (!facts.writes) return;
   for (const Value* written : writtenInputs(node)) {
@@ -146,6 +196,8 @@ void SpanFinder::finish(int64_t end) {
     return a.position < b.position;
   });
 }
+
+}  // namespace
 
 StorageAccesses::StorageAccesses(const Numbering& numbering, StagedOperands staged)
     : numbering_(numbering) {

@@ -2,8 +2,8 @@
 // Who touches the memory of an entry, and when: what every order of its nodes must respect.
 //
 // The one model of memory: what must keep its order, what is captured together, how long memory lives,
-// which address stays, and how much is in use at once are answers from it. (Verifiers have a model of
-// their own, so that a fault of this one is seen.)
+// which address stays, and how much is in use at once are answers from it. Verifiers have a model of
+// their own, ir/check/defined_memory.h, so that a fault of this one is seen.
 //
 // Terms. Node, tensor: those of Numbering. Storage: what tensors that may alias share; distinct inputs
 //   of an entry are distinct storages. Storages are numbered densely, in the order of their first
@@ -26,14 +26,16 @@
 //   Clash: a write to what the collective reads within its span, or any access to what it writes before
 //     the results in it have been waited for. Eager runs such a program, and it races there as here: the
 //     node stays between start and wait.
-// Complexity: linear in nodes, edges and clashes. Without collectives, nothing is looked at.
+// Complexity: linear in nodes, edges and clashes. Without collectives, no span is looked for.
+// Classes of anything that is numbered densely are llvm::IntEqClasses, here and elsewhere: one array,
+// the smallest member leads, and compress() numbers classes by their leaders, which is the order of the
+// program where members are numbered in it.
 
 #include "ir/memory/numbering.h"
 
 #include <llvm/ADT/ArrayRef.h>
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
-#include <llvm/ADT/STLFunctionalExtras.h>
 #include <llvm/ADT/SmallVector.h>
 
 #include <cstdint>
@@ -42,7 +44,7 @@
 
 namespace gravure {
 
-/// What a collective has open, and how long. Positions and storages are those of who looks.
+/// What a collective has open, and how long.
 struct CollectiveSpan {
   const Node* start = nullptr;
   int64_t begin = 0;                        // position of the start
@@ -51,7 +53,7 @@ struct CollectiveSpan {
   llvm::SmallVector<int64_t, 2> reads;      // storages, but for those that it writes
   llvm::SmallVector<int64_t, 2> writes;     // storages
   llvm::SmallVector<int64_t, 2> writeEnds;  // of each: where the last result in it was waited for
-  llvm::SmallVector<const Value*, 1> left;  // results that nothing waits for, after finish()
+  llvm::SmallVector<const Value*, 1> left;  // results that nothing waits for
 };
 
 /// A node that touches what an open collective works on.
@@ -65,55 +67,6 @@ struct WaitAccess {
   int64_t position = 0;
   int64_t storage = 0;
   bool writes = false;
-};
-
-/// Finds the spans of nodes that come one by one, in program order.
-class SpanFinder {
- public:
-  using StorageOf = llvm::function_ref<int64_t(const Value*)>;
-
-  /// `storageOf`: -1 for values without memory. What it refers to must outlive the finder.
-  explicit SpanFinder(StorageOf storageOf) : storageOf_(storageOf) {}
-
-  /// The next node, without what stands in its blocks: that comes next. Positions never fall.
-  void next(const Node* node, int64_t position);
-  /// Ends what is still open at `end`, one past the last position. Called once.
-  void finish(int64_t end);
-
-  std::vector<CollectiveSpan> spans;
-  /// By position. Where several collectives have a storage open for writing, the latest one counts:
-  /// its start clashes with the one before.
-  std::vector<CollectiveClash> clashes;
-  /// By position, after finish().
-  std::vector<WaitAccess> waitAccesses;
-
- private:
-  struct Writer {
-    size_t span = 0;
-    size_t write = 0;        // among CollectiveSpan::writes
-    size_t resultsLeft = 0;  // in this storage
-  };
-  struct Open {
-    llvm::SmallVector<size_t, 1> readers;  // spans; closed ones are dropped when next seen
-    llvm::SmallVector<Writer, 1> writers;
-  };
-  void start(const Node* node, int64_t position);
-  void wait(const Node* node, int64_t position);
-  void noteClashes(const Node* node, const OpFacts& facts, int64_t position);
-  void noteClash(int64_t position, size_t span);
-  void followResults(const Node* node);
-  /// How many results of `span` that adds to those waited for.
-  size_t markWaited(const CollectiveSpan& span, const Value* waited, int64_t storage);
-  void dropClosed(llvm::SmallVectorImpl<Writer>& writers) const;
-  Open* openOn(const Value* value);
-
-  StorageOf storageOf_;
-  std::vector<bool> isOpen_;                             // by span
-  std::vector<size_t> resultsLeft_;                      // by span: not waited for yet
-  llvm::DenseSet<const Value*> waited_;                  // results
-  llvm::DenseMap<int64_t, Open> open_;                   // by storage
-  llvm::DenseMap<const Value*, const Value*> resultOf_;  // of views and members: the result
-  size_t openCount_ = 0;
 };
 
 /// What partitions read that are entered: operands, or copies of those that are tagged `staged`.
@@ -157,15 +110,20 @@ class StorageAccesses {
       if (!access.writes) visit(static_cast<int32_t>(access.storage));
     }
   }
+  /// Calls `visit(storage)` for what node `i` writes as a wait.
+  template <typename Visit>
+  void forEachWrittenByWait(int32_t i, Visit&& visit) const {
+    for (const WaitAccess& access : waitAccessesOf(i)) {
+      if (access.writes) visit(static_cast<int32_t>(access.storage));
+    }
+  }
   /// Calls `visit(storage)` for what node `i` writes, as a wait, too. A storage may come twice.
   template <typename Visit>
   void forEachWritten(int32_t i, Visit&& visit) const {
     numbering_.forEachWrittenValue(i, [&](const Value* value) {
       if (storageOf(value) >= 0) visit(storageOf(value));
     });
-    for (const WaitAccess& access : waitAccessesOf(i)) {
-      if (access.writes) visit(static_cast<int32_t>(access.storage));
-    }
+    forEachWrittenByWait(i, visit);
   }
   /// Calls `visit(storage)` for what must be there while node `i` runs: all that it reads, writes and
   /// makes, and what its collective has open until this wait. A storage may come several times. One

@@ -3,10 +3,10 @@
 //
 // Step: one leaf node (a node that calls an operator; cudagraph::partition and launch are entered,
 // their blocks inlined; prim::If with all that its blocks do is one). Entries follow one another:
-// forward, then backward. Storage: what tensors that may alias share; views, in-place results, block
-// parameters and their operands, and forward's saved outputs with backward's saved inputs belong to
-// one storage. An operator that may alias either of two values joins them in one storage, which then
-// holds two allocations: allocates() tells them.
+// forward, then backward. Storage, life: those of ir/memory/storage_accesses.h and ir/memory/storage_lives.h with
+// partitions entered; forward's saved outputs and backward's saved inputs are one storage. An operator
+// that may alias either of two values joins them in one storage, which then holds two allocations:
+// allocates() tells them.
 
 #include "ir/core/program.h"
 

@@ -36,40 +36,37 @@ Sharing::Sharing(const Program& program) {
   joinSaved();
 }
 
-int32_t Sharing::rootOf(EntryPlaces& places, const Value* value) {
-  auto at = static_cast<int32_t>(value->unique());
-  auto& parent = places.parent;
-  if (static_cast<size_t>(at) >= parent.size()) return at;
-  while (parent[at] != at) at = parent[at] = parent[parent[at]];
-  return at;
+int32_t Sharing::rootOf(const EntryPlaces& places, const Value* value) {
+  const auto number = static_cast<int32_t>(value->unique());
+  const bool known = static_cast<size_t>(number) < places.valueBound;
+  return known ? static_cast<int32_t>(places.aliases.findLeader(number)) : number;
 }
 
-int32_t Sharing::classOf(int32_t number) const {
-  while (classes_[number].parent != number) number = classes_[number].parent;
-  return number;
+int32_t Sharing::addClass() {
+  isPrivate_.push_back(true);
+  classes_.grow(isPrivate_.size());
+  return static_cast<int32_t>(isPrivate_.size()) - 1;
 }
 
 int32_t Sharing::uniteClasses(int32_t a, int32_t b) {
   a = classOf(a), b = classOf(b);
-  if (a == b) return a;
-  classes_[b].parent = a;
-  classes_[a].isPrivate = classes_[a].isPrivate && classes_[b].isPrivate;
-  return a;
+  const auto joined = static_cast<int32_t>(classes_.join(a, b));
+  isPrivate_[joined] = isPrivate_[a] && isPrivate_[b];
+  return joined;
 }
 
 void Sharing::unite(EntryPlaces& places, const Value* a, const Value* b) {
   if (!isTensorValue(a) || !isTensorValue(b)) return;
-  auto& parent = places.parent;
-  const auto most = static_cast<int32_t>(std::max(a->unique(), b->unique()));
-  for (auto next = static_cast<int32_t>(parent.size()); next <= most; ++next)
-    parent.push_back(next);
+  places.valueBound = std::max({places.valueBound, a->unique() + 1, b->unique() + 1});
+  places.aliases.grow(static_cast<unsigned>(places.valueBound));
   const int32_t x = rootOf(places, a), y = rootOf(places, b);
   if (x == y) return;
-  parent[std::max(x, y)] = std::min(x, y);
+  places.aliases.join(x, y);
   const auto gone = places.classOfRoot.find(std::max(x, y));
   if (gone == places.classOfRoot.end()) return;
-  const auto [kept, isNew] = places.classOfRoot.try_emplace(std::min(x, y), gone->second);
-  if (!isNew) kept->second = uniteClasses(kept->second, gone->second);
+  const int32_t its = gone->second;
+  const auto [kept, isNew] = places.classOfRoot.try_emplace(std::min(x, y), its);
+  if (!isNew) kept->second = uniteClasses(kept->second, its);
 }
 
 void Sharing::addEntry(const Entry& entry) {
@@ -101,17 +98,16 @@ void Sharing::addEntry(const Entry& entry) {
   for (const Value* value : written) {
     const int32_t root = rootOf(places, value);
     if (cameIn.contains(root) && places.classOfRoot.count(root) > 0)
-      classes_[places.classOfRoot[root]].isPrivate = false;
+      isPrivate_[classOf(places.classOfRoot[root])] = false;
   }
 }
 
 void Sharing::addPlaces(const Entry& entry, EntryPlaces& places) {
   const auto add = [&](const Value* value, bool isSaved) {
     if (!isTensorValue(value)) return -1;
-    const auto fresh = static_cast<int32_t>(classes_.size());
-    const auto [known, isNew] = places.classOfRoot.try_emplace(rootOf(places, value), fresh);
-    if (isNew) classes_.push_back({fresh, true});
-    if (!isSaved) classes_[known->second].isPrivate = false;
+    const auto [known, isNew] = places.classOfRoot.try_emplace(rootOf(places, value), -1);
+    if (isNew) known->second = addClass();
+    if (!isSaved) isPrivate_[known->second] = false;
     return known->second;
   };
   places.inputs = entry.inputs;
@@ -138,7 +134,7 @@ void Sharing::joinSaved() {
       if (places.inputs[i].role != InputRole::Saved || places.inputClass[i] < 0) continue;
       const auto from = saved.find(places.inputs[i].name);
       if (from == saved.end()) {
-        classes_[classOf(places.inputClass[i])].isPrivate = false;
+        isPrivate_[classOf(places.inputClass[i])] = false;
       } else {
         from->second.taken = true;
         uniteClasses(from->second.number, places.inputClass[i]);
@@ -150,7 +146,7 @@ void Sharing::joinSaved() {
     }
   }
   for (const auto& each : saved) {
-    if (!each.second.taken) classes_[classOf(each.second.number)].isPrivate = false;
+    if (!each.second.taken) isPrivate_[classOf(each.second.number)] = false;
   }
 }
 
@@ -171,7 +167,7 @@ bool Sharing::mayJoin(llvm::ArrayRef<const Value*> values) {
     if (known == places.classOfRoot.end()) continue;
     const int32_t number = classOf(known->second);
     several |= first >= 0 && first != number;
-    allPrivate &= classes_[number].isPrivate;
+    allPrivate &= isPrivate_[number];
     first = number;
   }
   return !several || allPrivate;
@@ -200,14 +196,14 @@ std::string Sharing::breaksRule(const Sharing& before) const {
   };
   llvm::DenseMap<int32_t, Known> known;  // by class: the first place of it
   std::string broken;
-  const auto isPrivate = [&](int32_t number) { return before.classes_[number].isPrivate; };
+  const auto isPrivate = [&](int32_t number) { return before.isPrivate_[number]; };
   const auto look = [&](int32_t now, int32_t earlier, size_t entry, bool isInput, size_t number) {
     if (!broken.empty() || now < 0 || earlier < 0) return;
     now = classOf(now), earlier = before.classOf(earlier);
     const Known first =
         known.try_emplace(now, Known{earlier, entry, isInput, number}).first->second;
     if (first.before == earlier) return;
-    if (classes_[now].isPrivate && isPrivate(first.before) && isPrivate(earlier)) return;
+    if (isPrivate_[now] && isPrivate(first.before) && isPrivate(earlier)) return;
     broken = placeText(first.entry, first.isInput, first.number) + " and " +
              placeText(entry, isInput, number) + " share memory, and did not before";
   };

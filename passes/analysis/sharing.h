@@ -15,6 +15,7 @@
 
 #include <llvm/ADT/ArrayRef.h>
 #include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/IntEqClasses.h>
 
 #include <cstdint>
 #include <string>
@@ -44,28 +45,27 @@ class Sharing {
     std::vector<InputInfo> inputs;
     std::vector<OutputInfo> outputs;
     std::vector<int32_t> inputClass, outputClass;  // -1: no memory
-    std::vector<int32_t> parent;                   // by Value::unique(); values beyond it are roots
-    llvm::DenseMap<int32_t, int32_t> classOfRoot;  // of roots that have places
+    size_t valueBound = 0;
+    llvm::IntEqClasses aliases;                    // by Value::unique(); it grows with them
+    llvm::DenseMap<int32_t, int32_t> classOfRoot;  // of leaders that have places
   };
-  /// Places that may lie in one memory; those that were joined have one root.
-  struct PlaceClass {
-    int32_t parent = -1;
-    bool isPrivate = true;
-  };
-
   void addEntry(const Entry& entry);
   void addPlaces(const Entry& entry, EntryPlaces& places);
   void joinSaved();
-  int32_t classOf(int32_t number) const;
+  int32_t addClass();
+  int32_t classOf(int32_t number) const {
+    return static_cast<int32_t>(classes_.findLeader(number));
+  }
   int32_t uniteClasses(int32_t a, int32_t b);
   EntryPlaces& entryOf(const Value* value);
   /// "result 0 (output "y") of forward"
   std::string placeText(size_t entry, bool isInput, size_t number) const;
-  static int32_t rootOf(EntryPlaces& places, const Value* value);
+  static int32_t rootOf(const EntryPlaces& places, const Value* value);
   void unite(EntryPlaces& places, const Value* a, const Value* b);
 
   std::vector<EntryPlaces> entries_;
-  std::vector<PlaceClass> classes_;
+  llvm::IntEqClasses classes_;   // of places that may lie in one memory
+  std::vector<bool> isPrivate_;  // by class, of leaders
 };
 
 }  // namespace gravure

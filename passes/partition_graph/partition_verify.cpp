@@ -1,14 +1,13 @@
 // PartitionPlan::verify: the definitions, checked one by one. It shares facts of operators with the
-// planner, but neither its numbering of storages nor its dependences.
+// planner, but neither its storages nor its dependences: ir/check/defined_memory.h stands for them.
 
+#include "ir/check/defined_memory.h"
 #include "ir/core/attributes.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/memory/storage_accesses.h"
 #include "passes/analysis/dependences.h"
 #include "passes/partition_graph/partition_plan.h"
 
 #include <llvm/ADT/DenseMap.h>
-#include <llvm/ADT/IntEqClasses.h>
 
 #include <algorithm>
 
@@ -143,62 +142,15 @@ class PlanVerifier {
     return clash;
   }
 
-  /// One class for all values that may share storage.
-  llvm::IntEqClasses storages() const {
-    llvm::IntEqClasses classes;
-    const auto join = [&](const Value* a, const Value* b) {
-      if (!isTensorValue(a) || !isTensorValue(b)) return;
-      classes.grow(static_cast<unsigned>(std::max(number(a), number(b))) + 1);
-      classes.join(static_cast<unsigned>(number(a)), static_cast<unsigned>(number(b)));
-    };
-    for (const Value* input : entry_.graph->inputs()) join(input, input);
-    for (const Known& known : nodes_) {
-      const bool leaf = known.node->blocks().empty();
-      for (const Value* output : known.node->outputs()) join(output, output);
-      if (leaf && !known.facts->maybeAliases) continue;
-      nested(known.node, [&](const Node* node) {
-        for (size_t o = 0; o < node->outputs().size(); ++o) {
-          join(node->output(o), node->output(o));
-          for (const Value* source : aliasedInputs(node, o)) join(node->output(o), source);
-          for (const Block* block : node->blocks()) join(node->output(o), block->outputs()[o]);
-        }
-        for (const Block* block : node->blocks()) {
-          for (size_t p = 0; p < block->inputs().size(); ++p)
-            join(block->inputs()[p], node->input(p));
-        }
-      });
-    }
-    classes.compress();
-    return classes;
-  }
-
-  /// What waits touch, in classes of storages.
-  std::vector<WaitAccess> waits(const llvm::IntEqClasses& classes) const {
-    const bool any = std::any_of(nodes_.begin(), nodes_.end(), [](const Known& known) {
-      return known.facts->collective || !known.node->blocks().empty();
-    });
-    if (!any) return {};
-    const auto storageOf = [&](const Value* value) -> int64_t {
-      return isTensorValue(value) ? classes[static_cast<unsigned>(number(value))] : -1;
-    };
-    SpanFinder finder(storageOf);
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-      nested(nodes_[i].node, [&](const Node* node) { finder.next(node, static_cast<int64_t>(i)); });
-    }
-    finder.finish(static_cast<int64_t>(nodes_.size()));
-    return std::move(finder.waitAccesses);
-  }
-
   /// In program order: a write stands after all that came before it, a read after all writes before it.
   /// A wait reads and writes what its collective does.
   std::string checkMemory() {
     struct Last {
       int32_t touch = -1, write = -1;  // latest place so far
     };
-    const llvm::IntEqClasses classes = storages();
-    const std::vector<WaitAccess> waitAccesses = waits(classes);
-    auto wait = waitAccesses.begin();
-    std::vector<Last> last(classes.getNumClasses());
+    const DefinedMemory memory(entry_);
+    auto wait = memory.waitAccesses().begin();
+    std::vector<Last> last(memory.storageCount());
     for (size_t i = 0; i < nodes_.size(); ++i) {
       const Node* top = nodes_[i].node;
       const int32_t at = nodes_[i].at;
@@ -213,8 +165,8 @@ class PlanVerifier {
         if (writes) known.write = std::max(known.write, at);
       };
       const auto each = [&](const Value* value, bool writes) {
-        if (!isTensorValue(value)) return;
-        touch(classes[static_cast<unsigned>(number(value))], writes, "%" + value->debugName());
+        const int64_t storage = memory.storageOf(value);
+        if (storage >= 0) touch(storage, writes, "%" + value->debugName());
       };
       nested(top, [&](const Node* node) {
         for (const Value* input : node->inputs()) each(input, false);
@@ -222,7 +174,8 @@ class PlanVerifier {
         if (!facts.writes) return;
         for (const Value* written : writtenInputs(node)) each(written, true);
       });
-      for (; wait != waitAccesses.end() && wait->position == static_cast<int64_t>(i); ++wait)
+      for (; wait != memory.waitAccesses().end() && wait->position == static_cast<int64_t>(i);
+           ++wait)
         touch(wait->storage, wait->writes, "what its collective works on");
       if (!clash.empty()) return clash;
     }

@@ -6,8 +6,9 @@
 #include "runtime/layout/low_placement.h"
 
 #include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/IntEqClasses.h>
 
-#include <numeric>
+#include <algorithm>
 
 namespace gravure {
 namespace {
@@ -16,29 +17,26 @@ namespace {
 class Lives {
  public:
   explicit Lives(const Timeline& timeline)
-      : storages_(timeline.storages()), parent_(storages_.size()) {
-    std::iota(parent_.begin(), parent_.end(), 0);
-    for (const StorageLife& life : storages_) ends_.push_back(life.end);
+      : classes_(static_cast<unsigned>(timeline.storages().size())) {
+    for (const StorageLife& life : timeline.storages()) ends_.push_back(life.end);
   }
 
-  int64_t find(int64_t storage) {
-    while (parent_[storage] != storage) storage = parent_[storage] = parent_[parent_[storage]];
-    return storage;
+  int64_t find(int64_t storage) const {
+    return classes_.findLeader(static_cast<unsigned>(storage));
   }
   /// True if they were apart.
   bool join(int64_t a, int64_t b) {
     a = find(a), b = find(b);
     if (a == b) return false;
-    parent_[b] = a;
-    ends_[a] = std::max(ends_[a], ends_[b]);
+    const int64_t end = std::max(ends_[a], ends_[b]);
+    ends_[classes_.join(static_cast<unsigned>(a), static_cast<unsigned>(b))] = end;
     return true;
   }
-  int64_t end(int64_t storage) { return ends_[find(storage)]; }
+  int64_t end(int64_t storage) const { return ends_[find(storage)]; }
 
  private:
-  const std::vector<StorageLife>& storages_;
-  std::vector<int64_t> parent_;
-  std::vector<int64_t> ends_;
+  llvm::IntEqClasses classes_;
+  std::vector<int64_t> ends_;  // by leader
 };
 
 int64_t storageOfOutput(const Call& call, const EntryCode& code, const RecordedTensor& tensor) {

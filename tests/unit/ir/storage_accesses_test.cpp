@@ -4,6 +4,7 @@
 #include "tests/catch.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -169,6 +170,18 @@ TEST_CASE("storage accesses: a collective on what another one still writes waits
   CHECK(read.clashes() == Clashes{{1, 0}});
   CHECK(read.span(0).end == 2);
   CHECK(read.span(1).end == 2);
+}
+
+TEST_CASE(
+    "storage accesses: of a storage that holds several allocations, each collective clashes") {
+  const Read read("  %a : R = _c10d_functional::all_reduce(%x, \"sum\", \"0\")\n"
+                  "  %b : R = _c10d_functional::all_reduce(%y, \"sum\", \"0\")\n"
+                  "  %c : R, %d : R = _c10d_functional::all_reduce_coalesced_([%b, %a], \"sum\", "
+                  "\"0\")\n");
+  CHECK(read.accesses.storageOf(read.result(0)) == read.accesses.storageOf(read.result(1)));
+  const Clashes found = read.clashes();
+  const std::set<std::pair<int64_t, size_t>> clashes(found.begin(), found.end());
+  CHECK(clashes == std::set<std::pair<int64_t, size_t>>{{2, 0}, {2, 1}});
 }
 
 TEST_CASE("storage accesses: what a branch starts and waits for lies in one node") {

@@ -11,71 +11,109 @@
 #include "passes/join_gradients.h"
 #include "passes/merge_host_reads.h"
 #include "passes/partition_graph.h"
+#include "passes/pass_options.h"
 #include "passes/place_products.h"
 #include "passes/plan_memory.h"
-#include "passes/sharing.h"
 #include "passes/tag_static_inputs.h"
 
-#include <c10/util/Exception.h>
-#include <llvm/ADT/StringRef.h>
-
-#include <optional>
-#include <utility>
-
 namespace gravure {
-namespace {
-
-const Pass& nearestPass(llvm::StringRef name) {
-  const Pass* nearest = &allPasses().front();
-  unsigned least = ~0u;
-  for (const Pass& pass : allPasses()) {
-    const unsigned distance = name.edit_distance(pass.name);
-    if (distance < least) {
-      least = distance;
-      nearest = &pass;
-    }
-  }
-  return *nearest;
-}
-
-/// `sharing` is what held before the pass, and is what holds now afterwards.
-void checkSharing(const Pass& pass, const Program& program, Sharing& sharing) {
-  Sharing now(program);
-  const std::string broken = now.breaksRule(sharing);
-  TORCH_INTERNAL_ASSERT(broken.empty(), pass.name, ": ", broken);
-  sharing = std::move(now);
-}
-
-}  // namespace
-
 const std::vector<Pass>& allPasses() {
+  using enum ProgramFact;
   static const std::vector<Pass> passes{
-      {"await-host-copies", "wait for copies to the CPU that the program itself uses",
-       awaitHostCopies},
-      {"accumulate-gradients", "on request, add gradients to the caller's buffers",
-       accumulateGradients, verifyAccumulateGradients},
-      {"infer-sizes", "close sizes that follow from others", inferSizes, nullptr, true},
-      {"join-gradients", "put the gradients of a tensor's parts together at once", joinGradients,
-       nullptr, true},
-      {"batch-pointwise", "work on a whole at once where it was worked on in pieces",
-       batchPointwise, nullptr, true},
-      {"place-products", "write products where a cat would put them", placeProducts, nullptr, true},
-      {"classify-capturability", "say which nodes must run outside a graph, and why",
-       classifyCapturability, verifyClassifyCapturability},
-      {"group-collectives",
-       "capture a collective, its waits and its buffers together or not at all", groupCollectives,
-       verifyGroupCollectives},
-      {"merge-host-reads", "read all elements of a small tensor in one copy and one wait",
-       mergeHostReads, verifyMergeHostReads},
-      {"partition-graph", "gather capturable nodes in as few partitions as legal order allows",
-       partitionGraph, verifyPartitionGraph},
-      {"tag-static-inputs", "say how each operand of a partition keeps its address, and why",
-       tagStaticInputs, verifyTagStaticInputs},
-      {"bind-rng-states", "give random nodes the RNG state they draw from as an operand",
-       bindRngStates, verifyBindRngStates},
-      {"plan-memory", "place every value of known size in one arena", planMemory, verifyPlanMemory},
-      {"emit-runtime-calls", "turn partitions into launches, with copies in and results moved out",
-       emitRuntimeCalls, verifyEmitRuntimeCalls},
+      {.name = "await-host-copies",
+       .summary = "wait for copies to the CPU that the program itself uses",
+       .run = awaitHostCopies,
+       .makes = {AwaitedCopies},
+       .keeps = {OperandTags, RngStates, MemoryPlan}},
+      {.name = "accumulate-gradients",
+       .summary = "on request, add gradients to the caller's buffers",
+       .run = accumulateGradients,
+       .verify = verifyAccumulateGradients,
+       .keeps = {AwaitedCopies, RngStates},
+       .options = accumulateGradientsOptions()},
+      {.name = "infer-sizes",
+       .summary = "close sizes that follow from others",
+       .run = inferSizes,
+       .changes = PassChanges::Calls,
+       .keeps = {AwaitedCopies, RngStates}},
+      {.name = "join-gradients",
+       .summary = "put the gradients of a tensor's parts together at once",
+       .run = joinGradients,
+       .changes = PassChanges::Calls,
+       .keeps = {AwaitedCopies, RngStates}},
+      {.name = "batch-pointwise",
+       .summary = "work on a whole at once where it was worked on in pieces",
+       .run = batchPointwise,
+       .changes = PassChanges::Calls,
+       .needs = {AwaitedCopies},
+       .keeps = {AwaitedCopies, RngStates},
+       .options = pieceOptions()},
+      {.name = "place-products",
+       .summary = "write products where a cat would put them",
+       .run = placeProducts,
+       .changes = PassChanges::Calls,
+       .keeps = {AwaitedCopies, RngStates},
+       .options = pieceOptions()},
+      {.name = "classify-capturability",
+       .summary = "say which nodes must run outside a graph, and why",
+       .run = classifyCapturability,
+       .verify = verifyClassifyCapturability,
+       .changes = PassChanges::Marks,
+       .makes = {HostReasons},
+       .keeps = {AwaitedCopies, OperandTags, RngStates, MemoryPlan},
+       .options = classifyCapturabilityOptions()},
+      {.name = "group-collectives",
+       .summary = "capture a collective, its waits and its buffers together or not at all",
+       .run = groupCollectives,
+       .verify = verifyGroupCollectives,
+       .changes = PassChanges::Marks,
+       .needs = {HostReasons},
+       .makes = {Fates},
+       .keeps = {AwaitedCopies, HostReasons, OperandTags, RngStates, MemoryPlan}},
+      {.name = "merge-host-reads",
+       .summary = "read all elements of a small tensor in one copy and one wait",
+       .run = mergeHostReads,
+       .verify = verifyMergeHostReads,
+       .needs = {AwaitedCopies},  // a read that goes was a wait
+       .keeps = {AwaitedCopies, HostReasons, Fates, RngStates}},
+      {.name = "partition-graph",
+       .summary = "gather capturable nodes in as few partitions as legal order allows",
+       .run = partitionGraph,
+       .verify = verifyPartitionGraph,
+       .needs = {AwaitedCopies, HostReasons, Fates},
+       .makes = {Partitions},
+       .keeps = {AwaitedCopies},
+       .options = partitionGraphOptions()},
+      {.name = "tag-static-inputs",
+       .summary = "say how each operand of a partition keeps its address, and why",
+       .run = tagStaticInputs,
+       .verify = verifyTagStaticInputs,
+       .changes = PassChanges::Marks,
+       .makes = {OperandTags},
+       .keeps = {AwaitedCopies, HostReasons, Fates, Partitions, RngStates}},
+      {.name = "bind-rng-states",
+       .summary = "give random nodes the RNG state they draw from as an operand",
+       .run = bindRngStates,
+       .verify = verifyBindRngStates,
+       .needs = {OperandTags},
+       .makes = {RngStates},
+       .keeps = {AwaitedCopies, Partitions, OperandTags}},
+      {.name = "plan-memory",
+       .summary = "place every value of known size in one arena",
+       .run = planMemory,
+       .verify = verifyPlanMemory,
+       .changes = PassChanges::Marks,
+       .needs = {OperandTags},
+       .makes = {MemoryPlan},
+       .keeps = FactSet::all(),
+       .options = planMemoryOptions()},
+      {.name = "emit-runtime-calls",
+       .summary = "turn partitions into launches, with copies in and results moved out",
+       .run = emitRuntimeCalls,
+       .verify = verifyEmitRuntimeCalls,
+       .needs = {Partitions, OperandTags, RngStates},
+       .keeps = {AwaitedCopies, RngStates, MemoryPlan},
+       .options = planMemoryOptions()},  // of the plan that the program has
   };
   return passes;
 }
@@ -83,7 +121,7 @@ const std::vector<Pass>& allPasses() {
 std::vector<std::string> passesThatKeepCalls() {
   std::vector<std::string> names;
   for (const Pass& pass : allPasses()) {
-    if (!pass.changesCalls) names.emplace_back(pass.name);
+    if (pass.changes != PassChanges::Calls) names.emplace_back(pass.name);
   }
   return names;
 }
@@ -93,32 +131,6 @@ const Pass* findPass(std::string_view name) {
     if (name == pass.name) return &pass;
   }
   return nullptr;
-}
-
-void runPasses(Program& program, PassContext& context, const std::vector<std::string>& names,
-               const PipelineOptions& options) {
-  // A wrong name is found before the program is touched.
-  std::vector<const Pass*> passes;
-  for (const std::string& name : names) {
-    const Pass* pass = findPass(name);
-    TORCH_CHECK(pass, "there is no pass '", name, "'; did you mean '", nearestPass(name).name,
-                "'?");
-    passes.push_back(pass);
-  }
-  if (names.empty()) {
-    for (const Pass& pass : allPasses()) passes.push_back(&pass);
-  }
-  context.verify = options.verifyEach;
-  std::optional<Sharing> sharing;
-  if (options.verifyEach) sharing.emplace(program);
-  for (const Pass* pass : passes) {
-    pass->run(program, context);
-    if (options.verifyEach) {
-      if (pass->verify) pass->verify(program, context);
-      checkSharing(*pass, program, *sharing);
-    }
-    if (options.afterPass) options.afterPass(*pass, program);
-  }
 }
 
 }  // namespace gravure

@@ -2,7 +2,7 @@
 
 #include "ir/program_text.h"
 #include "ir/verify.h"
-#include "passes/partition_plan.h"
+#include "passes/program_plan.h"
 #include "python/csrc/interrupts.h"
 #include "python/csrc/load_options.h"
 #include "python/csrc/planning.h"
@@ -71,17 +71,6 @@ struct Communicating {
   }
 };
 
-/// The plan of every entry, made again from what partition-graph is about to read.
-std::string planText(const Program& program, const PassOptions& options) {
-  std::string text;
-  llvm::raw_string_ostream os(text);
-  for (const Entry& entry : program.entries) {
-    os << "entry " << entry.name << ":\n";
-    planPartitions(entry, options).print(os);
-  }
-  return text;
-}
-
 }  // namespace
 
 LoadedProgram::LoadedProgram(const std::string& path, const std::string& device,
@@ -101,13 +90,8 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
   for (const Entry& entry : program.entries) versions.emplace(entry.name, entry);
   passes_.options = options.passes;
   passes_.options.alignment = made->alignment();
-  PipelineOptions pipeline;
-  pipeline.afterPass = [this](const Pass& pass, const Program& current) {
-    if (pass.name == std::string_view("merge-host-reads")) {
-      partitionPlan_ = planText(current, passes_.options);
-    }
-  };
-  runPasses(program, passes_, {}, pipeline);
+  partitionPlan_ = planText(program, planProgram(program, passes_));
+  passes_.partitionPlans.reset();  // the runtime may drop nodes
   for (const Entry& entry : program.entries) versions.at(entry.name).follow(entry);
   if (options.requireNodes) requireAllCaptured(program, passes_);
   logMissed(passes_.remarks, 0);

@@ -72,9 +72,9 @@ c10::TypePtr bufferType(const Value* owner) {
 
 class Accumulator {
  public:
-  Accumulator(Entry& entry, const Owners& owners, Remarks& remarks)
+  Accumulator(Entry& entry, const Owners& owners, PassContext& context)
       : entry_(entry), graph_(*entry.graph), owners_(owners), numbering_(entry),
-        accesses_(numbering_), remarks_(remarks) {}
+        accesses_(numbering_), remarks_(context.remarks), rewrites_(context.rewrites) {}
 
   void run() {
     std::vector<size_t> added;
@@ -90,6 +90,7 @@ class Accumulator {
                          " stays a result: " + why);
         continue;
       }
+      if (!rewrites_.next(kPass, "gradient made by", gradient->node())) break;
       add(gradient, name, bufferType(owner.value));
       added.push_back(o);
     }
@@ -137,6 +138,7 @@ class Accumulator {
   const Numbering numbering_;
   const StorageAccesses accesses_;
   Remarks& remarks_;
+  RewriteLimit& rewrites_;
 };
 
 bool isGradientBuffer(const InputInfo& info, const Owners& owners) {
@@ -149,7 +151,7 @@ bool isGradientBuffer(const InputInfo& info, const Owners& owners) {
 void accumulateGradients(Program& program, PassContext& context) {
   if (!context.options.accumulateGradients) return;
   const Owners owners = ownersOf(program);
-  for (Entry& entry : program.entries) Accumulator(entry, owners, context.remarks).run();
+  for (Entry& entry : program.entries) Accumulator(entry, owners, context).run();
 }
 
 void verifyAccumulateGradients(const Program& program, const PassContext& context) {

@@ -91,4 +91,13 @@ void awaitHostCopies(Program& program, PassContext& context) {
   }
 }
 
+void checkAwaitedCopies(const Program& program, const PassContext&) {
+  for (const Entry& entry : program.entries) {
+    for (const Node* copy : findUnawaited(entry)) {
+      TORCH_CHECK(false, "entry '", entry.name, "' uses ", describe(copy),
+                  ", a copy to the CPU that nothing waits for");
+    }
+  }
+}
+
 }  // namespace gravure

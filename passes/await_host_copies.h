@@ -19,5 +19,7 @@
 namespace gravure {
 
 void awaitHostCopies(Program& program, PassContext& context);
+/// Throws c10::Error that names a host copy without a wait that the program uses.
+void checkAwaitedCopies(const Program& program, const PassContext& context);
 
 }  // namespace gravure

@@ -131,7 +131,9 @@ void inferSizes(Program& program, PassContext& context) {
   std::vector<Findings> all;
   forEachEntry(program, [&](const Entry&, Findings& found) { all.push_back(std::move(found)); });
   for (size_t e = 0; e < all.size(); ++e) {
-    for (auto& [value, type] : all[e].types) value->setType(type);
+    for (auto& [value, type] : all[e].types) {
+      if (context.rewrites.next(kPass, "sizes of a value of", value->node())) value->setType(type);
+    }
     if (!all[e].types.empty()) {
       const Value* first = all[e].types.front().first;
       context.remarks.add(RemarkKind::Passed, kPass, "sizes-inferred", first->node(),
@@ -140,7 +142,8 @@ void inferSizes(Program& program, PassContext& context) {
                               first->debugName() + " first");
     }
     for (const auto& [number, constant] : llvm::reverse(all[e].numbers)) {
-      replaceNumber(number, constant);
+      if (context.rewrites.next(kPass, "constant for", number->node()))
+        replaceNumber(number, constant);
     }
   }
   matchSaved(program);

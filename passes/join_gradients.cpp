@@ -176,6 +176,7 @@ void joinGradients(Program& program, PassContext& context) {
   for (Entry& entry : program.entries) {
     if (!hasPlacedGradients(entry)) continue;
     for (const auto& [value, sum] : SumFinder(entry).run()) {
+      if (!context.rewrites.next(kPass, "sum", value->node())) return;
       context.remarks.add(RemarkKind::Passed, kPass, "gradients-joined", value->node(),
                           "the gradients of " + std::to_string(sum.parts.size()) +
                               " parts are put together at once");

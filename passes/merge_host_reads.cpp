@@ -122,6 +122,7 @@ void apply(Graph& graph, const Merge& merge) {
   Node* all = graph.create(cg::readHost, {merge.tensor}, *readableElements(merge.tensor));
   all->insertBefore(first);
   setHostReason(all, HostReason::HostSync);
+  if (const auto fate = fateOf(first)) setFate(all, *fate);
   copyPlace(all, first);
   std::vector<std::string> names(all->outputs().size());
   for (Value* output : all->outputs()) output->setType(first->output()->type());
@@ -141,6 +142,7 @@ void apply(Graph& graph, const Merge& merge) {
 void mergeHostReads(Program& program, PassContext& context) {
   for (Entry& entry : program.entries) {
     for (const Merge& merge : findMerges(entry)) {
+      if (!context.rewrites.next(kPass, "reads from", merge.reads.front().first)) return;
       const size_t count = merge.reads.size();
       context.remarks.add(RemarkKind::Passed, kPass, "host-reads-merged", merge.reads.front().first,
                           std::to_string(count) + " reads of %" + merge.tensor->debugName() +

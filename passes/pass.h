@@ -1,10 +1,15 @@
 #pragma once
-// What a pass is, and the list of all of them.
+// What a pass is, and the list of all of them. passes/pipeline/pipeline.h runs lists of them.
 
 #include "ir/core/program.h"
 #include "ir/core/remark.h"
+#include "passes/program_facts.h"
+#include "passes/rewrite_limit.h"
+
+#include <llvm/ADT/ArrayRef.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,11 +42,34 @@ struct PassOptions {
   bool accumulateGradients = false;
 };
 
+struct PartitionPlan;
+
 struct PassContext {
   PassOptions options;
   Remarks remarks;
   /// Passes check what they decided before they carry it out. runPasses sets it.
   bool verify = true;
+  RewriteLimit rewrites = {};
+  /// What partition-graph decided, one an entry, in their order; nullptr before it ran. Later passes
+  /// move the nodes in it and destroy none of them.
+  std::shared_ptr<const std::vector<PartitionPlan>> partitionPlans = nullptr;
+};
+
+/// What a pass changes. Each kind may do what those before it do.
+enum class PassChanges : uint8_t {
+  Marks,    // attributes of nodes: calls, their operands and their order stay
+  Program,  // all but the calls that are made
+  Calls,    // other calls are made, whose results have the same bits
+};
+
+/// An option as the text of a pipeline gives it to its pass (passes/pipeline/pipeline.h).
+struct PassOption {
+  const char* name;      // "min-size"
+  const char* expected;  // "a whole number of at least 1"
+  /// False if it does not take `value`, which is "" where the text gives none.
+  bool (*set)(PassOptions&, std::string_view value);
+  /// A value that `set` takes.
+  std::string (*get)(const PassOptions&);
 };
 
 /// One pass. `run` rewrites or annotates the program in place, by what stands in the program and the
@@ -52,7 +80,11 @@ struct Pass {
   const char* summary;  // one line, for --list-passes
   void (*run)(Program&, PassContext&);
   void (*verify)(const Program&, const PassContext&) = nullptr;
-  bool changesCalls = false;  // other calls are made, whose results have the same bits
+  PassChanges changes = PassChanges::Program;
+  FactSet needs = {};  // what `run` relies on
+  FactSet makes = {};  // what holds afterwards
+  FactSet keeps = {};  // what holds afterwards if it held before; nothing else does
+  llvm::ArrayRef<PassOption> options = {};
 };
 
 /// All passes in the order of the pipeline.
@@ -63,14 +95,32 @@ std::vector<std::string> passesThatKeepCalls();
 /// The pass of that name, nullptr if there is none.
 const Pass* findPass(std::string_view name);
 
-struct PipelineOptions {
-  /// After each pass its own verifier, and that the inputs and results share no memory that they did
-  /// not share before (passes/analysis/sharing.h); and the checks that passes make on the way.
-  bool verifyEach = true;
-  /// Called after each pass.
-  std::function<void(const Pass&, const Program&)> afterPass;
+/// How far a pass came. After: PipelineOptions::afterPass.
+enum class PassPhase : uint8_t { Needs, Run, Verify, After, Done };
+
+/// What one pass of a list did, as far as it came.
+struct PassRecord {
+  const Pass* pass = nullptr;
+  PassPhase phase = PassPhase::Needs;
+  double runMs = 0, verifyMs = 0;  // wall time
+  size_t firstRemark = 0, remarks = 0;
+  int64_t rewrites = 0;  // that it asked for
 };
-/// Runs `names` (all, in order, if empty). TORCH_CHECK names the nearest valid name for a wrong one.
+
+struct PipelineOptions {
+  /// Before each pass, that the program has the facts that it needs; after each, its own verifier, and
+  /// that the inputs and results share no memory that they did not share before (passes/analysis/sharing.h);
+  /// the checks that passes make on the way; and verifyProgram() after the last one.
+  bool verifyEach = true;
+  /// With verifyEach: after each pass verifyProgram(), and every fact that passes say holds.
+  bool verifyFacts = false;
+  std::function<void(const Pass&, const Program&)> beforePass = nullptr;
+  std::function<void(const Pass&, const Program&)> afterPass = nullptr;
+  /// If not null: filled on the way, one a pass; where a pass throws, the last one tells where.
+  std::vector<PassRecord>* records = nullptr;
+};
+/// Runs `names` (all, in order, if empty). TORCH_CHECK names a near name for a wrong one, and what is
+/// missing where the program lacks what a pass needs.
 void runPasses(Program& program, PassContext& context, const std::vector<std::string>& names = {},
                const PipelineOptions& options = {});
 

@@ -204,6 +204,7 @@ void placeProducts(Program& program, PassContext& context) {
       found = PlacementFinder(entry, terms, sharing, context.options.pieceAlignment).run();
     terms.leave(entry);
     for (const Placement& placement : found) {
+      if (!context.rewrites.next(kPass, "products of", placement.cat)) return;
       context.remarks.add(RemarkKind::Passed, kPass, "products-placed", placement.cat,
                           std::to_string(placement.rows.size()) +
                               " products are written where they were put together");

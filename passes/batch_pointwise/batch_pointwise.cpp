@@ -29,6 +29,17 @@ struct Unit {
   int32_t place = 0;            // ready units come by place, then by number
 };
 
+/// Leaves out the batches that may not be made; true if there are any. Batches before them do not use
+/// what they make.
+bool leaveOut(PointwiseBatches& plan, const Numbering& numbering, RewriteLimit& rewrites) {
+  const auto first = llvm::find_if(plan.batches, [&](const PointwiseBatch& batch) {
+    return !rewrites.next(kPass, "batch of", numbering.node(batch.members.front()));
+  });
+  const bool any = first != plan.batches.end();
+  plan.batches.erase(first, plan.batches.end());
+  return any;
+}
+
 class BatchWriter {
  public:
   BatchWriter(Entry& entry, const Dependences& dependences, SizeTerms& terms,
@@ -206,6 +217,7 @@ class BatchWriter {
   }
 
   void undo(int32_t cat, int32_t whole) {
+    if (!wholes_[whole]) return;  // its batch was left out
     Node* node = numbering_.node(cat);
     node->output()->replaceAllUsesWith(wholes_[whole]);
     units_[cat].nodes.clear();
@@ -287,10 +299,12 @@ void batchPointwise(Program& program, PassContext& context) {
       if (again) {
         Sharing sharing(program);
         const Dependences dependences(entry);
-        const auto plan = PointwiseBatches::find(entry, dependences, terms, sharing,
-                                                 context.options.pieceAlignment, device);
+        auto plan = PointwiseBatches::find(entry, dependences, terms, sharing,
+                                           context.options.pieceAlignment, device);
+        const bool last = leaveOut(plan, dependences.numbering(), context.rewrites);
         again = !plan.batches.empty();
         if (again) BatchWriter(entry, dependences, terms, plan, context.remarks).run();
+        again &= !last;
       }
       if (again) continue;
       terms.leave(entry);

@@ -57,6 +57,24 @@ void remark(const Entry& entry, const PartitionPlan& plan, int64_t firstIndex,
   }
 }
 
+void markKept(const PartitionPlan& plan) {
+  for (const PlannedHost& kept : plan.keptOnHost) setHostReason(kept.node, kept.reason);
+}
+
+/// Runs that may not be captured become host runs, as if the user had named their nodes: the last ones,
+/// so that numbers stay dense. False if the order of the entry may not change either.
+bool limitPlan(const Entry& entry, PartitionPlan& plan, RewriteLimit& rewrites) {
+  const std::string order = "order of entry '" + entry.name + "'";
+  const bool reorders = rewrites.next(kPass, order.c_str(), nullptr);
+  for (PlannedRun& run : plan.runs) {
+    if (!run.captured) continue;
+    if (reorders && rewrites.next(kPass, "partition from", run.nodes.front())) continue;
+    run.captured = false;
+    for (Node* node : run.nodes) setHostReason(node, HostReason::UserRequest);
+  }
+  return reorders;
+}
+
 /// What the verifier knows of one entry.
 class RewriteChecker {
  public:
@@ -148,20 +166,23 @@ class RewriteChecker {
 }  // namespace
 
 void applyPlan(Entry& entry, const PartitionPlan& plan, int64_t firstIndex) {
-  for (const PlannedHost& kept : plan.keptOnHost) setHostReason(kept.node, kept.reason);
+  markKept(plan);
   PartitionRewriter(*entry.graph, plan, firstIndex).run();
 }
 
 void partitionGraph(Program& program, PassContext& context) {
   int64_t index = 0;
+  std::vector<PartitionPlan> plans;
   for (Entry& entry : program.entries) {
-    const PartitionPlan plan = planPartitions(entry, context.options);
+    PartitionPlan& plan = plans.emplace_back(planPartitions(entry, context.options));
     const std::string clash = context.verify ? plan.verify(entry) : "";
     TORCH_INTERNAL_ASSERT(clash.empty(), "partition plan of entry '", entry.name, "': ", clash);
+    const bool reorders = limitPlan(entry, plan, context.rewrites);
     remark(entry, plan, index, context);
-    applyPlan(entry, plan, index);
+    reorders ? applyPlan(entry, plan, index) : markKept(plan);
     index += plan.partitionCount();
   }
+  context.partitionPlans = std::make_shared<const std::vector<PartitionPlan>>(std::move(plans));
 }
 
 void verifyPartitionGraph(const Program& program, const PassContext&) {

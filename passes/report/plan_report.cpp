@@ -2,57 +2,54 @@
 
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
-#include "passes/partition_graph/partition_plan.h"
-#include "passes/plan_memory.h"
-
-#include <llvm/ADT/DenseMap.h>
+#include "passes/pipeline/program_plan.h"
 
 namespace gravure {
 namespace {
 
-int64_t countCalls(const Block* block) {
+int64_t countCalls(const Block* block);
+
+int64_t countCalls(const Node* node) {
+  if (node->blocks().empty()) return 1;
   int64_t calls = 0;
-  for (const Node* node : block->nodes()) {
-    if (node->blocks().empty()) ++calls;
-    for (const Block* inner : node->blocks()) calls += countCalls(inner);
-  }
+  for (const Block* inner : node->blocks()) calls += countCalls(inner);
   return calls;
 }
 
-HostRow hostRow(const Entry& entry, const PlannedRun& run, int64_t after,
-                const llvm::DenseMap<const Node*, HostReason>& kept) {
+int64_t countCalls(const Block* block) {
+  int64_t calls = 0;
+  for (const Node* node : block->nodes()) calls += countCalls(node);
+  return calls;
+}
+
+HostRow hostRow(const Entry& entry, const PlannedRun& run, int64_t after) {
   HostRow row{entry.name, after, static_cast<int64_t>(run.nodes.size()), {}};
   for (const Node* node : run.nodes) {
-    auto reason = hostReasonOf(node);
-    if (auto found = kept.find(node); !reason && found != kept.end()) reason = found->second;
+    const auto reason = hostReasonOf(node);
     ++row.reasons[reason ? reasonName(*reason) : "numbers"];
   }
   return row;
 }
 
-void notePartitioning(const Program& program, const PassOptions& options, PlanReport& report) {
-  for (const Entry& entry : program.entries) {
-    const PartitionPlan plan = planPartitions(entry, options);
-    EntryRow row{entry.name,
-                 countCalls(entry.graph->block()),
-                 plan.order == PartitionOrder::Levels,
-                 plan.levelsRefused,
-                 plan.levelPartitions,
-                 plan.programOrderPartitions,
-                 plan.levelPeak,
-                 plan.programOrderPeak};
-    report.entries.push_back(std::move(row));
-    llvm::DenseMap<const Node*, HostReason> kept;
-    for (const PlannedHost& host : plan.keptOnHost) kept.try_emplace(host.node, host.reason);
-    int64_t after = -1;
-    for (const PlannedRun& run : plan.runs) {
-      if (run.captured) {
-        after = run.index;
-      } else {
-        report.hostRuns.push_back(hostRow(entry, run, after, kept));
-      }
+void notePartitioning(const Entry& entry, const PartitionPlan& plan, PlanReport& report) {
+  EntryRow row{entry.name,
+               0,
+               plan.order == PartitionOrder::Levels,
+               plan.levelsRefused,
+               plan.levelPartitions,
+               plan.programOrderPartitions,
+               plan.levelPeak,
+               plan.programOrderPeak};
+  int64_t after = -1;
+  for (const PlannedRun& run : plan.runs) {
+    for (const Node* node : run.nodes) row.nodes += countCalls(node);
+    if (run.captured) {
+      after = run.index;
+    } else {
+      report.hostRuns.push_back(hostRow(entry, run, after));
     }
   }
+  report.entries.push_back(std::move(row));
 }
 
 PartitionRow partitionRow(const Entry& entry, const Node* node) {
@@ -91,18 +88,12 @@ void noteResult(const Program& program, PlanReport& report) {
 
 }  // namespace
 
-PlanReport planProgram(Program& program, PassContext& context, const std::string& file) {
+PlanReport reportPlan(Program& program, PassContext& context, const std::string& file) {
   PlanReport report;
   report.file = file;
-  for (const Pass& pass : allPasses()) {
-    if (std::string_view(pass.name) == "partition-graph") {
-      notePartitioning(program, context.options, report);
-    }
-    runPasses(program, context, {pass.name});
-    if (std::string_view(pass.name) == "plan-memory") {
-      report.memory = writtenPlan(program, context.options);
-    }
-  }
+  const std::vector<PartitionPlan>& plans =
+      planProgram(program, context, PlannedCalls::Final, &report.memory);
+  for (size_t e = 0; e < plans.size(); ++e) notePartitioning(program.entries[e], plans[e], report);
   noteResult(program, report);
   return report;
 }

@@ -57,7 +57,7 @@ struct PlanReport {
 };
 
 /// Runs all passes on `program` and notes what they decide. `file` is what the report calls it.
-PlanReport planProgram(Program& program, PassContext& context, const std::string& file);
+PlanReport reportPlan(Program& program, PassContext& context, const std::string& file);
 /// One JSON object with the fields of PlanReport.
 void printPlanJson(const PlanReport& report, llvm::raw_ostream& os);
 

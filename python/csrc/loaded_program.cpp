@@ -3,7 +3,7 @@
 #include "ir/check/verify.h"
 #include "ir/memory/memory_map.h"
 #include "ir/text/program_text.h"
-#include "passes/partition_graph/partition_plan.h"
+#include "passes/pipeline/program_plan.h"
 #include "python/csrc/interrupts.h"
 #include "python/csrc/load_options.h"
 #include "python/csrc/planning.h"
@@ -72,17 +72,6 @@ struct Communicating {
   }
 };
 
-/// The plan of every entry, made again from what partition-graph is about to read.
-std::string planText(const Program& program, const PassOptions& options) {
-  std::string text;
-  llvm::raw_string_ostream os(text);
-  for (const Entry& entry : program.entries) {
-    os << "entry " << entry.name << ":\n";
-    planPartitions(entry, options).print(os);
-  }
-  return text;
-}
-
 }  // namespace
 
 LoadedProgram::LoadedProgram(const std::string& path, const std::string& device,
@@ -102,13 +91,8 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
   for (const Entry& entry : program.entries) versions.emplace(entry.name, entry);
   passes_.options = options.passes;
   passes_.options.alignment = made->alignment();
-  PipelineOptions pipeline;
-  pipeline.afterPass = [this](const Pass& pass, const Program& current) {
-    if (pass.name == std::string_view("merge-host-reads")) {
-      partitionPlan_ = planText(current, passes_.options);
-    }
-  };
-  runPasses(program, passes_, {}, pipeline);
+  partitionPlan_ = planText(program, planProgram(program, passes_));
+  passes_.partitionPlans.reset();  // the runtime may drop nodes
   for (const Entry& entry : program.entries) versions.at(entry.name).follow(entry);
   if (options.requireNodes) requireAllCaptured(program, passes_);
   logMissed(passes_.remarks, 0);

@@ -3,7 +3,7 @@
 #include "ir/check/verify.h"
 #include "ir/facts/op_facts.h"
 #include "ir/text/program_text.h"
-#include "passes/partition_graph/partition_plan.h"
+#include "passes/pipeline/program_plan.h"
 #include "python/csrc/load_options.h"
 
 #include <algorithm>
@@ -47,14 +47,13 @@ PlannedRuns plannedRuns(const std::string& text,
   verifyProgram(program);
   PassContext context;
   context.options = parseLoadOptions(options).passes;
-  // Those that only mark nodes: what stands in the text can be told by its position.
-  runPasses(program, context, {"classify-capturability", "group-collectives"});
+  const auto& plans = planProgram(program, context, PlannedCalls::AsGiven);
   PlannedRuns planned;
-  for (const Entry& entry : program.entries) {
+  for (size_t e = 0; e < plans.size(); ++e) {
+    const Entry& entry = program.entries[e];
     const Places places = placesIn(entry);
     std::vector<std::vector<int64_t>> runs;
-    for (const PlannedRun& run : planPartitions(entry, context.options).runs)
-      runs.push_back(asList(run, places));
+    for (const PlannedRun& run : plans[e].runs) runs.push_back(asList(run, places));
     runs.push_back(draws(entry, places));
     planned.insert(entry.name, std::move(runs));
   }

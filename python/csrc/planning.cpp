@@ -22,7 +22,7 @@ std::string explainProgram(const std::string& text, const std::string& device,
   PassContext context;
   context.options = parseLoadOptions(options).passes;
   if (device == "host") context.options.alignment = makeHostDevice(false)->alignment();
-  const PlanReport report = planProgram(program, context, "");
+  const PlanReport report = reportPlan(program, context, "");
   std::string json;
   llvm::raw_string_ostream os(json);
   os << "{\"plan\": ";

@@ -9,8 +9,8 @@
 #include "tests/catch.h"
 #include "tests/property/damaged_passes.h"
 #include "tests/property/proof_programs.h"
-#include "tests/property/reduce_program.h"
 #include "tools/gravure/proof.h"
+#include "tools/gravure/reduce_program.h"
 
 #include <ATen/Parallel.h>
 
@@ -113,7 +113,7 @@ std::string failureOf(const Program& given, const Names& names, uint64_t seed, u
     return differenceAfter(proof, program, names, seed, damaged);
   };
   if (differenceOf(given).empty()) return "";
-  const Program small = testing::reduced(
+  const Program small = tool::reduced(
       given.clone(), [&](const Program& smaller) { return !differenceOf(smaller).empty(); });
   const PassOptions used = contextOf(seed).options;
   return "program " + std::to_string(number) + " (GRAVURE_SEED=" + std::to_string(number) +
@@ -192,6 +192,34 @@ TEST_CASE("no pass, and no list of passes, changes what a random program does", 
     INFO(done);
     CHECK(remarksSeen()[done] >= 5);
   }
+}
+
+TEST_CASE("the first rewrites alone change nothing either", "[law1]") {
+  const OneThread one;
+  const uint64_t first = number("GRAVURE_SEED", 1), count = number("GRAVURE_CASES", 300);
+  uint64_t limited = 0;
+  for (uint64_t n = first; n < first + count; ++n) {
+    INFO("GRAVURE_SEED=" << n << " GRAVURE_CASES=1");
+    const Program given = readProgram(ProofProgram(n).text());
+    PipelineOptions pipeline;
+    pipeline.verifyFacts = true;
+    PassContext free = contextOf(n);
+    Program whole = given.clone();
+    try {
+      runPasses(whole, free, {}, pipeline);
+    } catch (const c10::Error& error) {
+      const std::string why = error.what_without_backtrace();
+      CHECK(why.find("INTERNAL ASSERT") == std::string::npos);
+      continue;
+    }
+    PassContext context = contextOf(n);
+    context.rewrites.set(Random(n * 131 + 5).below(free.rewrites.asked() + 1));
+    Program program = given.clone();
+    REQUIRE_NOTHROW(runPasses(program, context, {}, pipeline));
+    limited += context.rewrites.asked() < free.rewrites.asked();
+    CHECK(tool::Proof(given, optionsOf(n, passNames())).differenceOf(program) == "");
+  }
+  if (count >= 300) CHECK(limited > 100);
 }
 
 TEST_CASE("passes that are damaged are caught", "[law1]") {

@@ -1,5 +1,7 @@
 #include "tools/gravure/command.h"
 
+#include "ir/core/nearest_name.h"
+
 #include <c10/util/Exception.h>
 #include <llvm/ADT/SmallVector.h>
 #include <llvm/ADT/StringExtras.h>
@@ -11,21 +13,8 @@
 
 namespace gravure::tool {
 
-std::string nearest(llvm::StringRef word, llvm::ArrayRef<std::string> known) {
-  std::string best;
-  unsigned bestDistance = std::max<unsigned>(2, word.size() / 3) + 1;
-  for (const std::string& candidate : known) {
-    const unsigned distance = word.edit_distance(candidate, true, bestDistance);
-    if (distance < bestDistance) {
-      best = candidate;
-      bestDistance = distance;
-    }
-  }
-  return best;
-}
-
 std::string didYouMean(llvm::StringRef word, llvm::ArrayRef<std::string> known) {
-  const std::string near = nearest(word, known);
+  const std::string near = nearestName(word, known);
   return near.empty() ? "" : "; did you mean '" + near + "'?";
 }
 

@@ -45,8 +45,6 @@ class Command {
   llvm::cl::OptionCategory category_;
 };
 
-/// The member of `known` that `word` was most likely meant to be; "" if none is near.
-std::string nearest(llvm::StringRef word, llvm::ArrayRef<std::string> known);
 /// "; did you mean 'X'?" or "".
 std::string didYouMean(llvm::StringRef word, llvm::ArrayRef<std::string> known);
 

@@ -1,12 +1,16 @@
 #include "tools/gravure/opt.h"
 
-#include "ir/check/verify.h"
 #include "ir/text/program_text.h"
 #include "tools/gravure/load.h"
 #include "tools/gravure/pass_flags.h"
-#include "tools/gravure/proof.h"
+#include "tools/gravure/pass_run.h"
+#include "tools/gravure/pass_tables.h"
+#include "tools/gravure/program_prints.h"
 #include "tools/gravure/remark_output.h"
+#include "tools/gravure/reproducer.h"
 
+#include <llvm/ADT/STLExtras.h>
+#include <llvm/Support/FileSystem.h>
 #include <llvm/Support/Format.h>
 #include <llvm/Support/raw_ostream.h>
 
@@ -15,21 +19,6 @@ namespace {
 
 namespace cl = llvm::cl;
 
-/// Stands between programs that are printed one after another, as --split-input reads them.
-constexpr const char* kSeparator = "# -----\n";
-
-/// Of the last node of a program's first entry that has two of one type.
-void exchangeOperands(Program& program) {
-  for (Node* node : program.entries.front().graph->nodes().reverse()) {
-    if (node->inputs().size() < 2 || !(*node->input(0)->type() == *node->input(1)->type()))
-      continue;
-    Value* first = node->input(0);
-    node->replaceInput(0, node->input(1));
-    node->replaceInput(1, first);
-    return;
-  }
-}
-
 class OptCommand final : public Command {
  public:
   OptCommand() : Command("opt", "run passes on a program text and print the result") {}
@@ -37,26 +26,35 @@ class OptCommand final : public Command {
   int run() override;
 
  private:
-  std::vector<std::string> chosenPasses() const;
-  std::unique_ptr<Proof> proofOf(const Program& program, const std::string& file) const;
-  void processPart(const InputPart& part, const std::vector<std::string>& names, Remarks& remarks);
-  /// Prints `program`, apart from what was printed before.
-  void print(const Program& program, llvm::StringRef title);
+  void checkFlags() const;
+  PassRun chosenRun(const InputPart& part, const std::string& file) const;
+  void cutPipeline(Pipeline& pipeline) const;
+  void processPart(const InputPart& part, Remarks& remarks);
+  void reduce(const PassRun& run, const Program& given, const std::string& file) const;
+  void writeReproducer(const std::string& text) const;
+  std::string fileName() const { return file_ == "-" ? "<stdin>" : file_.getValue(); }
 
   template <typename T>
   using Opt = cl::opt<T>;
   Opt<std::string> file_{cl::Positional, cl::desc("FILE|-"), cl::sub(sub()), cl::cat(category())};
-  Opt<std::string> passes_{"passes", cl::value_desc("a,b|all"),
-                           cl::desc("the passes to run, in this order (default: none)"),
-                           cl::sub(sub()), cl::cat(category())};
+  Opt<std::string> passes_{
+      "passes", cl::value_desc("a,b{option=value}|all"),
+      cl::desc("the passes to run, in this order (default: none, or those of a reproducer)"),
+      cl::sub(sub()), cl::cat(category())};
+  Opt<std::string> startAfter_{"start-after", cl::value_desc("PASS"),
+                               cl::desc("leave out this pass and those before it"), cl::sub(sub()),
+                               cl::cat(category())};
+  Opt<std::string> stopBefore_{"stop-before", cl::value_desc("PASS"),
+                               cl::desc("leave out this pass and those behind it"), cl::sub(sub()),
+                               cl::cat(category())};
   Opt<bool> listPasses_{"list-passes", cl::desc("print all passes in the order of the pipeline"),
                         cl::sub(sub()), cl::cat(category())};
-  Opt<bool> printAfterAll_{"print-after-all", cl::desc("print the program after each pass"),
-                           cl::sub(sub()), cl::cat(category())};
+  ProgramPrints prints_{*this};
   Opt<bool> verifyEach_{"verify-each", cl::init(true),
                         cl::desc("verify the program first and after each pass (default)"),
                         cl::sub(sub()), cl::cat(category())};
-  Opt<bool> noVerify_{"no-verify", cl::desc("do not verify"), cl::sub(sub()), cl::cat(category())};
+  Opt<bool> noVerify_{"no-verify", cl::desc("do not verify, nor ask for what passes need"),
+                      cl::sub(sub()), cl::cat(category())};
   Opt<bool> checkBits_{
       "check-bits",
       cl::desc("run the program before and after each pass on drawn inputs, on the "
@@ -70,75 +68,162 @@ class OptCommand final : public Command {
       "corrupt", cl::ReallyHidden,
       cl::desc("exchange two operands after the last pass, to see --check-bits fail"),
       cl::sub(sub()), cl::cat(category())};
+  Opt<long> bisectLimit_{"bisect-limit", cl::value_desc("N"),
+                         cl::desc("make the first N rewrites and partitions alone, and say which "
+                                  "was the last"),
+                         cl::sub(sub()), cl::cat(category())};
+  Opt<std::string> reproducer_{"reproducer", cl::value_desc("FILE"),
+                               cl::desc("where a pass fails, write program, passes and options to "
+                                        "FILE, which gravure opt runs as it is"),
+                               cl::sub(sub()), cl::cat(category())};
+  Opt<bool> reduce_{"reduce",
+                    cl::desc("look for fewer passes and a smaller program that fail like this "
+                             "one, and print them, or write them to --reproducer"),
+                    cl::sub(sub()), cl::cat(category())};
+  Opt<bool> stats_{"stats", cl::desc("print what each pass did to standard error"), cl::sub(sub()),
+                   cl::cat(category())};
+  Opt<bool> timePasses_{"time-passes", cl::desc("print the time of each pass to standard error"),
+                        cl::sub(sub()), cl::cat(category())};
   Opt<bool> splitInput_{"split-input",
                         cl::desc("take the parts between lines of '# -----' as one program each"),
                         cl::sub(sub()), cl::cat(category())};
   PassFlags flags_{*this};
   RemarkOutput remarkOutput_{*this};
-  bool printed_ = false;
 };
 
-std::vector<std::string> OptCommand::chosenPasses() const {
-  std::vector<std::string> known = passNames(), names;
-  for (std::string& name : splitList(passes_.getValue())) {
-    if (name == "all") {
-      names.insert(names.end(), known.begin(), known.end());
-    } else if (findPass(name)) {
-      names.push_back(std::move(name));
-    } else {
-      throw UsageError("--passes: there is no pass '" + name + "'" + didYouMean(name, known) +
-                       " (gravure opt --list-passes)");
-    }
-  }
-  return names;
-}
-
-void OptCommand::print(const Program& program, llvm::StringRef title) {
-  llvm::raw_ostream& os = llvm::outs();
-  if (printed_) os << kSeparator;
-  if (!title.empty()) os << "# after " << title << '\n';
-  printProgram(program, os);
-  printed_ = true;
-}
-
-std::unique_ptr<Proof> OptCommand::proofOf(const Program& program, const std::string& file) const {
-  ProofOptions options;
-  options.seed = static_cast<uint64_t>(seed_.getValue());
-  const bool alone = file_ != "-" && !splitInput_;
-  const auto saved = alone ? inputsBeside(file) : std::nullopt;
-  return std::make_unique<Proof>(program, options, saved ? &*saved : nullptr);
-}
-
-void OptCommand::processPart(const InputPart& part, const std::vector<std::string>& names,
-                             Remarks& remarks) {
-  const bool verify = verifyEach_ && !noVerify_;
-  const std::string file = file_ == "-" ? "<stdin>" : file_.getValue();
-  Program program = readProgram(part.text, file, part.firstLine);
-  PassContext context{flags_.options(), {}};
+Pipeline readPipeline(const std::string& text) {
   try {
-    if (verify) verifyProgram(program);
-    const auto proof = checkBits_ ? proofOf(program, file) : nullptr;
-    PipelineOptions pipeline;
-    pipeline.verifyEach = verify;
-    pipeline.afterPass = [&](const Pass& pass, const Program& p) {
-      if (corrupt_ && pass.name == names.back()) exchangeOperands(program);
-      if (verify) verifyProgram(p);
-      const std::string why = proof ? proof->differenceOf(p) : "";
-      TORCH_CHECK(why.empty(), "--check-bits: ", pass.name,
-                  " changed what the program does (before, then after): ", why);
-      if (printAfterAll_) print(p, pass.name);
-    };
-    if (!names.empty()) runPasses(program, context, names, pipeline);
-    if (proof) {
-      llvm::errs() << file << ": the same bits before and after " << names.size()
-                   << (names.size() == 1 ? " pass\n" : " passes\n");
-    }
-    if (!printAfterAll_ || names.empty()) print(program, "");
+    return parsePipeline(text);
   } catch (const c10::Error& error) {
-    appendRemarks(remarks, context.remarks);
+    throw UsageError("--passes: " + messageOf(error) + " (gravure opt --list-passes)");
+  }
+}
+
+void sayLimit(int64_t limit, const RewriteLimit& rewrites) {
+  llvm::errs() << "--bisect-limit=" << limit << ": ";
+  if (rewrites.asked() <= limit) {
+    llvm::errs() << "all " << rewrites.asked() << " rewrites were made";
+  } else {
+    llvm::errs() << "there are more rewrites";
+  }
+  if (!rewrites.last().empty()) llvm::errs() << "; the last made: " << rewrites.last();
+  llvm::errs() << '\n';
+}
+
+/// The position of a pass; UsageError if it is not in the list.
+size_t positionOf(const char* flag, const std::string& name, const Pipeline& pipeline) {
+  std::vector<std::string> names;
+  for (const PassStep& step : pipeline) names.emplace_back(step.pass->name);
+  const auto found = llvm::find(names, name);
+  if (found != names.end()) return static_cast<size_t>(found - names.begin());
+  throw UsageError(std::string(flag) + ": '" + name + "' is not among the passes" +
+                   didYouMean(name, names));
+}
+
+/// What --start-after and --stop-before leave; they take all passes where none are named.
+void OptCommand::cutPipeline(Pipeline& pipeline) const {
+  const bool cut = !startAfter_.empty() || !stopBefore_.empty();
+  if (cut && pipeline.empty()) pipeline = wholePipeline();
+  size_t begin = 0, end = pipeline.size();
+  if (!stopBefore_.empty()) end = positionOf("--stop-before", stopBefore_, pipeline);
+  if (!startAfter_.empty()) begin = positionOf("--start-after", startAfter_, pipeline) + 1;
+  pipeline.resize(end);
+  pipeline.erase(pipeline.begin(),
+                 pipeline.begin() + static_cast<std::ptrdiff_t>(std::min(begin, end)));
+}
+
+/// What the flags say; where they name no passes, what a reproducer says of them and their options.
+PassRun OptCommand::chosenRun(const InputPart& part, const std::string& file) const {
+  std::optional<PassRun> asked;
+  if (passes_.getNumOccurrences() == 0) asked = reproducerRun(part.text, file, part.firstLine);
+  PassRun run = asked.value_or(PassRun{});
+  if (!asked) {
+    run.options = flags_.options();
+    run.pipeline = readPipeline(passes_);
+  }
+  cutPipeline(run.pipeline);
+  prints_.check(run.pipeline);
+  if (!verifyEach_ || noVerify_) run.verify = false;
+  if (checkBits_ && !run.proof) run.proof.emplace();
+  if (seed_.getNumOccurrences() > 0) {
+    if (!run.proof) throw UsageError("--seed: only --check-bits draws; add it");
+    run.proof->seed = static_cast<uint64_t>(seed_);
+  }
+  if (bisectLimit_.getNumOccurrences() > 0) run.rewriteLimit = bisectLimit_;
+  run.corrupt |= corrupt_;
+  if (run.proof && run.pipeline.empty()) {
+    throw UsageError("--check-bits: there is no pass to check; name some with --passes");
+  }
+  return run;
+}
+
+void OptCommand::writeReproducer(const std::string& text) const {
+  std::error_code error;
+  llvm::raw_fd_ostream os(reproducer_, error, llvm::sys::fs::OF_Text);
+  if (!error) {
+    os << text;
+    os.close();
+    error = os.error();
+    os.clear_error();
+  }
+  if (error) throw UsageError("cannot write '" + reproducer_ + "': " + error.message());
+}
+
+void OptCommand::reduce(const PassRun& run, const Program& given, const std::string& file) const {
+  const auto failure = failureOf(run, given);
+  if (!failure)
+    throw FileError(file, "--reduce: no pass fails on it, so nothing can be made smaller");
+  const Reduced small = reduceFailure(run, given, *failure);
+  const std::string text = reproducerText(small.run, small.program, small.failure);
+  reproducer_.empty() ? void(llvm::outs() << text) : writeReproducer(text);
+}
+
+void OptCommand::processPart(const InputPart& part, Remarks& remarks) {
+  const std::string file = fileName();
+  const PassRun run = chosenRun(part, file);
+  const Program given = readProgram(part.text, file, part.firstLine);
+  PassContext context;
+  std::vector<PassRecord> records;
+  std::optional<PassFailure> failure;
+  try {
+    if (reduce_) return reduce(run, given, file);
+    const bool alone = file_ != "-" && !splitInput_;
+    const auto saved = run.proof && alone ? inputsBeside(file) : std::nullopt;
+    Program program = given.clone();
+    prints_.begin(program);
+    const PassVisits visits{
+        [&](const Pass& pass, const Program& now) { prints_.before(pass, now); },
+        [&](const Pass& pass, const Program& now) { prints_.after(pass, now); }};
+    failure = runChecked(run, program, context, saved ? &*saved : nullptr, visits, records);
+    if (!failure && run.proof) {
+      llvm::errs() << file << ": the same bits before and after " << run.pipeline.size()
+                   << (run.pipeline.size() == 1 ? " pass\n" : " passes\n");
+    }
+    if (!failure) prints_.end(program);
+  } catch (const c10::Error& error) {
     throw FileError(file, messageOf(error));
   }
   appendRemarks(remarks, context.remarks);
+  if (run.rewriteLimit) sayLimit(*run.rewriteLimit, context.rewrites);
+  if (stats_) printPassStats(records, context.remarks, llvm::errs());
+  if (timePasses_) printPassTimes(records, llvm::errs());
+  if (!failure) return;
+  if (!reproducer_.empty()) {
+    PassRun failing = run;
+    failing.pipeline.resize(failure->step + 1);
+    writeReproducer(reproducerText(failing, given, *failure));
+  }
+  throw FileError(file, failure->message);
+}
+
+void OptCommand::checkFlags() const {
+  if (file_.empty()) throw UsageError("opt: expected a program text, or - for standard input");
+  remarkOutput_.check();
+  (void)readPipeline(passes_);
+  (void)flags_.options();
+  if (bisectLimit_.getNumOccurrences() > 0) checkWithin("--bisect-limit", bisectLimit_, 0);
+  if (reproducer_.getNumOccurrences() > 0 && reproducer_.empty())
+    throw UsageError("--reproducer: expected a file");
 }
 
 int OptCommand::run() {
@@ -148,16 +233,7 @@ int OptCommand::run() {
     }
     return kOk;
   }
-  if (file_.empty()) throw UsageError("opt: expected a program text, or - for standard input");
-  remarkOutput_.check();
-  const std::vector<std::string> names = chosenPasses();
-  (void)flags_.options();
-  if (checkBits_ && names.empty()) {
-    throw UsageError("--check-bits: there is no pass to check; name some with --passes");
-  }
-  if (seed_.getNumOccurrences() > 0 && !checkBits_) {
-    throw UsageError("--seed: only --check-bits draws; add it");
-  }
+  checkFlags();
   const std::string text = readText(file_);
   const std::vector<InputPart> parts =
       splitInput_ ? splitInputs(text) : std::vector<InputPart>{{text, 1}};
@@ -165,7 +241,7 @@ int OptCommand::run() {
   int status = kOk;
   for (const InputPart& part : parts) {
     try {
-      processPart(part, names, remarks);
+      processPart(part, remarks);
     } catch (const UsageError&) {
       throw;
     } catch (const std::exception& error) {

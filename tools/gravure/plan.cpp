@@ -23,7 +23,7 @@ class PlanCommand final : public Command {
     LoadedProgram loaded = loadProgram(path_, false);
     PlanReport report;
     try {
-      report = planProgram(loaded.program, context, loaded.file);
+      report = reportPlan(loaded.program, context, loaded.file);
     } catch (const c10::Error& error) {
       throw FileError(loaded.file, messageOf(error));
     }

@@ -1,17 +1,13 @@
-#pragma once
-// Makes a program that fails smaller, while it fails.
+#include "tools/gravure/reduce_program.h"
 
 #include "ir/check/verify.h"
-#include "ir/core/args.h"
-#include "ir/core/program.h"
-#include "ir/facts/op_facts.h"
 
-#include <functional>
 #include <vector>
 
-namespace gravure::testing {
+namespace gravure::tool {
+namespace {
 
-inline std::vector<Node*> nodesOf(const Program& program) {
+std::vector<Node*> nodesOf(const Program& program) {
   std::vector<Node*> nodes;
   const std::function<void(Block*)> visit = [&](Block* block) {
     for (Node* node : block->nodes()) {
@@ -24,7 +20,7 @@ inline std::vector<Node*> nodesOf(const Program& program) {
 }
 
 /// Takes node `n` away: where it is used, one of its operands of that type is.
-inline bool dropNode(Program& program, size_t n, size_t operand) {
+bool dropNode(Program& program, size_t n, size_t operand) {
   Node* node = nodesOf(program)[n];
   for (Value* output : node->outputs()) {
     if (output->uses().empty()) continue;
@@ -41,7 +37,7 @@ inline bool dropNode(Program& program, size_t n, size_t operand) {
 }
 
 /// Takes output `o` of an entry away; a saved one with the input that reads it, if nothing uses that.
-inline bool dropOutput(Program& program, size_t e, size_t o) {
+bool dropOutput(Program& program, size_t e, size_t o) {
   Entry& entry = program.entries[e];
   if (o >= entry.outputs.size() || entry.outputs.size() < 2) return false;
   const OutputInfo info = entry.outputs[o];
@@ -62,8 +58,9 @@ inline bool dropOutput(Program& program, size_t e, size_t o) {
   return true;
 }
 
-/// The smallest program that is found by taking away one thing after another for which `fails` holds.
-inline Program reduced(Program program, const std::function<bool(const Program&)>& fails) {
+}  // namespace
+
+Program reduced(Program program, const std::function<bool(const Program&)>& fails) {
   const auto keeps = [&](const std::function<bool(Program&)>& change) {
     Program smaller = program.clone();
     try {
@@ -95,4 +92,4 @@ inline Program reduced(Program program, const std::function<bool(const Program&)
   return program;
 }
 
-}  // namespace gravure::testing
+}  // namespace gravure::tool

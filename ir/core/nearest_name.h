@@ -1,0 +1,26 @@
+#pragma once
+// The name that was most likely meant by one that there is not.
+
+#include <llvm/ADT/ArrayRef.h>
+#include <llvm/ADT/StringRef.h>
+
+#include <algorithm>
+#include <string>
+
+namespace gravure {
+
+/// The member of `known` that is nearest to `word` in letters; "" if none is near.
+inline std::string nearestName(llvm::StringRef word, llvm::ArrayRef<std::string> known) {
+  std::string best;
+  unsigned bestDistance = std::max<unsigned>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : known) {
+    const unsigned distance = word.edit_distance(candidate, true, bestDistance);
+    if (distance < bestDistance) {
+      best = candidate;
+      bestDistance = distance;
+    }
+  }
+  return best;
+}
+
+}  // namespace gravure

@@ -11,8 +11,8 @@ struct Node;
 
 namespace gravure {
 
-/// Rewrite: a change that a pass makes in one place and could leave undone: a copy that is waited for, a
-/// gradient that is accumulated, a size that is closed, a batch, a placement, a merged read, an entry's
+/// Rewrite: a change that a pass makes in one place and that no fact depends on: a gradient that is
+/// accumulated, a size that is closed, a batch, a placement, a merged read, an entry's
 /// new order, a partition. The same program, passes and options ask for the same rewrites in the same
 /// order, and without the last ones the program still means what it meant.
 class RewriteLimit {

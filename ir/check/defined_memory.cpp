@@ -156,8 +156,8 @@ void DefinedMemory::findWaits(size_t step) {
   }
 }
 
-/// A clash is a node but a wait that writes what the collective reads, or touches what it writes, before
-/// it is over.
+/// A clash is a node but a wait that writes what the collective reads, or touches what it writes,
+/// before it is over.
 void DefinedMemory::findBound() {
   for (const DefinedCollective& work : collectives_) {
     for (int64_t wait : work.waits) bound_.emplace_back(work.position, wait);

@@ -1,8 +1,9 @@
 #pragma once
-// The definitions of ir/memory/storage_accesses.h, worked out one by one: for verifiers alone, so that a fault
-// of the analysis is seen. It shares the facts of operators with it, and no code.
+// The definitions of ir/memory/storage_accesses.h, worked out one by one: for verifiers alone, so that a
+// fault of the analysis is seen. It shares the facts of operators with it, and no code.
 //
-// Positions are those of the entry's nodes, from 0; what stands in a node's blocks has its position.
+// Positions are those of the entry's nodes, from 0; what stands in a node's blocks has its
+// position.
 // Complexity: linear in nodes, edges, and pairs of a collective and a node that it binds.
 
 #include "ir/core/program.h"
@@ -45,8 +46,8 @@ class DefinedMemory {
   const std::vector<DefinedCollective>& collectives() const { return collectives_; }
   /// By position.
   const std::vector<DefinedWaitAccess>& waitAccesses() const { return accesses_; }
-  /// Positions of a collective's start and of another node that shares its fate: a wait, or a node that
-  /// clashes with it.
+  /// Positions of a collective's start and of another node that shares its fate: a wait, or a node
+  /// that clashes with it.
   const std::vector<std::pair<int64_t, int64_t>>& bound() const { return bound_; }
 
  private:

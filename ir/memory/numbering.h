@@ -2,13 +2,13 @@
 // Dense numbers for the nodes and values of one entry.
 //
 // Node: a statement of the entry's top block, numbered from 0 in program order; what stands in its
-// blocks belongs to it. Where partitions are entered, their statements stand in their place, and they
-// are no nodes themselves: their parameters and results are names that no node defines.
-// Tensor: a value that holds storage, numbered in the order in which a run comes to it: inputs of the
-// entry first, what stands in a node's blocks before its results.
+// blocks belongs to it. Where partitions are entered, their statements stand in their place, and
+// they are no nodes themselves: their parameters and results are names that no node defines.
+// Tensor: a value that holds storage, numbered in the order in which a run comes to it: inputs of
+// the entry first, what stands in a node's blocks before its results.
 //
-// Edges are kept as flat arrays of numbers: a large graph lies scattered in memory, and going through
-// it once for all analyses costs less than going through it once for each.
+// Edges are kept as flat arrays of numbers: a large graph lies scattered in memory, and going
+// through it once for all analyses costs less than going through it once for each.
 
 #include "ir/core/nested_nodes.h"
 #include "ir/core/program.h"
@@ -40,8 +40,8 @@ class Numbering {
   size_t valueBound() const { return definedBy_.size(); }
   static int32_t numberOf(const Value* value) { return static_cast<int32_t>(value->unique()); }
   Value* value(int32_t number) const { return values_[number]; }
-  /// Node that defines the value, in its blocks too; -1 for an input of the entry, and for a name that
-  /// an entered partition gives.
+  /// Node that defines the value, in its blocks too; -1 for an input of the entry, and for a name
+  /// that an entered partition gives.
   int32_t definedBy(int32_t number) const { return definedBy_[number]; }
 
   int32_t tensorCount() const { return static_cast<int32_t>(tensors_.size()); }
@@ -57,8 +57,8 @@ class Numbering {
   void forEachNested(int32_t i, Visit&& visit) const {
     forEachNode(nodes_[i], visit);
   }
-  /// Numbers of the values that node `i` uses: its inputs, and the inputs of the nodes and the results
-  /// of its blocks. A value may occur several times.
+  /// Numbers of the values that node `i` uses: its inputs, and the inputs of the nodes and the
+  /// results of its blocks. A value may occur several times.
   llvm::ArrayRef<int32_t> used(int32_t i) const { return slice(used_, usedBegin_, i); }
   /// Numbers of its own results.
   llvm::ArrayRef<int32_t> results(int32_t i) const { return slice(results_, resultsBegin_, i); }

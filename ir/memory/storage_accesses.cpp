@@ -209,6 +209,7 @@ StorageAccesses::StorageAccesses(const Numbering& numbering, StagedOperands stag
 /// A class's leader is its first tensor, which compress() numbers in that order.
 void StorageAccesses::joinTensors(StagedOperands staged) {
   llvm::IntEqClasses classes(numbering_.tensorCount());
+  alias_.resize(numbering_.valueBound());
   const auto join = [&](const Value* a, const Value* b) {
     const int32_t x = numbering_.tensorOf(a), y = numbering_.tensorOf(b);
     if (x >= 0 && y >= 0) classes.join(x, y);
@@ -226,7 +227,10 @@ void StorageAccesses::joinTensors(StagedOperands staged) {
   const auto joinNode = [&](const Node* node) {
     if (factsOf(node).maybeAliases) {
       for (size_t o = 0; o < node->outputs().size(); ++o) {
-        for (const Value* source : aliasedInputs(node, o)) join(source, node->output(o));
+        for (const Value* source : aliasedInputs(node, o)) {
+          join(source, node->output(o));
+          alias_[Numbering::numberOf(node->output(o))] = true;
+        }
       }
     }
     if (isPartition(node)) joinOperands(node);

@@ -1,35 +1,36 @@
 #pragma once
 // Who touches the memory of an entry, and when: what every order of its nodes must respect.
 //
-// The one model of memory: what must keep its order, what is captured together, how long memory lives,
-// which address stays, and how much is in use at once are answers from it. Verifiers have a model of
-// their own, ir/check/defined_memory.h, so that a fault of this one is seen.
+// The one model of memory: what must keep its order, what is captured together, how long memory
+// lives, which address stays, and how much is in use at once are answers from it. Verifiers have a
+// model of their own, ir/check/defined_memory.h, so that a fault of this one is seen.
 //
-// Terms. Node, tensor: those of Numbering. Storage: what tensors that may alias share; distinct inputs
-//   of an entry are distinct storages. Storages are numbered densely, in the order of their first
-//   tensors. Maker: the node that defines that first tensor; none for the caller's. Access: a node reads
-//   or writes a storage, through whatever name. Held: a result of the entry lies in it.
+// Terms. Node, tensor: those of Numbering. Storage: what tensors that may alias share; distinct
+//   inputs of an entry are distinct storages. Storages are numbered densely, in the order of their
+//   first tensors. Maker: the node that defines that first tensor; none for the caller's. Access: a
+//   node reads or writes a storage, through whatever name. Held: a result of the entry lies in it.
 // Staged copies. A partition's operand that is tagged `staged` is read from a copy, once
 //   emit-runtime-calls has made it. Whoever asks for the copies enters partitions: what the block
-//   parameters of one operand see is one storage, the copy, and the operand is read where the copy is
-//   made: an input of the entry at the entry's first node, any other at its partition's first one.
-// Collectives. One that does not block the host goes on behind the node that starts it, on a stream of
-//   its own. Until its wait it has memory open: its operands for reading, its results and the operands
-//   that its schema writes (all_reduce_) for writing.
-//   Wait: wait_tensor on one of its results, through whatever view or list member. Span: from the start
-//     to the wait with which each result has been waited for; to the end where one never is. All
-//     results of one call are one piece of work, which is over at its first wait: nobody counts on that
-//     before the first, and nobody waits behind the last.
-//   A wait is an access, too: the first and the last one of a collective read what it reads and write
-//     what it writes, and any wait writes what it waits for. Whoever keeps the accesses of a storage in
-//     order, of which one is a write, leaves each on its side of every start and wait.
-//   Clash: a write to what the collective reads within its span, or any access to what it writes before
-//     the results in it have been waited for. Eager runs such a program, and it races there as here: the
-//     node stays between start and wait.
+//   parameters of one operand see is one storage, the copy, and the operand is read where the copy
+//   is made: an input of the entry at the entry's first node, any other at its partition's first
+//   one.
+// Collectives. One that does not block the host goes on behind the node that starts it, on a stream
+//   of its own. Until its wait it has memory open: its operands for reading, its results and the
+//   operands that its schema writes (all_reduce_) for writing.
+//   Wait: wait_tensor on one of its results, through whatever view or list member. Span: from the
+//     start to the wait with which each result has been waited for; to the end where one never is.
+//     All results of one call are one piece of work, which is over at its first wait: nobody counts
+//     on that before the first, and nobody waits behind the last.
+//   A wait is an access, too: the first and the last one of a collective read what it reads and
+//     write what it writes, and any wait writes what it waits for. Whoever keeps the accesses of a
+//     storage in order, of which one is a write, leaves each on its side of every start and wait.
+//   Clash: a write to what the collective reads within its span, or any access to what it writes
+//     before the results in it have been waited for. Eager runs such a program, and it races there
+//     as here: the node stays between start and wait.
 // Complexity: linear in nodes, edges and clashes. Without collectives, no span is looked for.
-// Classes of anything that is numbered densely are llvm::IntEqClasses, here and elsewhere: one array,
-// the smallest member leads, and compress() numbers classes by their leaders, which is the order of the
-// program where members are numbered in it.
+// Classes of anything that is numbered densely are llvm::IntEqClasses, here and elsewhere: one
+// array, the smallest member leads, and compress() numbers classes by their leaders, which is the
+// order of the program where members are numbered in it.
 
 #include "ir/memory/numbering.h"
 
@@ -84,6 +85,8 @@ class StorageAccesses {
   /// -1 for values that hold no storage.
   int32_t storageOf(int32_t number) const { return storage_[number]; }
   int32_t storageOf(const Value* value) const { return storage_[Numbering::numberOf(value)]; }
+  /// True for a node's result, by number, that shares an operand's storage. Branches' are none.
+  bool isAlias(int32_t number) const { return alias_[number]; }
   /// The first value in it: an input of the entry if there is one.
   Value* firstOf(int32_t storage) const { return numbering_.value(first_[storage]); }
   /// -1 for the caller's. A staged copy's is the node at which its operand is read.
@@ -99,8 +102,8 @@ class StorageAccesses {
     return isWrittenByNode(storage) || openUntil_.contains(storage);
   }
   bool isWrittenByNode(int32_t storage) const { return written_[storage]; }
-  /// True for a value whose memory no node writes, and no collective once the value is there: all nodes
-  /// behind its maker read the same.
+  /// True for a value whose memory no node writes, and no collective once the value is there: all
+  /// nodes behind its maker read the same.
   bool isNeverWritten(const Value* value) const;
 
   /// Calls `visit(storage)` for what node `i` reads as a wait. What else it reads: Numbering::used.
@@ -125,9 +128,9 @@ class StorageAccesses {
     });
     forEachWrittenByWait(i, visit);
   }
-  /// Calls `visit(storage)` for what must be there while node `i` runs: all that it reads, writes and
-  /// makes, and what its collective has open until this wait. A storage may come several times. One
-  /// that only its blocks know, and do not use, does not come: makerOf() tells of it.
+  /// Calls `visit(storage)` for what must be there while node `i` runs: all that it reads, writes
+  /// and makes, and what its collective has open until this wait. A storage may come several times.
+  /// One that only its blocks know, and do not use, does not come: makerOf() tells of it.
   template <typename Visit>
   void forEachInUse(int32_t i, Visit&& visit) const {
     const auto see = [&](int32_t number) {
@@ -159,6 +162,7 @@ class StorageAccesses {
 
   const Numbering& numbering_;
   std::vector<int32_t> storage_;  // by number of a value
+  std::vector<bool> alias_;       // likewise
   std::vector<int32_t> first_;    // by storage: number of its first value
   std::vector<int32_t> maker_;    // by storage
   int32_t externals_ = 0;         // the first storages, which inputs bring

@@ -1,10 +1,11 @@
 #pragma once
-// How long the storages of an entry are in use when its nodes run in some order, and how many bytes are
-// in use at once.
+// How long the storages of an entry are in use when its nodes run in some order, and how many bytes
+// are in use at once.
 //
-// Rule. A storage lives from the first node that has it in use (that makes, reads or writes it, or ends
-//   what a collective does with it: StorageAccesses::forEachInUse) to the last one. It lives to the end
-//   of the entry if a result lies in it, or if a collective that has it open is never waited for.
+// Rule. A storage lives from the first node that has it in use (that makes, reads or writes it, or
+//   ends what a collective does with it: StorageAccesses::forEachInUse) to the last one. It lives
+//   to the end of the entry if a result lies in it, or if a collective that has it open is never
+//   waited for.
 // planPartitions weighs orders by it, and Timeline tells the lives of a program as it stands.
 
 #include "ir/memory/storage_accesses.h"

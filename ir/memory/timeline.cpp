@@ -13,8 +13,8 @@
 
 namespace gravure {
 
-/// Puts the entries' storages and lives one behind the other, and joins what one saves and a later one
-/// takes.
+/// Puts the entries' storages and lives one behind the other, and joins what one saves and a later
+/// one takes.
 class TimelineBuilder {
  public:
   TimelineBuilder(const Program& program, StagedOperands staged, Timeline& out)
@@ -80,6 +80,11 @@ class TimelineBuilder {
     }
   }
 
+  /// Structural nodes alone have no schema, so few nodes are looked at.
+  static bool isOwn(const Numbering& numbering, int32_t i) {
+    return !numbering.facts(i).schema && numbering.node(i)->kind() == cg::own;
+  }
+
   StorageLife& lifeOf(const EntryMemory& memory, int32_t storage) {
     return out_.storages_[classes_[memory.firstStorage + storage]];
   }
@@ -121,7 +126,7 @@ class TimelineBuilder {
       life.end = std::max(life.end, memory.firstStep + 1);
     }
     for (int32_t i = 0; i < memory.numbering.size(); ++i) {
-      if (memory.numbering.facts(i).schema || memory.numbering.node(i)->kind() != cg::own) continue;
+      if (!isOwn(memory.numbering, i)) continue;
       for (const Value* output : memory.numbering.node(i)->outputs()) {
         const int32_t s = memory.accesses.storageOf(output);
         if (s >= 0) lifeOf(memory, s).origin = StorageOrigin::External;
@@ -146,6 +151,7 @@ class TimelineBuilder {
     values.graph = program_.entries[e].graph.get();
     values.storage.assign(numbering.valueBound(), -1);
     values.step.assign(numbering.valueBound(), -1);
+    values.allocates.assign(numbering.valueBound(), false);
     for (int32_t t = 0; t < numbering.tensorCount(); ++t) {
       const int32_t value = numbering.valueOfTensor(t);
       values.storage[value] =
@@ -153,6 +159,11 @@ class TimelineBuilder {
     }
     for (int32_t i = 0; i < numbering.size(); ++i) {
       const auto results = numbering.results(i);
+      for (int32_t result : results) {
+        values.allocates[result] = memory.accesses.storageOf(result) >= 0 &&
+                                   !memory.accesses.isAlias(result) && !numbering.isNested(i) &&
+                                   !isOwn(numbering, i);
+      }
       if (results.empty()) {
         out_.stepOf_[numbering.node(i)] = memory.firstStep + i;
       } else {
@@ -196,11 +207,8 @@ int64_t Timeline::storageOf(const Value* value) const {
 }
 
 bool Timeline::allocates(const Value* value) const {
-  if (storageOf(value) < 0) return false;
-  const Node* node = value->node();
-  const bool isFresh =
-      node->kind() != c10::prim::Param && node->kind() != cg::own && node->blocks().empty();
-  return isFresh && aliasedInputs(node, value->offset()).empty();
+  const EntryStorages* values = storagesOf(value);
+  return values && values->allocates[value->unique()];
 }
 
 int64_t Timeline::stepOf(const Node* node) const {

@@ -4,9 +4,9 @@
 // Step: one leaf node (a node that calls an operator; cudagraph::partition and launch are entered,
 // their blocks inlined; prim::If with all that its blocks do is one). Entries follow one another:
 // forward, then backward. Storage, life: those of ir/memory/storage_accesses.h and ir/memory/storage_lives.h with
-// partitions entered; forward's saved outputs and backward's saved inputs are one storage. An operator
-// that may alias either of two values joins them in one storage, which then holds two allocations:
-// allocates() tells them.
+// partitions entered; forward's saved outputs and backward's saved inputs are one storage. An
+// operator that may alias either of two values joins them in one storage, which then holds two
+// allocations: allocates() tells them.
 
 #include "ir/core/program.h"
 
@@ -37,9 +37,9 @@ struct StorageLife {
 
 class Timeline {
  public:
-  /// Linear in nodes plus edges. `copiesStaged`: a partition's operand that is tagged `staged` is read
-  /// from its copy, as after emit-runtime-calls: the block parameters that see it share a storage of
-  /// their own.
+  /// Linear in nodes plus edges. `copiesStaged`: a partition's operand that is tagged `staged` is
+  /// read from its copy, as after emit-runtime-calls: the block parameters that see it share a
+  /// storage of their own.
   static Timeline build(const Program& program, bool copiesStaged = false);
 
   const std::vector<Node*>& steps() const { return steps_; }

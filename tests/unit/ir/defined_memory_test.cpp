@@ -32,7 +32,8 @@ Program programOf(const std::string& statements) {
 
 using Bound = std::vector<std::pair<int64_t, int64_t>>;
 
-/// Collectives of all kinds on few tensors, with waits on any name, views, writes, lists and branches.
+/// Collectives of all kinds on few tensors, with waits on any name, views, writes, lists and
+/// branches.
 std::string randomStatements(std::mt19937_64& random) {
   std::vector<std::string> values{"x", "y"};
   std::string text;

@@ -73,6 +73,12 @@ TEST_CASE("storage accesses: maker, first value and holder of a storage") {
   CHECK_FALSE(accesses.isExternal(memory.storage("a")));
   CHECK(accesses.isHeld(memory.storage("a")));
   CHECK_FALSE(accesses.isHeld(memory.storage("b")));
+  const auto isAlias = [&](int32_t node) {
+    return accesses.isAlias(Numbering::numberOf(memory.numbering.node(node)->output()));
+  };
+  CHECK_FALSE(isAlias(0));
+  CHECK(isAlias(1));
+  CHECK(isAlias(3));
 }
 
 TEST_CASE("storage accesses: a branch's result is what its blocks end with, made by the branch") {

@@ -1,6 +1,6 @@
 #pragma once
 // Compiled code that stands in a program as one operator call. Python registers the operators
-// (python/gravure/compiled_ops.py):
+// (python/gravure/graphs/compiled_ops.py):
 //   gravure::compiled(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]
 //   gravure::compiled_random        the same, for code that draws random numbers
 // Each result is a tensor of its own; inputs are not written. `calls`: the operator calls that the

@@ -1,4 +1,4 @@
-// Operators of ours that programs call. python/gravure/eager_kernels.py defines them too, for
+// Operators of ours that programs call. python/gravure/torch_api/eager_kernels.py defines them too, for
 // tracing: where both are in one process, the first one's definition stands.
 
 #include <ATen/core/dispatch/Dispatcher.h>

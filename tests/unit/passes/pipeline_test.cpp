@@ -1,3 +1,4 @@
+#include "ir/check/program_equality.h"
 #include "ir/check/verify.h"
 #include "ir/core/cudagraph_ops.h"
 #include "passes/pipeline/pipeline.h"

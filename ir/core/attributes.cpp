@@ -1,25 +1,12 @@
 #include "ir/core/attributes.h"
 
-#include <torch/csrc/jit/ir/ir.h>
-
-#include <vector>
+#include "ir/torch_private/node_attributes.h"
 
 namespace gravure {
-namespace {
 
 using torch::jit::AttributeValue;
 using torch::jit::Node;
-
-std::vector<AttributeValue::Ptr>& attributesOf(Node& node);
-
-/// A node shows its attributes to nobody, but an explicit instantiation may name private members.
-template <auto attributes>
-struct HiddenAttributes {
-  friend std::vector<AttributeValue::Ptr>& attributesOf(Node& node) { return node.*attributes; }
-};
-template struct HiddenAttributes<&Node::values_>;
-
-}  // namespace
+using torch_private::attributesOf;
 
 AttributeValue* findAttribute(const Node* node, c10::Symbol name) {
   for (const AttributeValue::Ptr& attribute : attributesOf(const_cast<Node&>(*node))) {

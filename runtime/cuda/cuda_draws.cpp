@@ -1,5 +1,7 @@
 #include "runtime/cuda/cuda_draws.h"
 
+#include "ir/torch_private/cuda_generator_state.h"
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -13,16 +15,8 @@
 namespace gravure {
 namespace {
 
-using State = c10::intrusive_ptr<at::CUDAGeneratorState>;
-
-/// PyTorch tells nobody which state a generator has, and two may share one. The standard lets an explicit
-/// instantiation name a private member ([temp.spec.general]/6).
-State at::CUDAGeneratorImpl::*stateMember();
-template <State at::CUDAGeneratorImpl::*Member>
-struct Opened {
-  friend State at::CUDAGeneratorImpl::*stateMember() { return Member; }
-};
-template struct Opened<&at::CUDAGeneratorImpl::state_>;
+using State = torch_private::CudaState;
+using torch_private::stateMember;
 
 at::CUDAGeneratorImpl& implOf(const at::Generator& generator) {
   return *at::check_generator<at::CUDAGeneratorImpl>(generator);

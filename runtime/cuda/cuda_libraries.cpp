@@ -1,28 +1,15 @@
 #include "runtime/cuda/cuda_libraries.h"
 
-#include <ATen/cuda/CUDAContextLight.h>
+#include "ir/torch_private/cuda_libraries.h"
 
 #include <array>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
 
-// libtorch exports it; its own header needs cuDNN's. Weak: a libtorch without cuDNN has none.
-struct cudnnContext;
-namespace at::native {
-__attribute__((weak)) cudnnContext* getCudnnHandle();
-}
-
 namespace gravure {
 
-namespace {
-
-auto workspaceTables() {
-  return std::array{&at::cuda::cublas_handle_stream_to_workspace(),
-                    &at::cuda::cublaslt_handle_stream_to_workspace()};
-}
-
-}  // namespace
+using torch_private::workspaceTables;
 
 PassingWorkspaces::PassingWorkspaces() : stream_(c10::cuda::getCurrentCUDAStream().stream()) {
   // To ask for the thread's handle is to make its workspace.
@@ -50,7 +37,7 @@ PassingWorkspaces::~PassingWorkspaces() {
 void readyLibraries() {
   at::cuda::getCurrentCUDABlasHandle();
   at::cuda::getCUDABlasLtWorkspace();
-  if (at::native::getCudnnHandle != nullptr) at::native::getCudnnHandle();
+  torch_private::readyCudnn();
 }
 
 void dropWorkspaces(c10::cuda::CUDAStream stream) {

@@ -199,3 +199,42 @@ def test_an_init_holds_no_code() -> None:
         if file.name == "__init__.py" and file.parent != PACKAGE:
             (docstring,) = ast.parse(file.read_text()).body
             assert isinstance(docstring, ast.Expr), file
+
+
+# A private member that an explicit instantiation names, a symbol of PyTorch's that no header lists,
+# and internals that are not meant for others.
+_PRIVATE_CPP = re.compile(
+    r"^template struct \w+<&|^namespace (?:at|c10|torch)(?:::\w+)* \{$|handle_stream_to_workspace",
+    re.MULTILINE,
+)
+_FORWARD = re.compile(
+    r"^namespace (?:at|c10|torch)(?:::\w+)* \{\n(?:(?:class|struct) \w+;\n)+\}", re.M
+)
+CPP = [
+    file
+    for folder in ("ir", "passes", "runtime", "python/csrc")
+    for file in sorted((ROOT / folder).rglob("*"))
+    if file.suffix in (".h", ".cpp")
+]
+
+
+def reaches_private(text: str) -> bool:
+    return _PRIVATE_CPP.search(_FORWARD.sub("", text)) is not None
+
+
+def test_private_members_of_pytorch_are_reached_from_one_room_in_cpp() -> None:
+    found = {file.parent.name for file in CPP if reaches_private(file.read_text())}
+    assert found == {"torch_private"}
+
+
+def test_each_header_of_that_room_says_what_it_is_for_and_what_happens_without_it() -> None:
+    for header in (ROOT / "ir/torch_private").glob("*.h"):
+        first = header.read_text().split("#include")[0]
+        assert re.search(r"^// (Private|Unlisted): ", first, re.MULTILINE), header
+        assert "ithout" in first, header
+
+
+def test_a_private_member_is_seen_in_cpp() -> None:
+    assert reaches_private("template struct Opened<&at::CUDAGeneratorImpl::state_>;\n")
+    assert reaches_private("namespace at::native {\nvoid* getCudnnHandle();\n}\n")
+    assert not reaches_private("namespace torch::jit {\nstruct Graph;\n}  // namespace\n")

@@ -31,6 +31,21 @@ def _one_device_guard() -> None:
         torch._C._ensureCUDADeviceGuardSet = lambda: None
 
 
+@pytest.fixture(autouse=True)
+def _settings_of_its_own() -> Iterator[None]:
+    """What a test sets of the process is gone behind it: files run in any order, in any process."""
+    import torch
+    import torch._dynamo
+
+    config = torch._dynamo.config
+    before, threads = config.get_config_copy(), torch.get_num_threads()
+    yield
+    for name, value in before.items():
+        if getattr(config, name) != value:
+            setattr(config, name, value)
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """The same random numbers for each test, and nothing that was compiled before."""

@@ -46,14 +46,14 @@ class TimelineBuilder {
   struct EntryMemory {
     EntryMemory(const Entry& entry, StagedOperands staged, int64_t firstStep, int32_t firstStorage)
         : numbering(entry, Partitions::Entered), accesses(numbering, staged), firstStep(firstStep),
-          firstStorage(firstStorage), isTaken(accesses.storageCount()),
+          firstStorage(firstStorage), isTaken(entry.graph->inputs().size()),
           isKept(entry.graph->outputs().size()) {}
 
     Numbering numbering;
     StorageAccesses accesses;
     int64_t firstStep;
     int32_t firstStorage;
-    std::vector<bool> isTaken;  // by storage: an input took it from an earlier entry
+    std::vector<bool> isTaken;  // by input: it takes what an earlier entry saved
     std::vector<bool> isKept;   // by output: saved, and taken by a later entry
   };
 
@@ -68,7 +68,7 @@ class TimelineBuilder {
       const auto from = saved_.find(entry.inputs[i].name);
       const int32_t storage = memory.accesses.storageOf(entry.graph->inputs()[i]);
       if (from == saved_.end() || storage < 0) continue;
-      memory.isTaken[storage] = true;
+      memory.isTaken[i] = true;
       classes_.join(from->second.storage, memory.firstStorage + storage);
       entries_[from->second.entry]->isKept[from->second.output] = true;
     }
@@ -110,17 +110,20 @@ class TimelineBuilder {
       StorageLife& life = lifeOf(memory, s);
       if (memory.accesses.isLeftOpen(s)) life.end = step();
       if (lives[s].isEmpty()) continue;
-      const bool isMadeHere = memory.accesses.makerOf(s) >= 0;
-      if (isMadeHere) life.begin = memory.firstStep + lives[s].begin;
+      // Of several that are one storage in a later entry, the first one begins it.
+      const bool begins =
+          memory.accesses.makerOf(s) >= 0 && memory.accesses.firstOf(s) == life.first;
+      if (begins) life.begin = memory.firstStep + lives[s].begin;
       life.end = std::max(life.end, memory.firstStep + lives[s].end);
     }
   }
 
   void noteOrigins(size_t e) {
     const EntryMemory& memory = *entries_[e];
-    for (const Value* input : program_.entries[e].graph->inputs()) {
-      const int32_t s = memory.accesses.storageOf(input);
-      if (s < 0 || memory.isTaken[s]) continue;
+    const auto inputs = program_.entries[e].graph->inputs();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const int32_t s = memory.accesses.storageOf(inputs[i]);
+      if (s < 0 || memory.isTaken[i]) continue;
       StorageLife& life = lifeOf(memory, s);
       life.origin = StorageOrigin::External;
       life.end = std::max(life.end, memory.firstStep + 1);

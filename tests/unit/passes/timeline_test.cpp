@@ -184,6 +184,44 @@ TEST_CASE("saved outputs live until backward's last reader, and are one storage 
   CHECK(lives.life("loss").end == 3);
 }
 
+TEST_CASE("saved values that a later entry makes one storage") {
+  const Lives lives(R"(graph forward(%x : T {user_input "x"}):
+    %u : T = aten::relu(%x)
+    %a : T = aten::relu(%u)
+    %b : T = aten::relu(%u)
+    %loss : S = aten::sum(%b)
+    return (%loss {loss}, %a {saved "a"}, %b {saved "b"})
+  graph backward(%a : T {saved "a"}, %b : T {saved "b"}, %p : bool {user_input "p"}):
+    %c : T = prim::If(%p)
+      block0():
+        -> (%a)
+      block1():
+        -> (%b)
+    %g : T = aten::mul.Tensor(%c, %c)
+    return (%g {gradient "x"}))");
+  CHECK(lives.shared("forward/a", "forward/b"));
+  // The first of the two begins it.
+  CHECK(lives.range("forward/a") == Range(1, 6));
+  CHECK(lives.life("forward/a").origin == StorageOrigin::Fresh);
+}
+
+TEST_CASE("a saved value and the caller's that are one storage are the caller's") {
+  const Lives lives(R"(graph forward(%x : T {user_input "x"}):
+    %a : T = aten::relu(%x)
+    %loss : S = aten::sum(%a)
+    return (%loss {loss}, %a {saved "a"})
+  graph backward(%a : T {saved "a"}, %y : T {user_input "y"}, %p : bool {user_input "p"}):
+    %c : T = prim::If(%p)
+      block0():
+        -> (%a)
+      block1():
+        -> (%y)
+    %g : T = aten::mul.Tensor(%c, %c)
+    return (%g {gradient "x"}))");
+  CHECK(lives.shared("forward/a", "backward/y"));
+  CHECK(lives.life("backward/y").origin == StorageOrigin::External);
+}
+
 TEST_CASE("a saved output that no entry reads is a result") {
   const Lives lives(R"(graph forward(%x : T {user_input "x"}):
     %a : T = aten::relu(%x)

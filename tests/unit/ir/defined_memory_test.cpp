@@ -3,6 +3,7 @@
 #include "ir/memory/storage_accesses.h"
 #include "ir/text/program_text.h"
 #include "tests/catch.h"
+#include "tests/unit/ir/memory_fixture.h"
 
 #include <llvm/ADT/IntEqClasses.h>
 
@@ -16,18 +17,11 @@
 namespace gravure {
 namespace {
 
-/// R is a tensor of one dimension.
-std::string expanded(std::string text) {
-  const std::string type = ": Float(4, strides=[1], device=cpu)";
-  for (size_t at = 0; (at = text.find(": R", at)) != std::string::npos; at += type.size())
-    text.replace(at, 3, type);
-  return text;
-}
-
 Program programOf(const std::string& statements) {
-  return readProgram(expanded("graph(%x : R {buffer \"x\"}, %y : R {buffer \"y\"}, %p : bool "
-                              "{user_input \"p\"}):\n" +
-                              statements + "  return (%x {output \"x\"})"));
+  return readProgram(
+      test::withTensorTypes("graph(%x : R {buffer \"x\"}, %y : R {buffer \"y\"}, %p : bool "
+                            "{user_input \"p\"}):\n" +
+                            statements + "  return (%x {output \"x\"})"));
 }
 
 using Bound = std::vector<std::pair<int64_t, int64_t>>;

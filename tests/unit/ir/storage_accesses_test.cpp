@@ -2,6 +2,7 @@
 
 #include "ir/text/program_text.h"
 #include "tests/catch.h"
+#include "tests/unit/ir/memory_fixture.h"
 
 #include <algorithm>
 #include <set>
@@ -12,24 +13,12 @@
 namespace gravure {
 namespace {
 
-/// R is a tensor of one dimension, L a list of them.
-std::string expanded(std::string text) {
-  const std::pair<std::string, std::string> types[] = {
-      {": R", ": Float(4, strides=[1], device=cpu)"}, {": L", ": Tensor[]"}};
-  for (const auto& [shorthand, type] : types) {
-    for (size_t at = 0; (at = text.find(shorthand, at)) != std::string::npos; at += type.size()) {
-      text.replace(at, shorthand.size(), type);
-    }
-  }
-  return text;
-}
-
 struct Read {
   explicit Read(const std::string& statements)
-      : program(
-            readProgram(expanded("graph(%x : R {buffer \"x\"}, %y : R {buffer \"y\"}, %p : bool "
-                                 "{user_input \"p\"}):\n" +
-                                 statements + "  return (%x {output \"x\"})"))),
+      : program(readProgram(
+            test::withTensorTypes("graph(%x : R {buffer \"x\"}, %y : R {buffer \"y\"}, %p : bool "
+                                  "{user_input \"p\"}):\n" +
+                                  statements + "  return (%x {output \"x\"})"))),
         numbering(program.entries[0]), accesses(numbering) {}
 
   const CollectiveSpan& span(size_t i) const { return accesses.spans().at(i); }

@@ -2,6 +2,7 @@
 
 #include "ir/text/program_text.h"
 #include "tests/catch.h"
+#include "tests/unit/ir/memory_fixture.h"
 
 #include <string>
 #include <tuple>
@@ -10,26 +11,14 @@
 namespace gravure {
 namespace {
 
-/// R is a tensor of 16 bytes, L a list of tensors.
-std::string expanded(std::string text) {
-  const std::pair<std::string, std::string> types[] = {
-      {": R", ": Float(4, strides=[1], device=cpu)"}, {": L", ": Tensor[]"}};
-  for (const auto& [shorthand, type] : types) {
-    for (size_t at = 0; (at = text.find(shorthand, at)) != std::string::npos; at += type.size()) {
-      text.replace(at, shorthand.size(), type);
-    }
-  }
-  return text;
-}
-
 struct Memory {
   explicit Memory(const std::string& statements, const std::string& results = "%x {output \"x\"}",
                   Partitions partitions = Partitions::AsNodes,
                   StagedOperands staged = StagedOperands::Aliased)
-      : program(readProgram(
-            expanded("graph(%x : R {user_input \"x\"}, %y : R {buffer \"y\"}, %p : bool "
-                     "{user_input \"p\"}):\n" +
-                     statements + "  return (" + results + ")"))),
+      : program(readProgram(test::withTensorTypes(
+            "graph(%x : R {user_input \"x\"}, %y : R {buffer \"y\"}, %p : bool "
+            "{user_input \"p\"}):\n" +
+            statements + "  return (" + results + ")"))),
         numbering(program.entries[0], partitions), accesses(numbering, staged),
         lives(livesInProgramOrder(accesses)) {}
 

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -105,7 +106,43 @@ def main() -> NoReturn:
             raise ImportError(problem)
     except (FileNotFoundError, ImportError) as error:
         sys.exit(f"gravure: {error}")
+    arguments, page = _without_page(sys.argv[1:])
+    if page is not None:
+        sys.exit(_plan_page(tool, arguments, page))
     os.execve(tool, [str(tool), *sys.argv[1:]], tool_environment())
+
+
+def _without_page(arguments: list[str]) -> tuple[list[str], str | None]:
+    """What the tool is given of `gravure plan PATH --html FILE`, and FILE; None without one."""
+    for i, argument in enumerate(arguments):
+        if arguments[0] != "plan" or argument.lstrip("-").partition("=")[0] != "html":
+            continue
+        if not argument.startswith("-"):
+            continue
+        _, equals, file = argument.partition("=")
+        rest = arguments[i + 1 :]
+        if not equals:
+            file, rest = (rest or [""])[0], rest[1:]
+        if not file:
+            break  # the tool says what is missing
+        return [*arguments[:i], *rest], file
+    return arguments, None
+
+
+def _plan_page(tool: Path, arguments: list[str], file: str) -> int | str:
+    """Has the tool plan, and draws what it says. Returns an exit status, or what is wrong."""
+    command = [str(tool), *arguments, "--detail"]
+    planned = subprocess.run(command, stdout=subprocess.PIPE, env=tool_environment())
+    if planned.returncode != 0:
+        return planned.returncode
+    from gravure.page.plan import write_plan  # imports torch, which takes a while
+
+    try:
+        write_plan(file, json.loads(planned.stdout))
+    except (OSError, ImportError) as error:
+        return f"gravure: {error}"
+    print(f"written to {file}")
+    return 0
 
 
 def tool_environment() -> dict[str, str]:

@@ -39,6 +39,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("remarks_text", &LoadedProgram::remarksText)
       .def("remarks_json", &LoadedProgram::remarksJson)
       .def("plan", &LoadedProgram::plan)
+      .def("detail_json", &LoadedProgram::detailJson)
+      .def("run_times", &LoadedProgram::runTimes)
       .def("text", &LoadedProgram::text)
       .def("stats", &LoadedProgram::stats)
       .def("partition_states", &LoadedProgram::partitionStates)

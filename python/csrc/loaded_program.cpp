@@ -4,6 +4,7 @@
 #include "ir/memory/memory_map.h"
 #include "ir/text/program_text.h"
 #include "passes/pipeline/program_plan.h"
+#include "passes/report/step_detail.h"
 #include "python/csrc/interrupts.h"
 #include "python/csrc/load_options.h"
 #include "python/csrc/planning.h"
@@ -315,7 +316,10 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
   if (StepScope::isInside()) return runCounted(state, std::move(inputs), /*captured=*/true);
   const std::string& name = state.entry->name;
   if (repeats_ && repeated_.count(name) != 0) return repeated(name);
+  const RuntimeStats before = runtime_->stats();
+  const auto begin = std::chrono::steady_clock::now();
   auto results = runCounted(state, std::move(inputs), /*captured=*/true);
+  times_[name].add(before, runtime_->stats(), std::chrono::steady_clock::now() - begin);
   if (repeats_) repeated_[name] = results;
   const Remarks& remarks = runtime_->remarks();
   if (remarks.all().size() > logged_) {
@@ -475,6 +479,24 @@ std::string LoadedProgram::plan() const {
     printMemoryMap(memory, os);
   }
   return text;
+}
+
+std::string LoadedProgram::detailJson() const {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  printStepDetail(runtime_->program(), passes_.options, &runtime_->memoryPlan(), os);
+  return text;
+}
+
+c10::Dict<std::string, int64_t> LoadedProgram::runTimes() const {
+  const std::lock_guard lock(mutex_);
+  c10::Dict<std::string, int64_t> named;
+  for (const auto& [entry, times] : times_) {
+    times.uncaptured.insertInto(named, entry + ".uncaptured.");
+    times.replayed.insertInto(named, entry + ".replayed.");
+  }
+  return named;
 }
 
 std::string LoadedProgram::text() const { return programText(runtime_->program()); }

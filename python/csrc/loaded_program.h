@@ -5,6 +5,7 @@
 #include "python/csrc/autograd_plan.h"
 #include "python/csrc/gradient_buffers.h"
 #include "python/csrc/gradients.h"
+#include "python/csrc/run_times.h"
 #include "python/csrc/shared_versions.h"
 #include "python/csrc/user_log.h"
 #include "python/csrc/weak_tensors.h"
@@ -129,6 +130,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::string remarksJson() const;
   /// The partition plan of each entry; after warm-up the memory plan with its map too.
   std::string plan() const;
+  /// Every call and buffer (passes/report/step_detail.h); `measured` once it is warmed up.
+  std::string detailJson() const;
+  /// By "ENTRY.uncaptured.runs", ".total_ns", ".least_ns", and the same of "replayed".
+  c10::Dict<std::string, int64_t> runTimes() const;
   /// The program as the passes left it.
   std::string text() const;
   c10::Dict<std::string, int64_t> stats() const;
@@ -198,6 +203,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::map<std::string, Bound> bound_;
   std::shared_ptr<const AutogradPlan> autograd_;
   at::Tensor alive_;
+  std::map<std::string, RunTimes> times_;  // by entry
   bool repeats_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_
   std::atomic<bool> warnedOfAutocast_ = false;

@@ -5,6 +5,7 @@
 #include "ir/text/program_text.h"
 #include "passes/classify_capturability.h"
 #include "passes/report/plan_report.h"
+#include "passes/report/step_detail.h"
 #include "python/csrc/load_options.h"
 
 #include <llvm/Support/raw_ostream.h>
@@ -29,6 +30,8 @@ std::string explainProgram(const std::string& text, const std::string& device,
   printPlanJson(report, os);
   os << ", \"remarks\": ";
   context.remarks.printJson(os);
+  os << ", \"detail\": ";
+  printStepDetail(program, context.options, nullptr, os);
   os << "}";
   return json;
 }

@@ -11,8 +11,8 @@
 namespace gravure {
 
 /// How the program `text` will be cut on `device` ("host", "cuda", "cuda:N"; it need not exist), as
-/// one JSON object: "plan" (passes/report/plan_report.h) and "remarks" (ir/core/remark.h). TORCH_CHECK as when
-/// it is loaded.
+/// one JSON object: "plan" (passes/report/plan_report.h), "remarks" (ir/core/remark.h) and "detail"
+/// (passes/report/step_detail.h). TORCH_CHECK as when it is loaded.
 std::string explainProgram(const std::string& text, const std::string& device,
                            const c10::Dict<std::string, std::string>& options);
 

@@ -16,8 +16,10 @@ from .export import export_joint, export_step
 from .report import Report, report
 from .runtime import Program, load, release_memory
 from .torch_api.registration import register
+from .version import __version__
 
 __all__ = [
+    "__version__",
     "ExportError",
     "Explanation",
     "Program",

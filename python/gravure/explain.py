@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -18,6 +20,10 @@ from .errors import ExportError
 from .graphs.codegen import ATEN, Style
 from .library.load import program_class
 from .options import CompileOptions
+from .page.file import write_page
+from .page.plan import graph_of_plan
+from .page.surroundings import settings, versions
+from .sizes import bytes_text
 from .steps.step_compiler import StepCompiler
 from .steps.step_function import step_with
 from .text.dynamo_graph import label_of
@@ -42,6 +48,8 @@ class GraphPlan:
     host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
     remarks: list[dict[str, str]] = field(repr=False)  # docs/remarks.md
     text: str = field(repr=False)  # the program, docs/program-text.md
+    # Every call and buffer: passes/report/step_detail.h. None where there is a failure.
+    detail: dict[str, Any] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -60,8 +68,9 @@ class GraphPlan:
             )
         lines += [f"  {n} on the host, {node}" for node, n in self.host_nodes.items()]
         lines.append(
-            f"  {self.plan['staged_bytes']} bytes staged a step; planned arena of "
-            f"{self.plan['arena_bytes']} bytes, {self.plan['live_bytes']} live at once"
+            f"  {bytes_text(self.plan['staged_bytes'])} staged a step; planned arena of "
+            f"{bytes_text(self.plan['arena_bytes'])}, "
+            f"{bytes_text(self.plan['live_bytes'])} live at once"
         )
         return lines + [f"  {remark}" for remark in missed_otherwise(self.remarks)]
 
@@ -74,6 +83,7 @@ class Explanation:
     graphs: list[GraphPlan]
     graph_breaks: dict[str, int]  # Dynamo's reasons to cut between graphs
     stopped: str  # why nothing was seen of what comes next; "" if all was seen
+    options: dict[str, Any] = field(default_factory=dict)  # those that are not as by default
 
     def __str__(self) -> str:
         lines = [str(graph) for graph in self.graphs]
@@ -83,7 +93,37 @@ class Explanation:
         return "\n".join(lines or [f"{self.name}: no graph, it runs as it is"])
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        """All but every call and buffer, which `to_html` shows."""
+        found = asdict(replace(self, graphs=[replace(g, detail=None) for g in self.graphs]))
+        for graph in found["graphs"]:
+            del graph["detail"]
+        return json.dumps(found, indent=1)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page to look at, one file that needs nothing else: the plan over a step, what
+        will not be captured and why, the arena.
+
+        Raises OSError, which names the path, where it cannot be written.
+        """
+        write_page(
+            path,
+            {
+                "title": f"Plan of {self.name}",
+                "nothing": f"{self.name} has no graph: it runs as it is.",
+                "graphs": [_graph_of_page(graph) for graph in self.graphs],
+                "graph_breaks": self.graph_breaks,
+                "stopped": self.stopped,
+                "settings": settings([self.options]),
+                "versions": versions(),
+            },
+        )
+
+
+def _graph_of_page(graph: GraphPlan) -> dict[str, Any]:
+    remarks = dict(Counter(missed_otherwise(graph.remarks)))
+    kernels = f"planned for {graph.device}"
+    planned = graph_of_plan(graph.label, kernels, graph.sizes, graph.detail, remarks)
+    return planned | {"failure": graph.failure}
 
 
 @one_at_a_time
@@ -118,7 +158,7 @@ def _explain_step(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], option
     planner = _StepPlanner(fn, name, replace(CompileOptions.parse(options), codegen="aten"))
     with faked(fn, args, kwargs), forgotten(planner):
         step_with(fn, name, planner)(*args, **kwargs)
-    return Explanation(name, planner.plans, {}, "")
+    return Explanation(name, planner.plans, {}, "", planner.options.chosen())
 
 
 def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
@@ -143,7 +183,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
         except Exception as error:
             stopped = _reason(error)
     reasons = graph_breaks() - breaks
-    return Explanation(name, plans, dict(reasons), stopped)
+    return Explanation(name, plans, dict(reasons), stopped, chosen.chosen())
 
 
 def _reason(error: Exception) -> str:
@@ -167,7 +207,15 @@ def _plan(
         found = json.loads(program_class().explain(text, device, options.for_library()))
     remarks = found["remarks"]
     return GraphPlan(
-        label, device, list(sizes), "", found["plan"], host_nodes(remarks), remarks, text
+        label,
+        device,
+        list(sizes),
+        "",
+        found["plan"],
+        host_nodes(remarks),
+        remarks,
+        text,
+        found["detail"],
     )
 
 

@@ -126,6 +126,11 @@ class CompileOptions:
             )
         return cls(**chosen)
 
+    def chosen(self) -> dict[str, Any]:
+        """Those that are not what they are by default."""
+        values = ((each.name, each.default, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, default, value in values if value != default}
+
     @property
     def raises(self) -> bool:
         """Whether it is an error that a graph, or a call of it, gets no program."""

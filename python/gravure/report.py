@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from .calls import reports
 from .calls.live_graphs import followed
 from .calls.reports import GraphReport
+from .page.file import write_page, write_text
+from .page.surroundings import settings, versions
 
+logger = logging.getLogger("gravure")
 _PROCESS = os.getpid()
 
 
@@ -28,26 +33,65 @@ class Report:
         return json.dumps(asdict(self), indent=1)
 
 
-def report() -> Report:
-    """Plan and counts of every compiled graph that is alive."""
-    return _in_order(graph.report() for graph in followed())
+def report(*, html: str | os.PathLike[str] | None = None) -> Report:
+    """Plan and counts of every compiled graph that is alive.
+
+    `html`: a file for a page to look at, which needs nothing else: what is replayed, a step over
+    time, what is not captured and what to do about it, the arena. With it, the report's programs
+    have their `detail`. Raises OSError, which names the path, where it cannot be written.
+    """
+    found = _in_order(graph.report(detailed=html is not None) for graph in followed())
+    if html is not None:
+        write_page(html, _page(found))
+    return found
 
 
 def _in_order(graphs: Iterable[GraphReport]) -> Report:
     return Report(sorted(graphs, key=lambda graph: graph.number))
 
 
+def _page(found: Report) -> dict[str, object]:
+    return {
+        "title": "Report of a training run",
+        "nothing": (
+            "No graph was compiled. Call the compiled model or step first: "
+            'torch.compile(model, backend="gravure"), or gravure.compile_step.'
+        ),
+        "graphs": [asdict(graph) for graph in found.graphs],
+        "settings": settings(graph.options for graph in found.graphs),
+        "versions": versions(),
+    }
+
+
 def _at_exit() -> None:
     """Writes the report, then ends programs while the device still lives."""
     if os.getpid() != _PROCESS:
         return  # a forked child: programs and report are its parent's
+    try:
+        if reports.WRITTEN_TO:
+            _write(reports.WRITTEN_TO)
+    except Exception as error:  # the training is done, and its exit status is its own
+        logger.warning("GRAVURE_REPORT: %s", error)
+    finally:
+        for graph in followed():
+            graph.shutdown()
+
+
+def _write(path: str) -> None:
     found = _in_order([*reports.ended, *(graph.whole_report() for graph in followed())])
-    if reports.WRITTEN_TO:
-        text = found.as_json() if reports.WRITTEN_TO.endswith(".json") else f"{found}\n"
-        with open(reports.WRITTEN_TO, "w") as file:
-            file.write(text)
-    for graph in followed():
-        graph.shutdown()
+    if reports.IS_PAGE:
+        write_page(path, _page(found))
+    else:
+        write_text(path, found.as_json() if path.endswith(".json") else f"{found}\n")
 
 
+def _check_place(path: str) -> None:
+    """Said now, and not after a day of training."""
+    folder = Path(path).parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        logger.warning("GRAVURE_REPORT: there will be no report: %s cannot be written to", folder)
+
+
+if reports.WRITTEN_TO:
+    _check_place(reports.WRITTEN_TO)
 atexit.register(_at_exit)

@@ -1,5 +1,6 @@
 #include "tools/gravure/plan.h"
 
+#include "passes/report/step_detail.h"
 #include "tools/gravure/load.h"
 #include "tools/gravure/pass_flags.h"
 #include "tools/gravure/plan_print.h"
@@ -18,6 +19,10 @@ class PlanCommand final : public Command {
 
   int run() override {
     if (path_.empty()) throw UsageError("plan: expected a program text or an exported folder");
+    if (html_.getNumOccurrences() > 0) {
+      throw UsageError("plan: --html: Python draws the page; use the command `gravure` that pip "
+                       "installs, or python -m gravure_native plan PATH --html FILE");
+    }
     remarkOutput_.check();
     PassContext context{flags_.options(), {}};
     LoadedProgram loaded = loadProgram(path_, false);
@@ -27,16 +32,38 @@ class PlanCommand final : public Command {
     } catch (const c10::Error& error) {
       throw FileError(loaded.file, messageOf(error));
     }
-    json_ ? printPlanJson(report, llvm::outs()) : printPlan(report, map_, llvm::outs());
+    if (detail_) {
+      printAll(report, loaded.program, context);
+    } else {
+      json_ ? printPlanJson(report, llvm::outs()) : printPlan(report, map_, llvm::outs());
+    }
     llvm::outs().flush();
     remarkOutput_.write(context.remarks);
     return kOk;
   }
 
  private:
+  static void printAll(const PlanReport& report, const Program& program,
+                       const PassContext& context) {
+    llvm::outs() << "{\"plan\": ";
+    printPlanJson(report, llvm::outs());
+    llvm::outs() << ", \"remarks\": ";
+    context.remarks.printJson(llvm::outs());
+    llvm::outs() << ", \"detail\": ";
+    printStepDetail(program, context.options, nullptr, llvm::outs());
+    llvm::outs() << "}\n";
+  }
+
   cl::opt<std::string> path_{cl::Positional, cl::desc("PATH"), cl::sub(sub()), cl::cat(category())};
   cl::opt<bool> json_{"json", cl::desc("print the plan as JSON"), cl::sub(sub()),
                       cl::cat(category())};
+  cl::opt<bool> detail_{
+      "detail", cl::desc("print plan, remarks, every call and every buffer as one JSON object"),
+      cl::sub(sub()), cl::cat(category())};
+  cl::opt<std::string> html_{
+      "html", cl::value_desc("file"),
+      cl::desc("write a page to look at; drawn by Python, for the command that pip installs"),
+      cl::sub(sub()), cl::cat(category())};
   cl::opt<bool> map_{"map", cl::init(true),
                      cl::desc("draw the arena over time (default; --map=false leaves it out)"),
                      cl::sub(sub()), cl::cat(category())};

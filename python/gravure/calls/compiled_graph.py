@@ -98,21 +98,22 @@ class CompiledGraph:
         # Others may end while this looks.
         return [each for several in list(self._instances.values()) for each in list(several)]
 
-    def report(self) -> GraphReport:
-        """What became of it and of the programs that it has."""
+    def report(self, *, detailed: bool = False) -> GraphReport:
+        """What became of it and of the programs that it has. `detailed`: with every call."""
         made = [i for i in self.all_instances() if i.program is not None]
         return GraphReport(
             self.number,
             self.label,
             self.failure,
-            [program_report(instance, self.options) for instance in made],
+            [program_report(each, self.options, detailed=detailed) for each in made],
             self.graph_break,
             kernels_of(self.options),
+            self.options.chosen(),
         )
 
     def whole_report(self) -> GraphReport:
         """The same with the programs that are gone, where a report is written at exit."""
-        found = self.report()
+        found = self.report(detailed=reports.IS_PAGE)
         found.programs[:0] = self._ended
         return found
 
@@ -146,7 +147,8 @@ class CompiledGraph:
 
     def _let_go(self, instance: Instance) -> None:
         if reports.WRITTEN_TO and instance.program is not None:
-            self._ended.append(program_report(instance, self.options))
+            ended = program_report(instance, self.options, detailed=reports.IS_PAGE)
+            self._ended.append(ended)
         for key, several in list(self._instances.items()):
             if instance in several:
                 several.remove(instance)

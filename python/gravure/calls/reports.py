@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..options import CompileOptions
+from ..sizes import bytes_text
 from .instance import Instance
 
 ATENS = "ATen's kernels"
 WRITTEN_TO = os.environ.get("GRAVURE_REPORT", "")  # at exit; "" for nowhere
+IS_PAGE = WRITTEN_TO.endswith((".html", ".htm"))  # whose programs need every call
 _PATIENCE = 3  # runs of a forward before its backward is missed
 
 
@@ -25,7 +27,10 @@ class ProgramReport:
     host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
     remarks: dict[str, int]  # what the runtime could not do as planned
     stats: dict[str, int]  # RuntimeStats of runtime/runtime.h
+    times: dict[str, int]  # of calls, by entry and path: CallTimes of python/csrc/run_times.h
     plan: str = field(repr=False)
+    # Every call and buffer: passes/report/step_detail.h. None unless it was asked for.
+    detail: dict[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -41,6 +46,7 @@ class GraphReport:
     programs: list[ProgramReport]
     graph_break: str = ""
     kernels: str = ATENS  # or Inductor's, and in which mode
+    options: dict[str, Any] = field(default_factory=dict)  # those that are not as by default
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -49,8 +55,10 @@ class GraphReport:
 ended: list[GraphReport] = []  # graphs that are gone, for the report at exit
 
 
-def program_report(instance: Instance, options: CompileOptions) -> ProgramReport:
-    """What became of the program of `instance`, which has one."""
+def program_report(
+    instance: Instance, options: CompileOptions, *, detailed: bool = False
+) -> ProgramReport:
+    """What became of the program of `instance`, which has one. `detailed`: with every call."""
     program, captures = instance.program, instance.captures and not options.uncaptured
     remarks = json.loads(program.remarks_json())
     missed = Counter(missed_otherwise(remarks))
@@ -69,7 +77,9 @@ def program_report(instance: Instance, options: CompileOptions) -> ProgramReport
         host_nodes=host_nodes(remarks),
         remarks=dict(missed.most_common()),
         stats=stats,
+        times=dict(program.run_times()),
         plan=program.plan(),
+        detail=json.loads(program.detail_json()) if detailed else None,
     )
 
 
@@ -109,6 +119,10 @@ def _lines(graph: GraphReport) -> list[str]:
     if graph.failure:
         return [f"{graph.label}: runs as it is: {graph.failure}"]
     lines = [f"{graph.label} ends at {graph.graph_break}"] if graph.graph_break else []
+    if not graph.programs:
+        lines.append(
+            f"{graph.label}: no program: it was not called yet, or its captures were let go of"
+        )
     for program in graph.programs:
         sizes = f" for sizes {program.sizes}" if program.sizes else ""
         theirs = "" if graph.kernels == ATENS else f" ({graph.kernels})"
@@ -120,7 +134,7 @@ def _lines(graph: GraphReport) -> list[str]:
         s = program.stats
         lines.append(
             f"  {s['steps']} runs, {s['uncaptured_steps']} of them uncaptured; {s['captures']} "
-            f"captures, {s['replays']} replays; arena of {s['arena_bytes']} bytes"
+            f"captures, {s['replays']} replays; arena of {bytes_text(s['arena_bytes'])}"
         )
         lines += [f"  {remark}" for remark in program.remarks]
     return lines

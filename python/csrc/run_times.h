@@ -1,0 +1,43 @@
+#pragma once
+// How long the calls of an entry take, by the path that they take.
+
+#include "runtime/runtime.h"
+
+#include <ATen/core/Dict.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+namespace gravure {
+
+/// Of some calls of one entry, in nanoseconds of the thread that calls.
+struct CallTimes {
+  int64_t runs = 0, total = 0, least = 0;
+
+  void add(int64_t time) {
+    least = runs == 0 ? time : std::min(least, time);
+    total += time;
+    ++runs;
+  }
+  void insertInto(c10::Dict<std::string, int64_t>& named, const std::string& prefix) const {
+    named.insert(prefix + "runs", runs);
+    named.insert(prefix + "total_ns", total);
+    named.insert(prefix + "least_ns", least);
+  }
+};
+
+/// A call that captures, or fails, counts as neither.
+struct RunTimes {
+  CallTimes uncaptured, replayed;
+
+  void add(const RuntimeStats& before, const RuntimeStats& after, std::chrono::nanoseconds time) {
+    if (after.uncapturedSteps > before.uncapturedSteps) {
+      uncaptured.add(time.count());
+    } else if (after.captures == before.captures && after.replays > before.replays) {
+      replayed.add(time.count());
+    }
+  }
+};
+
+}  // namespace gravure

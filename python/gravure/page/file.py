@@ -1,0 +1,52 @@
+"""Writes the page."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .html import page_of
+
+
+def write_page(path: str | os.PathLike[str], page: Mapping[str, Any]) -> None:
+    """`page` (html.page_of) into the file `path`, which is whole or not there at all.
+
+    Raises OSError, which names the path and the remedy, where it cannot be written; ImportError
+    without plotly.
+    """
+    write_text(path, page_of(page))
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Likewise for any report."""
+    place = Path(path)
+    try:
+        if place.exists() and not place.is_file():
+            place.write_text(text, encoding="utf-8")  # a device, a pipe; an error for a folder
+            return
+        handle, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, place)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(
+            error.errno,
+            f"the report cannot be written: {reason}; name a file in a folder that exists and may "
+            "be written to",
+            str(place),
+        ) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,218 @@
+"""What the page says in words: of all programs together, and what to change first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..sizes import bytes_text, count_text, share_text, time_text
+from .step_data import Step, read_step
+
+_FIRST = 4  # findings that are named on top
+
+
+@dataclass
+class ShownProgram:
+    """One program of a graph; `step` is None where nothing is known of its calls."""
+
+    title: str
+    graph: Mapping[str, Any]
+    found: Mapping[str, Any]
+    step: Step | None
+
+    @property
+    def states(self) -> Mapping[str, Sequence[str]]:
+        return self.found.get("partitions") or {}
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        return self.found.get("stats") or {}
+
+    @property
+    def has_run(self) -> bool:
+        return bool(self.stats.get("steps"))
+
+    @property
+    def captured(self) -> int:
+        """Operator calls that are replayed; before a run, those that are planned to be."""
+        if self.step is None:
+            return 0
+        return self.step.captured(self.states if self.has_run else None)
+
+    def least(self, path: str) -> int:
+        """Nanoseconds of the shortest call on that path, of all entries; 0 if one has none."""
+        times = self.found.get("times") or {}
+        entries = self.step.entries if self.step else []
+        each = [times.get(f"{entry}.{path}.least_ns", 0) for entry in entries]
+        return sum(each) if each and all(each) else 0
+
+    @property
+    def speed(self) -> float:
+        """The uncaptured path's time by the replay's; 0 where one of them was not measured."""
+        replayed = self.least("replayed")
+        return self.least("uncaptured") / replayed if replayed else 0.0
+
+    def predicted_and_measured(self) -> list[tuple[str, str, str, str]]:
+        """What, predicted, measured, and how far they are apart."""
+        step = self.step
+        detail = self.found.get("detail")
+        if step is None or detail is None:
+            return []
+        planned, measured = detail["planned"], detail["measured"]
+        partitions = sum(run.partition >= 0 for run in step.runs)
+        rows = [("graphs launched a step", f"{partitions:,}", *self._launched(partitions))]
+        for name, key in (("arena", "bytes"), ("most alive at once", "live_bytes")):
+            there = bytes_text(measured[key]) if measured else "not yet"
+            apart = _apart(planned[key], measured[key]) if measured else ""
+            rows.append((name, bytes_text(planned[key]), there, apart))
+        return rows
+
+    def _launched(self, partitions: int) -> tuple[str, str]:
+        runs = self.stats.get("steps", 0) - self.stats.get("uncaptured_steps", 0)
+        if not runs or not self.step:
+            return "not yet", ""
+        launched = self.stats["replays"] * len(self.step.entries) / runs
+        return f"{launched:,.4g}", _apart(partitions, launched)
+
+
+@dataclass
+class Finding:
+    """One thing to change, or to know. `where` is a source line, or a graph."""
+
+    what: str
+    where: str
+    cure: str
+
+
+@dataclass
+class Findings:
+    """Of the whole page."""
+
+    programs: list[ShownProgram]
+    headline: str
+    number: str  # the share of operator calls that are replayed
+    first: list[Finding]
+    runtime: list[tuple[str, str, int]] = field(default_factory=list)  # program, remark, how often
+
+
+def find(page: Mapping[str, Any]) -> Findings:
+    """`page`: what `gravure.page.html.page_of` is given."""
+    programs = list(_programs(page["graphs"]))
+    operators = sum(p.step.operators for p in programs if p.step)
+    captured = sum(p.captured for p in programs)
+    number = share_text(captured, operators)
+    headline = _headline(page, programs, captured, operators)
+    runtime = [
+        (p.title, remark, count)
+        for p in programs
+        for remark, count in (p.found.get("remarks") or {}).items()
+    ]
+    return Findings(programs, headline, number, _first(page, programs, runtime), runtime)
+
+
+def _programs(graphs: Sequence[Mapping[str, Any]]) -> Iterator[ShownProgram]:
+    titles = Counter(graph["label"] for graph in graphs)
+    for graph in graphs:
+        for i, found in enumerate(graph["programs"]):
+            title = graph["label"]
+            if titles[title] > 1 and graph.get("number"):
+                title += f", graph {graph['number']}"
+            if found.get("sizes"):
+                title += f", sizes {', '.join(map(str, found['sizes']))}"
+            elif len(graph["programs"]) > 1:
+                title += f", instance {i + 1}"
+            detail = found.get("detail")
+            yield ShownProgram(title, graph, found, read_step(detail) if detail else None)
+
+
+def _headline(
+    page: Mapping[str, Any], programs: list[ShownProgram], captured: int, operators: int
+) -> str:
+    graphs = page["graphs"]
+    failed = sum(bool(graph["failure"]) for graph in graphs)
+    if not graphs:
+        return page["nothing"]
+    if not programs:
+        if failed:
+            graphs_text = f"{count_text(failed, 'graph')} of {len(graphs)}"
+            return f"Nothing is captured: {graphs_text} run as they are."
+        return (
+            "No program is here: the graphs were not called yet, or their captures were let go of "
+            "(gravure.drop_captures, torch._dynamo.reset, a model that is gone)."
+        )
+    launched = sum(run.partition >= 0 for p in programs if p.step for run in p.step.runs)
+    ran = any(p.has_run for p in programs)
+    verb = "are replayed" if ran else "will be replayed"
+    text = (
+        f"{captured:,} of {count_text(operators, 'operator call')} of a step {verb}, as "
+        f"{count_text(launched, 'CUDA graph')}"
+    )
+    fastest = _fastest(programs)
+    if fastest is not None:
+        text += (
+            f"; a step takes the calling thread {time_text(fastest.least('replayed'))}, and took "
+            f"it {time_text(fastest.least('uncaptured'))} uncaptured, in the warm-up"
+        )
+        text += f" ({fastest.title})" if len(programs) > 1 else ""
+    elif ran and not any(p.stats.get("replays") for p in programs):
+        text += "; nothing was replayed yet"
+    elif not ran:
+        text += "; nothing has run yet"
+    text += "."
+    if failed:
+        text += f" {count_text(failed, 'graph')} of {len(graphs)} run as they are."
+    return text
+
+
+def _fastest(programs: Sequence[ShownProgram]) -> ShownProgram | None:
+    """The largest program whose times are known on both paths."""
+    timed = [p for p in programs if p.speed and p.step]
+    return max(timed, key=lambda p: p.step.operators if p.step else 0, default=None)
+
+
+def speed_of(programs: Sequence[ShownProgram]) -> str:
+    """`8.1 ×`, of the largest program; "" where it was not measured."""
+    fastest = _fastest(programs)
+    return f"{fastest.speed:.1f} ×" if fastest else ""
+
+
+def _first(
+    page: Mapping[str, Any],
+    programs: list[ShownProgram],
+    runtime: list[tuple[str, str, int]],
+) -> list[Finding]:
+    found: list[Finding] = []
+    for graph in page["graphs"]:
+        if graph["failure"]:
+            what = "runs as it is, without a program"
+            found.append(Finding(what, graph["label"], graph["failure"]))
+    for title, remark, count in runtime:
+        times = f" ({count} times)" if count > 1 else ""
+        name, _, message = remark.partition(": ")
+        found.append(Finding(f"{name}{times}", title, message))
+    groups = [(p, missed) for p in programs if p.step for missed in p.step.missed]
+    for program, missed in sorted(groups, key=lambda pair: pair[1].cost, reverse=True):
+        what = (
+            f"{missed.reason}: {count_text(missed.calls, 'call')} on the host, which "
+            f"{'cut' if missed.calls > 1 else 'cuts'} the step {count_text(missed.cuts, 'time')}"
+        )
+        found.append(Finding(what, missed.source or program.title, missed.cure))
+    for graph in page["graphs"]:
+        if graph.get("graph_break"):
+            cure = "keep what follows in one graph: gravure's warning and torch.compile's say how"
+            found.append(Finding("graph break", graph["graph_break"], cure))
+    for reason in page.get("graph_breaks") or {}:
+        found.append(Finding("graph break", reason, ""))
+    if page.get("stopped"):
+        found.append(Finding("seen up to here", page["stopped"], ""))
+    return found[:_FIRST]
+
+
+def _apart(predicted: float, measured: float) -> str:
+    if predicted == measured:
+        return "equal"
+    if not predicted:
+        return f"{measured:+,.4g}"
+    return f"{100 * (measured - predicted) / predicted:+.2g} %"

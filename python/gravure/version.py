@@ -1,0 +1,3 @@
+"""The one place of Gravure's version: pyproject.toml reads it here."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,187 @@
+"""The page in a real browser: it loads without an error, shows the numbers of its data, and its
+controls work. Skipped where there is no Chromium."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import browser
+import pytest
+from browser import Browser
+from gravure.page.html import page_of
+
+pytest.importorskip("plotly")
+pytestmark = pytest.mark.skipif(browser.found() is None, reason="there is no Chromium here")
+
+_LINE = "document.getElementById('time-line')"
+_MAP = "document.getElementById('memory-map')"
+
+
+def program(calls: int = 60, host_from: int = 20, host_to: int = 24) -> dict[str, Any]:
+    """A step with two graphs, and a stretch between them that waits once."""
+    rows, buffers = [], []
+    for i in range(calls):
+        host = host_from <= i < host_to
+        reason = ("host-sync" if i == host_from else "dynamic-shape") if host else ""
+        partition = -1 if host else int(i >= host_to)
+        op = "aten::item" if reason == "host-sync" else "aten::mm"
+        module = f"blocks.{i // 10}.attn"
+        rows.append([0, partition, op, f"%v{i}", "Float[8, 8]", f"model.py:{i}", module, reason])
+        buffers.append([i, min(i + 3, calls), 1 << 20, (i % 3) << 20, f"%v{i}"])
+    plan = {"bytes": 3 << 20, "live_bytes": 3 << 20, "alignment": 512, "buffers": buffers}
+    cures = {"host-sync": "read it later", "dynamic-shape": "pad"}
+    return {"entries": ["step"], "calls": rows, "planned": plan, "measured": None, "cures": cures}
+
+
+def page(*details: dict[str, Any]) -> str:
+    graphs = [
+        {"label": f"graph {i}", "failure": "", "programs": [{"sizes": [], "detail": detail}]}
+        for i, detail in enumerate(details)
+    ]
+    versions = {"gravure": "0"}
+    return page_of({"title": "A report", "nothing": "", "graphs": graphs, "versions": versions})
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def opened(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Browser]:
+    file: Path = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(page(program(), program(calls=30)))
+    with Browser(dark=request.param == "dark") as shown:
+        shown.open(file)
+        yield shown
+        assert shown.problems == []
+
+
+def test_it_loads_without_an_error_and_asks_for_nothing(opened: Browser) -> None:
+    assert opened.evaluate("document.title") == "A report"
+    assert opened.evaluate(f"{_LINE}.data.length") == 5 and opened.problems == []
+
+
+def test_the_numbers_are_those_of_the_data(opened: Browser) -> None:
+    numbers = "Object.fromEntries([...document.querySelectorAll('[data-number]')].map("
+    numbers += "e => [e.dataset.number, e.textContent]))"
+    shown = opened.evaluate(numbers)
+    captured = (60 - 4) + (30 - 4)
+    assert shown["captured"] == f"{100 * captured / 90:.0f} %"
+    assert shown["waits"] == "2 waits" and shown["arena"] == "6.00 MiB"
+    assert f"{captured} of 90 operator calls" in opened.evaluate("document.body.innerText")
+    # What is drawn, too.
+    widths = opened.evaluate(f"{_LINE}.data.filter(t => t.type === 'bar').map(t => [...t.x])")
+    assert widths == [[20, 36], [4]]
+    assert opened.evaluate(f"{_LINE}.data.find(t => t.name === 'waits').x.length") == 1
+    alive = opened.evaluate(f"Math.max(...{_MAP}.data.find(t => t.name === 'alive').y)")
+    assert alive == 3  # MiB
+    assert opened.evaluate(f"{_MAP}.data.find(t => t.name === 'arena').x.length") == 60
+
+
+def test_each_call_says_where_it_comes_from(opened: Browser) -> None:
+    texts = opened.evaluate(f"{_LINE}.data.find(t => t.type === 'heatmap').hovertext[0]")
+    assert len(texts) == 60
+    for word in ("aten::mm", "Float[8, 8]", "blocks.3.attn", "model.py:31"):
+        assert word in texts[31]
+
+
+def test_zoom(opened: Browser) -> None:
+    extent = f"{_LINE}.layout.xaxis.range.map(Number)"
+    click = "document.querySelector('[data-zoom={}]').click()"
+    opened.evaluate(click.format("all"))
+    assert opened.evaluate(extent) == [0, 60]
+    opened.evaluate(click.format("in"))
+    assert opened.evaluate(extent) == [15, 45]
+    opened.evaluate(click.format("right"))
+    assert opened.evaluate(extent) == [30, 60]
+    opened.evaluate(click.format("all"))
+    assert opened.evaluate(extent) == [0, 60]
+
+
+def _search(opened: Browser, text: str) -> None:
+    opened.evaluate(
+        "(() => { const s = document.getElementById('search');"
+        f"s.value = {json.dumps(text)}; s.dispatchEvent(new Event('input')); }})()"
+    )
+
+
+def test_search(opened: Browser) -> None:
+    _search(opened, "BLOCKS.2")
+    matches = "document.getElementById('matches').textContent"
+    opened.wait_for(f"{matches} === '10 calls found'")
+    begin, end = opened.evaluate(f"{_LINE}.layout.xaxis.range.map(Number)")
+    assert 15 < begin < 20 and 30 < end < 35
+    rows = "[...document.querySelectorAll('#calls tbody tr')].map(r => r.cells[3].textContent)"
+    assert opened.evaluate(rows) == ["blocks.2.attn"] * 10
+    _search(opened, "host-sync")
+    opened.wait_for(f"{matches} === '1 call found'")
+    _search(opened, "nowhere")
+    opened.wait_for(f"{matches} === '0 calls found'")
+    _search(opened, "")
+    opened.wait_for(f"{matches} === ''")
+    assert opened.evaluate(f"{_LINE}.layout.xaxis.range.map(Number)") == [0, 60]
+
+
+def test_another_program_is_chosen(opened: Browser) -> None:
+    choose = "(() => {{ const s = document.getElementById('program'); s.value = {!r};"
+    choose += "s.dispatchEvent(new Event('change')); }})()"
+    calls = f"{_LINE}.data.find(t => t.type === 'heatmap').z[0].length"
+    shown = "[...document.querySelectorAll('[data-program]')].map(e => !e.hidden)"
+    opened.evaluate(choose.format("1"))
+    assert opened.evaluate(calls) == 30 and opened.evaluate(shown) == [False, True]
+    opened.evaluate(choose.format("0"))
+    assert opened.evaluate(calls) == 60 and opened.evaluate(shown) == [True, False]
+
+
+def test_it_can_be_read_on_its_screen(opened: Browser) -> None:
+    """Text stands out from what is behind it: 4.5 to 1, of WCAG."""
+    contrast = """(() => {
+      const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(Number)
+          .map((v) => { v /= 255; return v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const behind = (e) => { for (; e; e = e.parentElement) {
+          const c = getComputedStyle(e).backgroundColor;
+          if (c !== 'rgba(0, 0, 0, 0)') return c; } return 'rgb(255, 255, 255)'; };
+      return [...document.querySelectorAll('h1, h2, h3, p, a, li, li span, th, td, code, strong')]
+        .filter((e) => e.checkVisibility())
+        .map((e) => { const [a, b] = [getComputedStyle(e).color, behind(e)].map(light);
+          return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.textContent.slice(0, 30)]; })
+        .filter(([ratio]) => ratio < 4.5); })()"""
+    assert opened.evaluate(contrast) == []
+
+
+def test_a_screen_reader_finds_its_way(opened: Browser) -> None:
+    nodes = [node for node in opened.accessible() if not node.get("ignored")]
+
+    def named(role: str) -> list[str]:
+        found = [n for n in nodes if n.get("role", {}).get("value") == role]
+        return [node.get("name", {}).get("value", "") for node in found]
+
+    assert "What is not captured, and why" in named("heading")
+    assert {"main", "banner", "navigation"} <= {n.get("role", {}).get("value") for n in nodes}
+    pictures = named("image") + named("img")
+    assert any("Time line" in name for name in pictures)
+    assert all(pictures) and all(named("button")) and all(named("searchbox"))
+    assert not any("share" in name.lower() or "cloud" in name.lower() for name in named("button"))
+    assert "Calls outside of graphs" in named("table")
+    assert opened.evaluate("document.documentElement.lang") == "en"
+
+
+def test_without_a_program(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page_of({"title": "A report", "nothing": "No graph.", "graphs": []}))
+    with Browser() as shown:
+        shown.open(file)
+        assert "No graph." in shown.evaluate("document.body.innerText")
+        assert shown.problems == []
+
+
+def test_a_program_of_11000_calls(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page(program(calls=11_000, host_from=5000, host_to=5100)))
+    with Browser() as shown:
+        shown.open(file)
+        assert shown.evaluate(f"{_LINE}.data.find(t => t.type === 'heatmap').z[0].length") == 11_000
+        assert "small tensors" in shown.evaluate(
+            "document.getElementById('memory-text').textContent"
+        )
+        assert shown.problems == []

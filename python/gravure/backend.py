@@ -28,6 +28,26 @@ from .torch_api.fake_tensors import FakeTensor
 logger = logging.getLogger("gravure")
 
 
+def _given(options: Mapping[str, Any] | None, mode: str | None) -> Mapping[str, Any] | None:
+    return options if mode is None else {"mode": mode}  # torch.compile takes one of them alone
+
+
+def _options(options: Mapping[str, Any] | None) -> CompileOptions:
+    """Raises ValueError for what is no option, or none of a compiled model's."""
+    chosen = CompileOptions.parse(options)
+    if chosen.results == "accumulate":
+        raise ValueError(
+            "option 'results': autograd adds the gradients of a compiled model; \"accumulate\" is "
+            "for compile_step and load"
+        )
+    if chosen.stretches == "undivided":
+        raise ValueError(
+            "option 'stretches': autograd runs between forward and backward of a compiled model; "
+            '"undivided" is for compile_step'
+        )
+    return chosen
+
+
 @traces_as_eager
 def compile_graph(
     graph: fx.GraphModule,
@@ -42,20 +62,9 @@ def compile_graph(
     ExportError, with `on_missed="raise"`, for a graph that cannot become a program. Without it such
     a graph runs as it is, with a warning.
     """
-    if mode is not None:
-        options = {"mode": mode}  # torch.compile takes one of them alone
+    options = _given(options, mode)
     drop_converted()
-    chosen = CompileOptions.parse(options)
-    if chosen.results == "accumulate":
-        raise ValueError(
-            "option 'results': autograd adds the gradients of a compiled model; \"accumulate\" is "
-            "for compile_step and load"
-        )
-    if chosen.stretches == "undivided":
-        raise ValueError(
-            "option 'stretches': autograd runs between forward and backward of a compiled model; "
-            '"undivided" is for compile_step'
-        )
+    chosen = _options(options)
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
     bundles = not symbolic and not saved_tensor_hooks_are_set()
@@ -78,8 +87,14 @@ def _in_first_style(
     return in_first_style(request.options, request.label, make, symbolic=symbolic)
 
 
+def _check(*, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:
+    _options(_given(options, mode))
+
+
 # torch._dynamo.reset() and torch.compiler.reset() call it.
 compile_graph.reset = drop_captures
+# torch.compile() calls it, where it is called (torch_api/registration.py).
+compile_graph.gravure_check = _check
 
 
 def _followed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -31,8 +32,8 @@ def library_options(
 ) -> dict[str, str]:
     """Options as the C++ library reads them: `require_capture` may also be "partitions"."""
     options = {"order": order, "uncaptured": str(int(uncaptured))}
-    named = isinstance(require_capture, str)
-    options["require_capture"] = require_capture if named else str(int(require_capture))
+    named = require_capture if isinstance(require_capture, str) else str(int(require_capture))
+    options["require_capture"] = named
     options["results"] = results
     options["agree"] = agree
     if host:
@@ -46,6 +47,44 @@ def library_options(
     if poison is not None:
         options["poison"] = str(int(poison))
     return options
+
+
+VARIABLE = "GRAVURE_OPTIONS"
+_TRUTHS = {"1": True, "true": True, "0": False, "false": False}
+
+
+def defaults_of(text: str) -> dict[str, Any]:
+    """Options as GRAVURE_OPTIONS has them: `codegen=inductor,host=aten::mm,blocks.3`.
+
+    What has no `=` goes on with the list before it. Values are checked by CompileOptions.parse.
+    Raises ValueError for a text that is none.
+    """
+    found: dict[str, Any] = {}
+    name = ""
+    for part in filter(None, map(str.strip, text.split(","))):
+        key, equals, value = map(str.strip, part.partition("="))
+        if equals:
+            name = key
+            found[name] = [value] if name == "host" else _value_of(name, value)
+        elif name == "host":
+            found[name].append(part)
+        else:
+            raise ValueError(f"expected name=value, found {part!r}")
+    return found
+
+
+def _value_of(name: str, text: str) -> Any:
+    """As the option is typed; what is no such value stays text, and is refused later."""
+    kinds = {each.name: str(each.type) for each in fields(CompileOptions)}
+    kind = kinds.get(name, "")
+    try:
+        if kind.startswith("int"):
+            return int(text)
+        if kind.startswith("float"):
+            return float(text)
+    except ValueError:
+        return text
+    return _TRUTHS.get(text.lower(), text) if kind == "bool" else text
 
 
 def _is_count(value: Any) -> bool:
@@ -106,7 +145,24 @@ class CompileOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> CompileOptions:
-        """Raises ValueError for a name or a value that is none."""
+        """`given`, over what the environment's GRAVURE_OPTIONS has.
+
+        Raises ValueError for a name or a value that is none.
+        """
+        text = os.environ.get(VARIABLE, "")
+        if not text:
+            return cls._checked(given)
+        try:
+            defaults = defaults_of(text)
+            cls._checked(defaults)
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {error}") from None
+        if given and (given.get("mode") or given.get("codegen")):
+            defaults = {k: v for k, v in defaults.items() if k not in ("mode", "codegen")}
+        return cls._checked(defaults | dict(given or {}))
+
+    @classmethod
+    def _checked(cls, given: Mapping[str, Any] | None) -> CompileOptions:
         known = [field.name for field in fields(cls)]
         for name, value in (given or {}).items():
             if name not in known:

@@ -116,7 +116,8 @@ class Browser:
         asked = {"captureBeyondViewport": whole, "format": "png"}
         if whole:
             size = self._ask("Page.getLayoutMetrics", {})["cssContentSize"]
-            asked["clip"] = {"x": 0, "y": 0, "scale": 1, **{k: size[k] for k in ("width", "height")}}
+            extent = {"width": size["width"], "height": size["height"]}
+            asked["clip"] = {"x": 0, "y": 0, "scale": 1, **extent}
         file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", asked)["data"]))
 
     def accessible(self) -> list[dict[str, Any]]:

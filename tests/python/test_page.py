@@ -1,4 +1,4 @@
-"""The page to look at: what it says of a step, before and after it ran, and where there is little."""
+"""The page to look at: what it says of a step, before a run and after it, and where little is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,66 @@
+"""GRAVURE_OPTIONS sets defaults, and a wrong option is an error where it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gravure
+import pytest
+import torch
+from gravure.options import CompileOptions, defaults_of
+from running import need_library
+from training import Mlp, rows
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("codegen=inductor", {"codegen": "inductor"}),
+        ("order=program,host=aten::mm,b.3", {"order": "program", "host": ["aten::mm", "b.3"]}),
+        (" host = a , max_shapes=1,", {"host": ["a"], "max_shapes": 1}),
+        ("uncaptured=1,poison=False", {"uncaptured": True, "poison": False}),
+        ("memory_growth=0.5,memory_slack=0", {"memory_growth": 0.5, "memory_slack": 0}),
+    ],
+)
+def test_what_is_written(text: str, found: dict[str, Any], monkeypatch: Any) -> None:
+    assert defaults_of(text) == found
+    monkeypatch.setenv("GRAVURE_OPTIONS", text)
+    assert CompileOptions.parse(None) == CompileOptions(**found)
+
+
+def test_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAVURE_OPTIONS", "order=program,codegen=aten,max_shapes=3")
+    chosen = CompileOptions.parse({"order": "levels", "mode": "max-autotune"})
+    assert (chosen.order, chosen.codegen, chosen.max_shapes) == ("levels", "inductor", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hots=a", "GRAVURE_OPTIONS: there is no option 'hots'; did you mean 'host'"),
+        ("order=random", "GRAVURE_OPTIONS: option 'order': expected 'levels' or 'program'"),
+        ("max_shapes=many", "GRAVURE_OPTIONS: option 'max_shapes': expected a whole number"),
+        ("uncaptured=maybe", "GRAVURE_OPTIONS: option 'uncaptured': expected True or False"),
+        ("inductor", "GRAVURE_OPTIONS: expected name=value, found 'inductor'"),
+    ],
+)
+def test_what_is_none(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAVURE_OPTIONS", text)
+    with pytest.raises(ValueError, match=message):
+        torch.compile(Mlp(), backend="gravure")
+
+
+def test_a_wrong_option_is_an_error_where_it_is_given() -> None:
+    with pytest.raises(ValueError, match="did you mean 'host'"):
+        torch.compile(Mlp(), backend="gravure", options={"hots": []})
+    with pytest.raises(ValueError, match="for compile_step and load"):
+        torch.compile(Mlp(), backend="gravure", options={"results": "accumulate"})
+    torch.compile(Mlp(), backend="eager", options={"hots": []})  # no business of ours
+
+
+def test_a_default_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAVURE_OPTIONS", "host=aten::gelu")
+    assert any("user-request" in n for n in gravure.explain(Mlp(), rows(0)).graphs[0].host_nodes)

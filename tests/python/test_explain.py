@@ -137,7 +137,7 @@ def test_what_is_printed() -> None:
         explanation = gravure.explain(gravure.compile_step(loss), rows(0))
     text = str(explanation)
     assert "1 on the host, host-sync: aten::_local_scalar_dense at test_explain.py:" in text
-    assert "bytes staged a step; planned arena of" in text and "partitions of" in text
+    assert "160 bytes staged a step; planned arena of" in text and "partitions of" in text
     data = json.loads(explanation.as_json())
     plan = data["graphs"][0]["plan"]
     assert plan["staged_bytes"] == 5 * 8 * 4  # x

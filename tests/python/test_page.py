@@ -136,8 +136,11 @@ def test_recorded_memory_after_the_warm_up(tmp_path: Path) -> None:
         stats["arena_load"],
     )
     assert max(bytes for _, bytes in step.memory.curve) == step.memory.live_bytes
-    named = [b.label for m, b in zip(makers(step), step.memory.buffers, strict=True)
-             if not b.label.startswith(step.calls[m].result)]
+    named = [
+        b.label
+        for m, b in zip(makers(step), step.memory.buffers, strict=True)
+        if not b.label.startswith(step.calls[m].result)
+    ]
     assert named == []
     del alive
 
@@ -289,8 +292,12 @@ def test_the_command(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert number_of(file.read_text(), "captured") == "100 %"
         file.unlink()
-    done = subprocess.run([tool, "plan", step, f"--html={file}"], capture_output=True, text=True,
-                          env=tool_environment())
+    done = subprocess.run(
+        [tool, "plan", step, f"--html={file}"],
+        capture_output=True,
+        text=True,
+        env=tool_environment(),
+    )
     assert done.returncode == 2 and "Python draws the page" in done.stderr
     assert not file.exists()
 

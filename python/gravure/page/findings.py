@@ -48,12 +48,6 @@ class ShownProgram:
         each = [times.get(f"{entry}.{path}.least_ns", 0) for entry in entries]
         return sum(each) if each and all(each) else 0
 
-    @property
-    def speed(self) -> float:
-        """The uncaptured path's time by the replay's; 0 where one of them was not measured."""
-        replayed = self.least("replayed")
-        return self.least("uncaptured") / replayed if replayed else 0.0
-
     def predicted_and_measured(self) -> list[tuple[str, str, str, str]]:
         """What, predicted, measured, and how far they are apart."""
         step = self.step
@@ -149,13 +143,10 @@ def _headline(
         f"{captured:,} of {count_text(operators, 'operator call')} of a step {verb}, as "
         f"{count_text(launched, 'CUDA graph')}"
     )
-    fastest = _fastest(programs)
-    if fastest is not None:
-        text += (
-            f"; a step takes the calling thread {time_text(fastest.least('replayed'))}, and took "
-            f"it {time_text(fastest.least('uncaptured'))} uncaptured, in the warm-up"
-        )
-        text += f" ({fastest.title})" if len(programs) > 1 else ""
+    timed = _largest_timed(programs)
+    if timed is not None:
+        text += f"; a step takes the calling thread {time_text(timed.least('replayed'))}"
+        text += f" ({timed.title})" if len(programs) > 1 else ""
     elif ran and not any(p.stats.get("replays") for p in programs):
         text += "; nothing was replayed yet"
     elif not ran:
@@ -166,16 +157,15 @@ def _headline(
     return text
 
 
-def _fastest(programs: Sequence[ShownProgram]) -> ShownProgram | None:
-    """The largest program whose times are known on both paths."""
-    timed = [p for p in programs if p.speed and p.step]
+def _largest_timed(programs: Sequence[ShownProgram]) -> ShownProgram | None:
+    timed = [p for p in programs if p.step and p.least("replayed")]
     return max(timed, key=lambda p: p.step.operators if p.step else 0, default=None)
 
 
-def speed_of(programs: Sequence[ShownProgram]) -> str:
-    """`8.1 ×`, of the largest program; "" where it was not measured."""
-    fastest = _fastest(programs)
-    return f"{fastest.speed:.1f} ×" if fastest else ""
+def time_of(programs: Sequence[ShownProgram]) -> str:
+    """What a replayed step of the largest program takes the thread that calls; "" if unknown."""
+    largest = _largest_timed(programs)
+    return time_text(largest.least("replayed")) if largest else ""
 
 
 def _first(

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
-from .findings import Findings, ShownProgram, find, speed_of
+from .findings import Findings, ShownProgram, find, time_of
 from .step_data import Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
@@ -89,12 +89,8 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
     verb = "are" if any(p.has_run for p in found.programs) else "will be"
     text = f"of a step's operator calls {verb} replayed"
     cards = [(text, found.number, "captured")]
-    if speed := speed_of(found.programs):
-        text = (
-            "faster than the shortest run of the warm-up, which records besides; both are times of "
-            "the calling thread"
-        )
-        cards.append((text, speed, "speed"))
+    if time := time_of(found.programs):
+        cards.append(("of the calling thread, for a replayed step at its shortest", time, "time"))
     arena = sum(p.step.memory.bytes for p in found.programs if p.step and p.step.memory)
     live = sum(p.step.memory.live_bytes for p in found.programs if p.step and p.step.memory)
     if arena:
@@ -303,7 +299,7 @@ def _graphs(page: Mapping[str, Any], found: Findings) -> str:
             rows.append([escape(graph["label"]), "", state, *[""] * 7])
         rows += [_row(program) for program in shown.get(id(graph), [])]
     head = ["graph", "sizes", "partitions", "calls replayed", "runs", "uncaptured", "captures"]
-    head += ["launches", "replayed", "uncaptured"]
+    head += ["launches", "shortest replay", "shortest warm-up"]
     if not rows:
         return _section("graphs", "Graphs", f"<p>{escape(page['nothing'])}</p>")
     text = (

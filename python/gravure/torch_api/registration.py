@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def _check_where_given() -> None:
-    """A backend that has `gravure_check` is asked about its options when torch.compile() is called."""
+    """A backend with `gravure_check` is asked about its options when torch.compile() is called."""
     wrapper = getattr(torch, "_TorchCompileWrapper", None)
     if wrapper is None or hasattr(wrapper.__init__, "gravure"):
         return

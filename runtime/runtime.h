@@ -16,7 +16,7 @@
 
 namespace gravure {
 
-/// What becomes of the results of captured steps (design law 5). Fixed when the memory is planned.
+/// What becomes of the results of captured steps (law 5). Fixed when the memory is planned.
 enum class ResultPolicy : uint8_t {
   Owned,   // the caller's: gradients are lent from the arena until somebody holds one when the next
            // step comes, which then runs uncaptured, and that one is a copy from there on; all else

@@ -106,6 +106,8 @@ class Runtime {
   /// If the program has collectives of `group`, or any where it is "": destroys executables alone, and
   /// lets go of the process groups. For before they are destroyed; steps to come capture anew.
   void dropCaptures(const std::string& group = "");
+  /// Whether saved values that lie in the arena are held: a forward would run uncaptured now.
+  bool holdsSaved() const;
   /// Gives back what the warm-ups left: another program goes on in the place of this one, which may
   /// come back.
   void leaveWarmUp();

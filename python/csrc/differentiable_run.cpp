@@ -52,6 +52,7 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   if (!isPlainCall(values) || tangentNews_.load(std::memory_order_acquire)) return {};
   const auto lock = turn();
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
+  if (defers_ && runtime_->holdsSaved()) return {};
   const Bound& state = bound("forward");
   const AliveTensors alive(state.weak);
   std::vector<c10::IValue> inputs = allInputs(state, alive, values);
@@ -77,6 +78,16 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
                        autograd_, std::move(edges)),
       torch::autograd::deleteNode);
   return node->takeResults(std::move(results));
+}
+
+void LoadedProgram::setDefers(bool defers) {
+  const auto lock = turn();
+  defers_ = defers;
+}
+
+bool LoadedProgram::holdsSaved() const {
+  const auto lock = turn();
+  return runtime_->holdsSaved();
 }
 
 std::vector<c10::IValue>

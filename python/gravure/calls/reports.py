@@ -99,11 +99,12 @@ def choices(kernels: set[str], broken: int) -> list[str]:
     """
     found = []
     for named in sorted(kernels):
-        if named == ATENS:
-            bits = ", in eager's bits"
-        else:
-            bits = "" if named.startswith(ATENS) else ", in the bits of the same kernels uncaptured"
-        found.append(f"in force: {named}{bits}. {_ATENS if named.startswith(ATENS) else _INDUCTORS}")
+        if not named.startswith(ATENS):
+            of = ", in the bits of the same kernels uncaptured"
+            found.append(f"in force: {named}{of}. {_INDUCTORS}")
+            continue
+        of = ", in eager's bits" if named == ATENS else ""
+        found.append(f"in force: {named}{of}. {_ATENS}")
     if any(named.endswith(_TOLD) for named in kernels):
         found.append(
             "is_compiling: code that asks takes the way that it has for compilers, which may have "

@@ -299,6 +299,7 @@ class Run:
     step: Step
     optimizer: torch.optim.Optimizer
     train: Callable[[Batch], Tensor] = field(init=False)
+    facts: dict[str, Any] = field(default_factory=dict)  # of the way, kept with the figures
 
 
 def _clipped(run: Run) -> None:
@@ -323,15 +324,37 @@ def _gravure(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
     return _by_autograd(run, torch.compile(run.step, backend="gravure", options=options))
 
 
-# A step is one graph: without it, transformers looks whether a mask is all ones. Bits are eager's
-# where the other way has them, which the digests show.
-_ONE_GRAPH = {"is_compiling": True}
+def _one_graph(run: Run, **arguments: Any) -> Callable[[Batch], Tensor]:
+    """A compiled step that takes eager's way, with its kernels.
+
+    Where that way looks at data (whether a padding mask is all ones) it is no one graph: there the
+    model is told that it is compiled. It then makes masks that eager does without, and attention
+    cannot be flash, so nobody is told who need not be.
+    """
+    import gravure
+
+    options = arguments.pop("options", {})
+    compiled = gravure.compile_step(run.step, options=options, **arguments)
+
+    def call(batch: Batch) -> Tensor:
+        nonlocal compiled
+        if "is_compiling" in run.facts:
+            return compiled(batch)
+        try:
+            loss = compiled(batch)
+            run.facts["is_compiling"] = False
+        except gravure.ExportError as error:  # before anything has run
+            run.facts |= {"is_compiling": True, "refused": str(error)[:400]}
+            told = options | {"is_compiling": True}
+            compiled = gravure.compile_step(run.step, options=told, **arguments)
+            loss = compiled(batch)
+        return loss
+
+    return call
 
 
 def _whole(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
-    import gravure
-
-    compiled = gravure.compile_step(run.step, options=_ONE_GRAPH | options)
+    compiled = _one_graph(run, options=options)
 
     def train(batch: Batch) -> Tensor:
         loss = compiled(batch)
@@ -342,9 +365,7 @@ def _whole(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
 
 
 def _with_optimizer(run: Run) -> Callable[[Batch], Tensor]:
-    import gravure
-
-    return gravure.compile_step(run.step, optimizer=run.optimizer, options=_ONE_GRAPH)
+    return _one_graph(run, optimizer=run.optimizer)
 
 
 def _graph(run: Run) -> Callable[[Batch], Tensor]:
@@ -519,6 +540,7 @@ def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     found["host_ms"] = round(statistics.median(host) * 1e3, 3)
     found |= device.memory()
     found["idle"] = idle_share(run, batches, device)
+    found |= run.facts
     if "gravure" in sys.modules:
         import gravure
 

@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 __all__ = [
+    "TorchDispatchMode",
     "below_autograd",
     "in_autocast",
     "is_traceable_wrapper_subclass",
@@ -23,6 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
+# TorchDispatchMode: sees each call of an operator. Without it no update is recorded.
 # is_traceable_wrapper_subclass: tells a tensor that holds others (DTensor). Without it a step reads
 # such a tensor as if it were a plain one.
 

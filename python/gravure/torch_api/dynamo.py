@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 from unittest import mock
 
-import torch
-import torch._dynamo
 from torch import fx
 
 from .discarded_output import silent_functions
@@ -22,6 +20,7 @@ from .private_names import (
     SkipFrame,
     TorchDynamoException,
     TracingContext,
+    _dynamo,
     dynamo_utils,
 )
 
@@ -58,7 +57,7 @@ def tracing_settings(**further: Any) -> Iterator[None]:
     settings = {"allow_rnn": True, "ignore_logging_functions": silent_functions(), **further}
     # PyTorch would log its settings as JSON, which functions are not.
     unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
-    with torch._dynamo.config.patch(settings), unlogged:
+    with _dynamo.config.patch(settings), unlogged:
         yield
 
 
@@ -67,7 +66,7 @@ def whole_graph(fn: Callable[..., Any], backend: Callable[..., Any]) -> Callable
 
     torch.compile would do, but that it wraps a backend in guards of its own.
     """
-    return torch._dynamo.optimize(backend, nopython=True)(fn)
+    return _dynamo.optimize(backend, nopython=True)(fn)
 
 
 def runs_as_it_is(why: str) -> NoReturn:
@@ -124,4 +123,4 @@ def graph_breaks() -> Counter[str]:
 
 def recompile_limit() -> int:
     """How many programs Dynamo makes of one function, for an error to name."""
-    return torch._dynamo.config.recompile_limit
+    return _dynamo.config.recompile_limit

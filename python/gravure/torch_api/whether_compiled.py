@@ -21,9 +21,13 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.functions import SkipFunctionVariable
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+from .private_names import (
+    ConstantVariable,
+    MissingName,
+    SkipFunctionVariable,
+    TorchInGraphFunctionVariable,
+)
 
 logger = logging.getLogger("gravure")
 
@@ -71,7 +75,7 @@ def answer_as_eager(runs_as_eager: Callable[[Any], bool]) -> None:
         SkipFunctionVariable.call_function = _answer_skipped(
             SkipFunctionVariable.call_function, skipped, runs_as_eager
         )
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, MissingName) as error:
         _say_unknown(error)
 
 

@@ -1,6 +1,6 @@
 #pragma once
 // Differs: what a kind of thread-local debug information is: a number, or the address of its name
-// (2.15; asked of the type, not of the release).
+// (2.13; asked of the type, not of the release).
 //
 // Without a kind of our own nobody could tell on a thread of autograd's that a step of ours is running.
 

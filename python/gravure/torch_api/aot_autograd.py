@@ -31,6 +31,7 @@ from .private_names import (
     inductor_config,
     tracing,
 )
+from .whether_compiled import not_compiling
 
 __all__ = [
     "boxed",
@@ -68,7 +69,7 @@ def _settings(*, paired_draws: bool, **further: Any) -> Iterator[None]:
         "guess_tangent_strides_as_outputs": False,
         **further,
     }
-    with functorch_config.patch(settings), inductor_config.patch(_KEEP_DRAWS):
+    with functorch_config.patch(settings), inductor_config.patch(_KEEP_DRAWS), not_compiling():
         yield
 
 

@@ -251,6 +251,7 @@ _ROWS = (
     Private(_C, "_get_cudnn_batch_norm_reserve_space_size", Without.FAKES),
     Private(_C, "DispatchKey", Without.BITS, "Autograd CompositeImplicitAutograd"),
     Private(_SHAPES, "guard_or_false", Without.BITS),
+    Private("torch", "compiler", Without.BITS, "_is_compiling_flag"),
     Private(f"{_VARIABLES}.constant", "ConstantVariable", Without.TRUTH, "create"),
     Private(f"{_VARIABLES}.functions", "SkipFunctionVariable", Without.TRUTH, "call_function"),
     Private(
@@ -324,11 +325,6 @@ def __getattr__(name: str) -> Any:
     row = NAMES.get(name)
     if row is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _found(row)
-
-
-@functools.cache
-def _found(row: Private) -> Any:
     problem = missing(row)
     return _stand_in(row, problem) if problem else _value(row)
 

@@ -8,8 +8,9 @@ autograd's calls the program's entries directly.
 Private: `_backward_prologue_functional` and `_backward_epilogue_functional` are what AOTAutograd
 does around a backward, `_aot_graph_capture` and `_aot_state` what it knows of the graphs,
 `compiled_autograd` tells whether the backward is traced; `_local_tensor` is what a DTensor holds,
-`_is_view` and `_materialize_non_diff_grads` are as AOTAutograd's own node uses them, `pytree` gives
-results their structure. Only torchtitan 0.2.x needs this module, and it is slower without it.
+`_DisableAutocast` leaves autocast out, `_is_view` and `_materialize_non_diff_grads` are as
+AOTAutograd's own node uses them, `pytree` gives results their structure. Only torchtitan 0.2.x
+needs this module, and it is slower without it.
 """
 
 from __future__ import annotations

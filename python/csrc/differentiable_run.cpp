@@ -1,5 +1,6 @@
 // LoadedProgram's runs whose backward autograd calls without Python.
 
+#include "ir/torch_private/autograd_node.h"
 #include "python/csrc/backward_node.h"
 #include "python/csrc/loaded_program.h"
 
@@ -73,11 +74,12 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   for (const at::Tensor& value : differentiable) {
     edges.push_back(torch::autograd::impl::gradient_edge(value));
   }
-  const std::shared_ptr<BackwardNode> node(
-      new BackwardNode(c10::intrusive_ptr<LoadedProgram>::unsafe_reclaim_from_nonowning(this),
-                       autograd_, std::move(edges)),
-      torch::autograd::deleteNode);
-  return node->takeResults(std::move(results));
+  const auto node = torch_private::makeNode<BackwardNode>(
+      c10::intrusive_ptr<LoadedProgram>::unsafe_reclaim_from_nonowning(this), autograd_,
+      std::move(edges));
+  std::vector<at::Tensor> outputs = node->takeResults(std::move(results));
+  torch_private::announce(node);
+  return outputs;
 }
 
 void LoadedProgram::setDefers(bool defers) {

@@ -24,7 +24,7 @@ from .text.dynamo_graph import label_of
 from .torch_api.aot_autograd import boxed
 from .torch_api.compile_lock import one_at_a_time
 from .torch_api.dynamo import BackendCompilerFailed, graph_breaks
-from .torch_api.eager_tracing import traces_as_eager
+from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_run import faked, forgotten
 from .torch_api.fake_tensors import DataDependentOutputException, unset_fake_temporarily
 from .torch_api.modules import uncompiled
@@ -138,6 +138,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
         return _PlannedGraph(label, options, plans)
 
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        must_trace_as_eager()
         return FrameRequest(graph, label_of(graph), chosen, maker).compile(inputs)
 
     backend = traces_as_eager(backend, is_compiling=chosen.is_compiling)

@@ -7,7 +7,8 @@ from types import FunctionType
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.optimizer import (
+
+from .private_names import (
     _default_to_fused_or_foreach,
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,

@@ -1,6 +1,14 @@
-"""What pyproject.toml cannot say of the wheel: tools/wheel/wheel_build.py does it."""
+"""What pyproject.toml cannot say of the wheel: tools/packaging/wheel_build.py does it."""
+
+import sys
 
 from setuptools import setup
-from wheel_build import COMMANDS, NativeDistribution
+from wheel_build import COMMANDS, NativeDistribution, dependencies, version
 
-setup(cmdclass=COMMANDS, distclass=NativeDistribution)
+sources = "sdist" in sys.argv
+setup(
+    version=version(sources),
+    install_requires=dependencies(sources),
+    cmdclass=COMMANDS,
+    distclass=NativeDistribution,
+)

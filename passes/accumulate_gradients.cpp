@@ -2,7 +2,7 @@
 
 #include "ir/core/place.h"
 #include "ir/facts/op_facts.h"
-#include "ir/memory/storage_accesses.h"
+#include "ir/memory/entry_memory.h"
 #include "passes/analysis/fresh_name.h"
 
 #include <ATen/core/jit_type.h>
@@ -73,8 +73,9 @@ c10::TypePtr bufferType(const Value* owner) {
 class Accumulator {
  public:
   Accumulator(Entry& entry, const Owners& owners, PassContext& context)
-      : entry_(entry), graph_(*entry.graph), owners_(owners), numbering_(entry),
-        accesses_(numbering_), remarks_(context.remarks), rewrites_(context.rewrites) {}
+      : entry_(entry), graph_(*entry.graph), owners_(owners),
+        memory_(context.analyses.memoryOf(entry)), remarks_(context.remarks),
+        rewrites_(context.rewrites) {}
 
   void run() {
     std::vector<size_t> added;
@@ -126,17 +127,17 @@ class Accumulator {
 
   /// The node that makes the gradient; nullptr if what is there then may change until the entry ends.
   const Node* placeBehind(const Value* gradient) const {
-    const int32_t storage = accesses_.storageOf(gradient);
+    const StorageAccesses& accesses = memory_->accesses;
+    const int32_t storage = accesses.storageOf(gradient);
     const bool settled =
-        storage >= 0 && !accesses_.isExternal(storage) && accesses_.isNeverWritten(gradient);
+        storage >= 0 && !accesses.isExternal(storage) && accesses.isNeverWritten(gradient);
     return settled && gradient->node()->kind() != c10::prim::Param ? gradient->node() : nullptr;
   }
 
   Entry& entry_;
   Graph& graph_;
   const Owners& owners_;
-  const Numbering numbering_;
-  const StorageAccesses accesses_;
+  const std::shared_ptr<const EntryMemory> memory_;
   Remarks& remarks_;
   RewriteLimit& rewrites_;
 };
@@ -149,7 +150,8 @@ bool isGradientBuffer(const InputInfo& info, const Owners& owners) {
 }  // namespace
 
 void accumulateGradients(Program& program, PassContext& context) {
-  if (!context.options.accumulateGradients) return;
+  context.unchanged = !context.options.accumulateGradients;
+  if (context.unchanged) return;
   const Owners owners = ownersOf(program);
   for (Entry& entry : program.entries) Accumulator(entry, owners, context).run();
 }

@@ -1,7 +1,7 @@
 #include "passes/await_host_copies.h"
 
 #include "ir/core/args.h"
-#include "ir/memory/storage_accesses.h"
+#include "ir/memory/entry_memory.h"
 #include "passes/analysis/verdict.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -49,10 +49,11 @@ std::optional<size_t> nonBlockingArgument(const Node* node) {
 bool isHostCopyWithoutWait(const Node* node) { return nonBlockingArgument(node).has_value(); }
 
 /// Host copies without a wait whose data another node may read, in this entry or a later one.
-std::vector<Node*> findUnawaited(const Entry& entry) {
+std::vector<Node*> findUnawaited(const Entry& entry, const KeptAnalyses& analyses) {
   if (llvm::none_of(entry.graph->nodes(), isHostCopyWithoutWait)) return {};
-  const Numbering numbering(entry);
-  const StorageAccesses accesses(numbering);
+  const auto memory = analyses.memoryOf(entry);
+  const Numbering& numbering = *memory->numbering;
+  const StorageAccesses& accesses = memory->accesses;
   std::vector<int32_t> copyOf(accesses.storageCount(), -1);  // by storage
   std::vector<bool> used(numbering.size(), false);
   const auto use = [&](int32_t storage) {
@@ -80,8 +81,10 @@ std::vector<Node*> findUnawaited(const Entry& entry) {
 }  // namespace
 
 void awaitHostCopies(Program& program, PassContext& context) {
+  context.unchanged = true;
   for (Entry& entry : program.entries) {
-    for (Node* copy : findUnawaited(entry)) {
+    for (Node* copy : findUnawaited(entry, context.analyses)) {
+      context.unchanged = false;
       auto args = c10::make_intrusive<ArgList>(argsOf(copy));
       args->args[*nonBlockingArgument(copy)] = Arg(false);
       setArgs(copy, std::move(args));
@@ -91,9 +94,9 @@ void awaitHostCopies(Program& program, PassContext& context) {
   }
 }
 
-void checkAwaitedCopies(const Program& program, const PassContext&) {
+void checkAwaitedCopies(const Program& program, const PassContext& context) {
   for (const Entry& entry : program.entries) {
-    for (const Node* copy : findUnawaited(entry)) {
+    for (const Node* copy : findUnawaited(entry, context.analyses)) {
       TORCH_CHECK(false, "entry '", entry.name, "' uses ", describe(copy),
                   ", a copy to the CPU that nothing waits for");
     }

@@ -64,15 +64,19 @@ class EntryBinder {
     }
   }
 
-  void bind() {
+  /// True if any node was bound.
+  bool bind() {
     for (Node* node : entry_.graph->nodes()) bindIn(node, nullptr);
+    bool any = false;
     for (const State& state : states_) {
       if (state.bound == 0) continue;
+      any = true;
       remarks_.add(RemarkKind::Passed, kPass, "rng-state-bound",
                    "%" + state.value->debugName() + " (" + state.device +
                        ") is the random state of " + std::to_string(state.bound) +
                        (state.bound == 1 ? " node" : " nodes") + " in " + entry_.name);
     }
+    return any;
   }
 
  private:
@@ -188,7 +192,10 @@ void verifyNode(const Node* node, const Node* partition) {
 }  // namespace
 
 void bindRngStates(Program& program, PassContext& context) {
-  for (Entry& entry : program.entries) EntryBinder(entry, context.remarks).bind();
+  context.unchanged = true;
+  for (Entry& entry : program.entries) {
+    if (EntryBinder(entry, context.remarks).bind()) context.unchanged = false;
+  }
 }
 
 void verifyBindRngStates(const Program& program, const PassContext&) {

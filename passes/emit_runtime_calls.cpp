@@ -241,7 +241,7 @@ void verifyEmitRuntimeCalls(const Program& program, const PassContext& context) 
                   " from the arena, where the next step overwrites it");
     }
   }
-  const MemoryPlan plan = writtenPlan(program, context.options);
+  const MemoryPlan plan = writtenPlan(program, context.options, context.analyses);
   const bool planned =
       llvm::any_of(plan.buffers, [](const Buffer& buffer) { return buffer.offset >= 0; });
   const std::string fault = planned ? plan.verify() : "";

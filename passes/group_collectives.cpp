@@ -262,16 +262,16 @@ void groupCollectives(Program& program, PassContext& context) {
       collectives |= factsOf(node).collective;
     }
     if (!collectives) continue;
-    const Dependences dependences(entry);
-    annotate(decide(dependences), dependences.numbering(), context.remarks);
+    const auto dependences = context.analyses.dependencesOf(entry);
+    annotate(decide(*dependences), dependences->numbering(), context.remarks);
   }
 }
 
-void verifyGroupCollectives(const Program& program, const PassContext&) {
+void verifyGroupCollectives(const Program& program, const PassContext& context) {
   for (const Entry& entry : program.entries) {
     if (!hasCollectives(entry)) continue;
-    const Dependences dependences(entry);
-    const std::string why = FateVerifier(entry, dependences).verify();
+    const auto dependences = context.analyses.dependencesOf(entry);
+    const std::string why = FateVerifier(entry, *dependences).verify();
     TORCH_CHECK(why.empty(), "entry '", entry.name, "': ", why);
   }
 }

@@ -108,20 +108,26 @@ void replaceNumber(Value* number, int64_t constant) {
 }
 
 /// What an earlier entry saves is of one type there and here. In the backward more is known of it, as
-/// splits of the forward have got past their check; where it is saved, they may not have.
-void matchSaved(Program& program) {
+/// splits of the forward have got past their check; where it is saved, they may not have. True if that
+/// changed a type.
+bool matchSaved(Program& program) {
+  bool changed = false;
   llvm::StringMap<const Value*> saved;
   for (Entry& entry : program.entries) {
     for (size_t i = 0; i < entry.inputs.size(); ++i) {
       if (entry.inputs[i].role != InputRole::Saved) continue;
       const auto from = saved.find(entry.inputs[i].name);
-      if (from != saved.end()) entry.graph->inputs()[i]->setType(from->second->type());
+      if (from == saved.end()) continue;
+      Value* input = entry.graph->inputs()[i];
+      changed |= *input->type() != *from->second->type();
+      input->setType(from->second->type());
     }
     for (size_t o = 0; o < entry.outputs.size(); ++o) {
       if (entry.outputs[o].role == OutputRole::Saved)
         saved.try_emplace(entry.outputs[o].name, entry.graph->outputs()[o]);
     }
   }
+  return changed;
 }
 
 }  // namespace
@@ -130,7 +136,9 @@ void inferSizes(Program& program, PassContext& context) {
   // Types first: what the next entry's inputs are is told by this one's outputs, as they were.
   std::vector<Findings> all;
   forEachEntry(program, [&](const Entry&, Findings& found) { all.push_back(std::move(found)); });
+  bool found = false;
   for (size_t e = 0; e < all.size(); ++e) {
+    found |= !all[e].types.empty() || !all[e].numbers.empty();
     for (auto& [value, type] : all[e].types) {
       if (context.rewrites.next(kPass, "sizes of a value of", value->node())) value->setType(type);
     }
@@ -146,7 +154,8 @@ void inferSizes(Program& program, PassContext& context) {
         replaceNumber(number, constant);
     }
   }
-  matchSaved(program);
+  const bool matched = matchSaved(program);
+  context.unchanged = !found && !matched;
 }
 
 }  // namespace gravure

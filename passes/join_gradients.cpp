@@ -2,7 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/core/place.h"
-#include "ir/memory/storage_accesses.h"
+#include "ir/memory/entry_memory.h"
 #include "passes/analysis/fresh_name.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -63,7 +63,8 @@ std::optional<Part> partOf(Node* node) {
 
 class SumFinder {
  public:
-  explicit SumFinder(const Entry& entry) : numbering_(entry), accesses_(numbering_) {}
+  explicit SumFinder(std::shared_ptr<const EntryMemory> memory)
+      : memory_(std::move(memory)), numbering_(*memory_->numbering), accesses_(memory_->accesses) {}
 
   /// Sums of all parts of a tensor, in program order.
   std::vector<std::pair<Value*, Sum>> run() {
@@ -127,8 +128,9 @@ class SumFinder {
     return end == (*sizes)[sum.parts.front().dim];
   }
 
-  const Numbering numbering_;
-  const StorageAccesses accesses_;
+  const std::shared_ptr<const EntryMemory> memory_;
+  const Numbering& numbering_;
+  const StorageAccesses& accesses_;
   llvm::DenseMap<Value*, Sum> sums_;
 };
 
@@ -173,14 +175,16 @@ bool hasPlacedGradients(const Entry& entry) {
 }  // namespace
 
 void joinGradients(Program& program, PassContext& context) {
+  context.unchanged = true;
   for (Entry& entry : program.entries) {
     if (!hasPlacedGradients(entry)) continue;
-    for (const auto& [value, sum] : SumFinder(entry).run()) {
+    for (const auto& [value, sum] : SumFinder(context.analyses.memoryOf(entry)).run()) {
       if (!context.rewrites.next(kPass, "sum", value->node())) return;
       context.remarks.add(RemarkKind::Passed, kPass, "gradients-joined", value->node(),
                           "the gradients of " + std::to_string(sum.parts.size()) +
                               " parts are put together at once");
       join(*entry.graph, value, sum);
+      context.unchanged = false;
     }
   }
 }

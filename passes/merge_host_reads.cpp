@@ -3,7 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/place.h"
-#include "ir/memory/storage_accesses.h"
+#include "ir/memory/entry_memory.h"
 
 #include <llvm/ADT/DenseSet.h>
 #include <llvm/ADT/STLExtras.h>
@@ -76,10 +76,11 @@ bool readsOneTwice(const Entry& entry) {
 }
 
 /// Sets of two or more reads of one tensor with no write to it in between, in program order.
-std::vector<Merge> findMerges(const Entry& entry) {
+std::vector<Merge> findMerges(const Entry& entry, const KeptAnalyses& analyses) {
   if (!readsOneTwice(entry)) return {};
-  const Numbering numbering(entry);
-  const StorageAccesses accesses(numbering);
+  const auto memory = analyses.memoryOf(entry);
+  const Numbering& numbering = *memory->numbering;
+  const StorageAccesses& accesses = memory->accesses;
   std::vector<Merge> merges;
   std::vector<int32_t> lastWrite(accesses.storageCount(), -1);  // by storage
   struct Open {
@@ -140,14 +141,16 @@ void apply(Graph& graph, const Merge& merge) {
 }  // namespace
 
 void mergeHostReads(Program& program, PassContext& context) {
+  context.unchanged = true;
   for (Entry& entry : program.entries) {
-    for (const Merge& merge : findMerges(entry)) {
+    for (const Merge& merge : findMerges(entry, context.analyses)) {
       if (!context.rewrites.next(kPass, "reads from", merge.reads.front().first)) return;
       const size_t count = merge.reads.size();
       context.remarks.add(RemarkKind::Passed, kPass, "host-reads-merged", merge.reads.front().first,
                           std::to_string(count) + " reads of %" + merge.tensor->debugName() +
                               " became one copy and one wait");
       apply(*entry.graph, merge);
+      context.unchanged = false;
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include "ir/core/program.h"
 #include "ir/core/remark.h"
+#include "passes/analysis/kept_analyses.h"
 #include "passes/program_facts.h"
 #include "passes/rewrite_limit.h"
 
@@ -53,6 +54,10 @@ struct PassContext {
   /// What partition-graph decided, one an entry, in their order; nullptr before it ran. Later passes
   /// move the nodes in it and destroy none of them.
   std::shared_ptr<const std::vector<PartitionPlan>> partitionPlans = nullptr;
+  /// What passes find out about memory. Ask here before working it out anew.
+  KeptAnalyses analyses = {};
+  /// A pass that has left the program as it was says so: then what is in `analyses` still holds.
+  bool unchanged = false;
 };
 
 /// What a pass changes. Each kind may do what those before it do.
@@ -108,11 +113,13 @@ struct PassRecord {
 };
 
 struct PipelineOptions {
-  /// Before each pass, that the program has the facts that it needs; after each, its own verifier, and
-  /// that the inputs and results share no memory that they did not share before (passes/analysis/sharing.h);
-  /// the checks that passes make on the way; and verifyProgram() after the last one.
+  /// Before each pass, that the program has the facts that it needs; after each, its own verifier, and,
+  /// where it changed more than marks, that the inputs and results share no memory that they did not
+  /// share before (passes/analysis/sharing.h); the checks that passes make on the way; and
+  /// verifyProgram() after the last one.
   bool verifyEach = true;
-  /// With verifyEach: after each pass verifyProgram(), and every fact that passes say holds.
+  /// With verifyEach: after each pass verifyProgram(), every fact that passes say holds, and that what
+  /// is kept in PassContext::analyses is what would be found now.
   bool verifyFacts = false;
   std::function<void(const Pass&, const Program&)> beforePass = nullptr;
   std::function<void(const Pass&, const Program&)> afterPass = nullptr;

@@ -2,7 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/core/place.h"
-#include "ir/memory/storage_accesses.h"
+#include "ir/memory/entry_memory.h"
 #include "passes/analysis/fresh_name.h"
 #include "passes/analysis/piece_rows.h"
 #include "passes/analysis/sharing.h"
@@ -32,10 +32,12 @@ struct Placement {
 
 class PlacementFinder {
  public:
-  PlacementFinder(const Entry& entry, SizeTerms& terms, Sharing& sharing, int64_t alignment)
-      : numbering_(entry), accesses_(numbering_), terms_(terms), sharing_(sharing),
-        alignment_(alignment), numbers_(terms.numbersByUnknown(*entry.graph)),
-        results_(resultStorages(entry, accesses_)) {}
+  PlacementFinder(const Entry& entry, std::shared_ptr<const EntryMemory> memory, SizeTerms& terms,
+                  Sharing& sharing, int64_t alignment)
+      : memory_(std::move(memory)), numbering_(*memory_->numbering), accesses_(memory_->accesses),
+        terms_(terms), sharing_(sharing), alignment_(alignment),
+        numbers_(terms.numbersByUnknown(*entry.graph)), results_(resultStorages(entry, accesses_)) {
+  }
 
   /// In program order; no product is in two of them.
   std::vector<Placement> run() {
@@ -95,8 +97,9 @@ class PlacementFinder {
                                                                              : nullptr;
   }
 
-  const Numbering numbering_;
-  const StorageAccesses accesses_;
+  const std::shared_ptr<const EntryMemory> memory_;
+  const Numbering& numbering_;
+  const StorageAccesses& accesses_;
   SizeTerms& terms_;
   Sharing& sharing_;
   const int64_t alignment_;
@@ -194,14 +197,17 @@ bool mayPlace(const Entry& entry) {
 }  // namespace
 
 void placeProducts(Program& program, PassContext& context) {
+  context.unchanged = true;
   if (llvm::none_of(program.entries, mayPlace)) return;
   SizeTerms terms;
-  Sharing sharing(program);
+  Sharing sharing(program, context.analyses);
   for (Entry& entry : program.entries) {
     terms.learnAll(entry);
     std::vector<Placement> found;
     if (mayPlace(entry))
-      found = PlacementFinder(entry, terms, sharing, context.options.pieceAlignment).run();
+      found = PlacementFinder(entry, context.analyses.memoryOf(entry), terms, sharing,
+                              context.options.pieceAlignment)
+                  .run();
     terms.leave(entry);
     for (const Placement& placement : found) {
       if (!context.rewrites.next(kPass, "products of", placement.cat)) return;
@@ -209,6 +215,7 @@ void placeProducts(Program& program, PassContext& context) {
                           std::to_string(placement.rows.size()) +
                               " products are written where they were put together");
       PlacementWriter(*entry.graph, placement).run();
+      context.unchanged = false;
     }
   }
 }

@@ -3,6 +3,7 @@
 #include "ir/core/attributes.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
+#include "ir/memory/storage_accesses.h"
 #include "ir/memory/timeline.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -27,8 +28,9 @@ struct Place {
 /// staged copy.
 class PlannedValues {
  public:
-  explicit PlannedValues(const Program& program)
-      : timeline_(Timeline::build(program, true)), device_(computeDevice(program)) {
+  PlannedValues(const Program& program, const KeptAnalyses& analyses)
+      : kept_(analyses.timelineOf(program, StagedOperands::Copied)), timeline_(*kept_),
+        device_(computeDevice(program)) {
     buffers.reserve(timeline_.storages().size());
     places.reserve(timeline_.storages().size());
     for (size_t e = 0; e < program.entries.size(); ++e) {
@@ -110,7 +112,8 @@ class PlannedValues {
     return !device->has_index() || !device_.has_index() || device->index() == device_.index();
   }
 
-  Timeline timeline_;
+  const std::shared_ptr<const Timeline> kept_;
+  const Timeline& timeline_;
   c10::Device device_;
   llvm::DenseMap<const Value*, int32_t> staged_;  // buffer of its copy
 };
@@ -177,16 +180,17 @@ MemoryPlan readBack(PlannedValues& values, const PassOptions& options) {
 }  // namespace
 
 MemoryPlan planMemory(const Program& program, const PassOptions& options) {
-  return planBuffers(PlannedValues(program).buffers, options.alignment);
+  return planBuffers(PlannedValues(program, {}).buffers, options.alignment);
 }
 
-MemoryPlan writtenPlan(const Program& program, const PassOptions& options) {
-  PlannedValues values(program);
+MemoryPlan writtenPlan(const Program& program, const PassOptions& options,
+                       const KeptAnalyses& analyses) {
+  PlannedValues values(program, analyses);
   return readBack(values, options);
 }
 
 void planMemory(Program& program, PassContext& context) {
-  PlannedValues values(program);
+  PlannedValues values(program, context.analyses);
   for (Node* node : values.unplaced) dropOld(node);
   const MemoryPlan plan = planBuffers(std::move(values.buffers), context.options.alignment);
   write(values.places, plan);
@@ -200,7 +204,7 @@ void planMemory(Program& program, PassContext& context) {
 }
 
 void verifyPlanMemory(const Program& program, const PassContext& context) {
-  PlannedValues values(program);
+  PlannedValues values(program, context.analyses);
   const auto expected = static_cast<int64_t>(values.places.size());
   const MemoryPlan plan = readBack(values, context.options);
   const std::string fault = plan.verify();

@@ -30,7 +30,8 @@ MemoryPlan planMemory(const Program& program, const PassOptions& options);
 
 /// The plan that the attributes of `program` hold, before or after emit-runtime-calls; buffers that
 /// should be planned and are not have offset -1.
-MemoryPlan writtenPlan(const Program& program, const PassOptions& options);
+MemoryPlan writtenPlan(const Program& program, const PassOptions& options,
+                       const KeptAnalyses& analyses = {});
 
 void planMemory(Program& program, PassContext& context);
 /// The written plan holds every planned value and nothing else, and MemoryPlan::verify accepts it.

@@ -12,7 +12,7 @@ struct Node;
 namespace gravure {
 
 /// Rewrite: a change that a pass makes in one place and that no fact depends on: a gradient that is
-/// accumulated, a size that is closed, a batch, a placement, a merged read, an entry's
+/// accumulated, a size that is closed, joined gradients, a batch, a placement, a merged read, an entry's
 /// new order, a partition. The same program, passes and options ask for the same rewrites in the same
 /// order, and without the last ones the program still means what it meant.
 class RewriteLimit {

@@ -2,6 +2,7 @@
 
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
+#include "ir/memory/storage_accesses.h"
 #include "ir/memory/timeline.h"
 
 #include <llvm/ADT/DenseSet.h>
@@ -36,9 +37,9 @@ const char* stagedWord(InputRole role) {
 /// What the storages of a program are to its partitions.
 class StorageUses {
  public:
-  explicit StorageUses(const Program& program)
-      : timeline_(Timeline::build(program)), device_(computeDevice(program)),
-        traits_(timeline_.storages().size()) {
+  StorageUses(const Program& program, const KeptAnalyses& analyses)
+      : kept_(analyses.timelineOf(program, StagedOperands::Aliased)), timeline_(*kept_),
+        device_(computeDevice(program)), traits_(timeline_.storages().size()) {
     for (size_t i = 0; i < traits_.size(); ++i)
       traits_[i].written = timeline_.storages()[i].written;
     for (const Node* node : timeline_.steps()) noteBranch(node);
@@ -103,7 +104,8 @@ class StorageUses {
     }
   }
 
-  Timeline timeline_;
+  const std::shared_ptr<const Timeline> kept_;
+  const Timeline& timeline_;
   c10::Device device_;
   std::vector<Traits> traits_;
 };
@@ -223,7 +225,7 @@ void checkTag(const Entry& entry, const Node* node, size_t i, const OperandTag& 
 }  // namespace
 
 void tagStaticInputs(Program& program, PassContext& context) {
-  const StorageUses uses(program);
+  const StorageUses uses(program, context.analyses);
   TagRemarks remarks(context.remarks);
   for (Entry& entry : program.entries) {
     for (Node* node : entry.graph->nodes()) {
@@ -239,8 +241,8 @@ void tagStaticInputs(Program& program, PassContext& context) {
   }
 }
 
-void verifyTagStaticInputs(const Program& program, const PassContext&) {
-  const StorageUses uses(program);
+void verifyTagStaticInputs(const Program& program, const PassContext& context) {
+  const StorageUses uses(program, context.analyses);
   for (const Entry& entry : program.entries) {
     for (const Node* node : entry.graph->nodes()) {
       if (!isPartition(node)) continue;

@@ -36,8 +36,10 @@ class Torch(NamedTuple):
         return f"torch {self.version} ({f'CUDA {self.cuda}' if self.cuda else 'without CUDA'})"
 
 
-# What the Python files are written for; what the C++ was built for is beside it.
-SUPPORTED = "2.11"
+# What the Python files are written for, the oldest first; what the C++ was built for is beside it.
+SUPPORTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
+# Where tools/build leaves what it builds for it in plain `bazel-bin` (tools/environment.sh).
+DEFAULT = "2.11"
 
 
 def built_for(folder: Path) -> Torch | None:
@@ -48,12 +50,15 @@ def built_for(folder: Path) -> Torch | None:
 
 def mismatch(found: Torch, built: Torch | None) -> str:
     """Why a build for `built` does not run with torch `found`, and what to do; "" if it does."""
-    if found.release != (built.release if built else SUPPORTED):
-        wanted = f"torch {SUPPORTED}" if built is None else str(built)
-        release = built.release if built else SUPPORTED
+    if built is None and found.release not in SUPPORTED:
         return (
-            f"gravure was built for {wanted}, and this is {found}: "
-            f"pip install 'torch=={release}.*', or a gravure that was built for torch "
+            f"gravure is made for torch {SUPPORTED[0]} to {SUPPORTED[-1]}, and this is {found}: "
+            f"pip install 'torch=={SUPPORTED[-1]}.*'"
+        )
+    if built is not None and found.release != built.release:
+        return (
+            f"gravure was built for {built}, and this is {found}: "
+            f"pip install 'torch=={built.release}.*', or a gravure that was built for torch "
             f"{found.release}"
         )
     # Without CUDA it runs everywhere. With it, the library is linked with one CUDA runtime.
@@ -71,21 +76,30 @@ def _major(version: str | None) -> str:
 
 def library_path() -> Path:
     """The C++ library: named by GRAVURE_LIBRARY, beside this package, or as Bazel built it."""
-    return _find(LIBRARY, "GRAVURE_LIBRARY", "bazel-bin/python")
+    return _find(LIBRARY, "GRAVURE_LIBRARY", "python")
 
 
 def tool_path() -> Path:
     """The command-line tool, found in the same way; GRAVURE_TOOL names another one."""
-    return _find(TOOL, "GRAVURE_TOOL", "bazel-bin/tools")
+    return _find(TOOL, "GRAVURE_TOOL", "tools")
 
 
-def _find(name: str, variable: str, built: str) -> Path:
+def _outputs() -> Path:
+    """Where tools/build leaves what it builds for the installed torch."""
+    try:
+        release = installed_torch().release
+    except ImportError:
+        release = DEFAULT
+    return _SOURCES / ("bazel-bin" if release == DEFAULT else f"bazel-{release}/bin")
+
+
+def _find(name: str, variable: str, room: str) -> Path:
     named = os.environ.get(variable)
     if named:
         if not Path(named).is_file():
             raise FileNotFoundError(f"{variable} names {named}, which is not a file")
         return Path(named)
-    places = (PACKAGE / name, _SOURCES / built / name)
+    places = (PACKAGE / name, _outputs() / room / name)
     for place in places:
         if place.is_file():
             return place
@@ -99,9 +113,7 @@ def main() -> NoReturn:
     """The command `gravure`: becomes the tool, which finds the libraries of the installed torch."""
     try:
         tool = tool_path()
-        folder = _torch_folder()
-        facts = runpy.run_path(str(folder / "version.py"))
-        problem = mismatch(Torch(facts["__version__"], facts["cuda"]), built_for(tool.parent))
+        problem = mismatch(installed_torch(), built_for(tool.parent))
         if problem:
             raise ImportError(problem)
     except (FileNotFoundError, ImportError) as error:
@@ -154,12 +166,18 @@ def tool_environment() -> dict[str, str]:
     return os.environ | {"LD_LIBRARY_PATH": ":".join(places)}
 
 
+def installed_torch() -> Torch:
+    """What `import torch` would find; ImportError where that is nothing. torch is not imported."""
+    facts = runpy.run_path(str(_torch_folder() / "version.py"))
+    return Torch(facts["__version__"], facts["cuda"])
+
+
 def _torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(
             f"{sys.executable} has no torch, whose libraries the tool needs: "
-            f"pip install 'torch=={SUPPORTED}.*'"
+            f"pip install 'torch=={SUPPORTED[-1]}.*'"
         )
     return Path(next(iter(spec.submodule_search_locations)))
 

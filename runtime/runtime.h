@@ -16,7 +16,7 @@
 
 namespace gravure {
 
-/// What becomes of the results of captured steps (design law 5). Fixed when the memory is planned.
+/// What becomes of the results of captured steps (law 5). Fixed when the memory is planned.
 enum class ResultPolicy : uint8_t {
   Owned,   // the caller's: gradients are lent from the arena until somebody holds one when the next
            // step comes, which then runs uncaptured, and that one is a copy from there on; all else
@@ -106,6 +106,8 @@ class Runtime {
   /// If the program has collectives of `group`, or any where it is "": destroys executables alone, and
   /// lets go of the process groups. For before they are destroyed; steps to come capture anew.
   void dropCaptures(const std::string& group = "");
+  /// Whether saved values that lie in the arena are held: a forward would run uncaptured now.
+  bool holdsSaved() const;
   /// Gives back what the warm-ups left: another program goes on in the place of this one, which may
   /// come back.
   void leaveWarmUp();

@@ -53,9 +53,11 @@ WAY = (
     ),
     Stop("python/csrc/loaded_program.cpp", "runLogged", "with what is bound"),
     Stop("runtime/step/runtime.cpp", "run", "one step at a time"),
-    Stop("runtime/step/choose_path.cpp", "choosePath", "plain, recorded or served?"),
+    Stop("runtime/step/choose_path.cpp", "choosePath", "by a seal, or the slow way?"),
+    Stop("runtime/step/choose_path.cpp", "sealedPath", "captured whole"),
+    Stop("runtime/step/seal.h", "Seal", "all is as it was captured"),
     Stop("runtime/step/executor.cpp", "runServed", "served"),
-    Stop("runtime/step/executor.cpp", "runPartition", "each partition"),
+    Stop("runtime/step/executor.cpp", "runLaunch", "each partition"),
     Stop("runtime/step/partition.h", "replay", "captured"),
     Stop("runtime/device/device.h", "replay", "on the device"),
 )

@@ -1,13 +1,15 @@
 # Sourced by the scripts here, never run: the places they share and how they speak.
 #
 #   GRAVURE_CACHE   where everything that is downloaded or built is kept (~/.cache/gravure)
-#   GRAVURE_VENV    the virtual environment that tools/setup makes ($GRAVURE_CACHE/venv)
+#   GRAVURE_TORCH_RELEASE  the release of PyTorch, as --torch says it (2.11)
+#   GRAVURE_VENV    the virtual environment that tools/setup makes ($GRAVURE_CACHE/venv-2.15; venv
+#                   for the default release)
 #   GRAVURE_PYTHON  an interpreter whose torch is used as it is, in place of that environment
+#
+# A script that takes --torch RELEASE calls take_torch "$@" first; what is left is in "${rest[@]}".
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${GRAVURE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gravure}
-venv=${GRAVURE_VENV:-$cache/venv}
-python=${GRAVURE_PYTHON:-$venv/bin/python}
 logs=$cache/logs
 mkdir -p "$logs"
 
@@ -17,6 +19,61 @@ die() {
   printf '%s\n' "gravure: $*" >&2
   exit 1
 }
+
+# The release that is meant where nobody names one: its environment is plain `venv`, and Bazel's links
+# to its outputs are plain `bazel-bin`. python/gravure_native.py looks there, too.
+default_release=2.11
+
+# Oldest first: those that requirements/ has a file for.
+known_releases() {
+  local file
+  for file in "$root"/requirements/torch-*.txt; do
+    file=${file##*/torch-}
+    echo "${file%.txt}"
+  done | sort --version-sort
+}
+
+# choose_release RELEASE: where the environment and Bazel's outputs for that torch lie.
+choose_release() {
+  local own
+  release=$1
+  [[ -f $root/requirements/torch-$release.txt ]] ||
+    die "there is no torch '$release' for gravure; it knows $(known_releases | paste -sd ' ')"
+  export GRAVURE_TORCH_RELEASE=$release
+  # One server of Bazel's and one tree of outputs a release, so that none has the others built anew.
+  if [[ $release == "$default_release" ]]; then
+    own=$cache/venv
+    bin=$root/bazel-bin
+    bazel_startup=()
+    bazel_links=()
+  else
+    own=$cache/venv-$release
+    bin=$root/bazel-$release/bin
+    bazel_startup=(--output_user_root="$cache/outputs-$release" --max_idle_secs=900)
+    bazel_links=(--symlink_prefix="bazel-$release/")
+  fi
+  venv=${GRAVURE_VENV:-$own}
+  python=${GRAVURE_PYTHON:-$venv/bin/python}
+}
+
+# take_torch ARGUMENTS...: chooses the release that --torch names; the other arguments are in `rest`.
+take_torch() {
+  rest=()
+  while (($# > 0)); do
+    case $1 in
+      --torch)
+        (($# > 1)) || die "--torch needs a release: $(known_releases | paste -sd ' ')"
+        choose_release "$2"
+        shift
+        ;;
+      --torch=*) choose_release "${1#--torch=}" ;;
+      *) rest+=("$1") ;;
+    esac
+    shift
+  done
+}
+
+choose_release "${GRAVURE_TORCH_RELEASE:-$default_release}"
 
 # quietly LOG WHAT COMMAND...: says WHAT, keeps the command's output in LOG, shows its end if it fails.
 quietly() {
@@ -48,12 +105,13 @@ run_bazel() {
   local command=$1 progress=()
   shift
   [[ -t 2 ]] || progress=(--show_progress_rate_limit=20)
-  (cd "$root" && bazel ${GRAVURE_BAZEL_STARTUP:-} "$command" \
+  (cd "$root" && bazel "${bazel_startup[@]}" ${GRAVURE_BAZEL_STARTUP:-} "$command" \
     --disk_cache="${GRAVURE_DISK_CACHE:-$cache/bazel}" \
     --repo_env=PYTHON_BIN_PATH="$python" \
     --repo_env=GRAVURE_TORCH="$(torch_stamp)" \
     --jobs="$(bazel_jobs)" \
     --ui_event_filters=-info \
+    "${bazel_links[@]}" \
     "${progress[@]}" \
     ${GRAVURE_BAZEL_FLAGS:-} \
     "$@")

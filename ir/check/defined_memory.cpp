@@ -156,30 +156,54 @@ void DefinedMemory::findWaits(size_t step) {
   }
 }
 
+void DefinedMemory::OpenOn::add(const Open& open) {
+  nextEnd = each.empty() ? open.end : std::min(nextEnd, open.end);
+  each.push_back(open);
+}
+
+void DefinedMemory::OpenOn::dropEnded(size_t step) {
+  if (nextEnd > step) return;
+  std::vector<Open> left;
+  size_t leftMet = 0;
+  for (size_t i = 0; i < each.size(); ++i) {
+    if (each[i].end <= step) continue;
+    leftMet += i < met;
+    nextEnd = left.empty() ? each[i].end : std::min(nextEnd, each[i].end);
+    left.push_back(each[i]);
+  }
+  each = std::move(left);
+  met = leftMet;
+}
+
 /// A clash is a node but a wait that writes what the collective reads, or touches what it writes,
-/// before it is over.
+/// before it is over. Who was bound to one node is bound together: a pair with the first of them tells
+/// the next node.
 void DefinedMemory::findBound() {
   for (const DefinedCollective& work : collectives_) {
     for (int64_t wait : work.waits) bound_.emplace_back(work.position, wait);
   }
-  llvm::DenseMap<int64_t, std::vector<Open>> writing, reading;  // by storage
+  llvm::DenseMap<int64_t, OpenOn> writing, reading;  // by storage
   for (size_t step = 0; step < steps_.size(); ++step) {
     const Node* node = steps_[step].node;
     const OpFacts& facts = factsOf(node);
-    const auto bind = [&](llvm::DenseMap<int64_t, std::vector<Open>>& open, const Value* value) {
+    const auto bind = [&](llvm::DenseMap<int64_t, OpenOn>& open, const Value* value) {
       const auto at = open.find(storageOf(value));
       if (at == open.end()) return;
-      llvm::erase_if(at->second, [&](const Open& each) { return each.end <= step; });
-      for (const Open& each : at->second)
-        bound_.emplace_back(collectives_[each.collective].position, steps_[step].position);
+      OpenOn& on = at->second;
+      on.dropEnded(step);
+      const auto pair = [&](const Open& other) {
+        bound_.emplace_back(collectives_[other.collective].position, steps_[step].position);
+      };
+      if (on.met > 0) pair(on.each.front());
+      for (; on.met < on.each.size(); ++on.met) pair(on.each[on.met]);
     };
     if (!facts.wait && node->blocks().empty()) {
       for (const Value* input : node->inputs()) bind(writing, input);
       for (const Value* written : writtenInputs(node)) bind(reading, written);
     }
     if (!isStart(node)) continue;
-    for (const auto& [storage, open] : opened_[step]) writing[storage].push_back(open);
-    for (const auto& [storage, open] : openedForReading_[step]) reading[storage].push_back(open);
+    for (const auto& [storage, open] : opened_[step]) writing[storage].add(open);
+    for (const auto& [storage, open] : openedForReading_[step]) reading[storage].add(open);
   }
 }
 

@@ -4,7 +4,7 @@
 //
 // Positions are those of the entry's nodes, from 0; what stands in a node's blocks has its
 // position.
-// Complexity: linear in nodes, edges, and pairs of a collective and a node that it binds.
+// Complexity: linear in nodes and edges, and in results of a collective times its waits.
 
 #include "ir/core/program.h"
 
@@ -47,7 +47,7 @@ class DefinedMemory {
   /// By position.
   const std::vector<DefinedWaitAccess>& waitAccesses() const { return accesses_; }
   /// Positions of a collective's start and of another node that shares its fate: a wait, or a node
-  /// that clashes with it.
+  /// that clashes with it. Pairs that follow from these, by a third node of one fate, may be missing.
   const std::vector<std::pair<int64_t, int64_t>>& bound() const { return bound_; }
 
  private:
@@ -63,6 +63,14 @@ class DefinedMemory {
   struct Open {
     size_t collective;
     size_t end;  // step of the last wait for the storage in question
+  };
+  /// Collectives that have one storage open.
+  struct OpenOn {
+    std::vector<Open> each;
+    size_t met = 0;      // the first ones: a node was bound to all of them
+    size_t nextEnd = 0;  // no end of these is smaller
+    void add(const Open& open);
+    void dropEnded(size_t step);
   };
   void joinAliases(const Node* node);
   void findWaits(size_t step);

@@ -1,6 +1,6 @@
 #pragma once
 // What is known of each operator: its schema, which outputs alias which inputs, what it writes, and
-// how it behaves under capture. One table (op_facts.cpp) over PyTorch's own schemas and tags.
+// how it behaves under capture. One table (op_table.cpp) over PyTorch's own schemas and tags.
 
 #include "ir/core/program.h"
 #include "ir/core/reason.h"

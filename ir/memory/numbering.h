@@ -30,6 +30,9 @@ class Numbering {
   /// Linear in nodes plus edges. The numbering holds until the graph changes.
   explicit Numbering(const Entry& entry, Partitions partitions = Partitions::AsNodes);
 
+  /// True if both number the same nodes, values and edges alike.
+  bool operator==(const Numbering&) const = default;
+
   const Graph& graph() const { return *graph_; }
   int32_t size() const { return static_cast<int32_t>(nodes_.size()); }
   Node* node(int32_t i) const { return nodes_[i]; }

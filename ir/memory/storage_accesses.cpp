@@ -36,18 +36,33 @@ class SpanFinder {
     size_t write = 0;        // among CollectiveSpan::writes
     size_t resultsLeft = 0;  // in this storage
   };
+  struct Reader {
+    size_t span = 0;
+  };
+  /// What is open on one storage. Closed ones are dropped when next seen.
+  template <typename Each>
+  struct OpenList {
+    llvm::SmallVector<Each, 1> all;
+    size_t bound = 0;     // the first ones, which clashes have bound together
+    size_t closings = 0;  // closings_ when closed ones were dropped last
+  };
   struct Open {
-    llvm::SmallVector<size_t, 1> readers;  // spans; closed ones are dropped when next seen
-    llvm::SmallVector<Writer, 1> writers;
+    OpenList<Reader> readers;
+    OpenList<Writer> writers;
   };
   void start(const Node* node, int64_t position);
   void wait(const Node* node, int64_t position);
   void noteClashes(const Node* node, const OpFacts& facts, int64_t position);
   void noteClash(int64_t position, size_t span);
+  template <typename Each>
+  void noteClashes(OpenList<Each>& list, int64_t position);
+  template <typename Each, typename Predicate>
+  static void drop(OpenList<Each>& list, Predicate&& predicate);
+  template <typename Each>
+  void dropClosed(OpenList<Each>& list) const;
   void followResults(const Node* node);
   /// How many results of `span` that adds to those waited for.
   size_t markWaited(const CollectiveSpan& span, const Value* waited, int64_t storage);
-  void dropClosed(llvm::SmallVectorImpl<Writer>& writers) const;
   Open* openOn(const Value* value);
 
   StorageOf storageOf_;
@@ -57,6 +72,7 @@ class SpanFinder {
   llvm::DenseMap<int64_t, Open> open_;                   // by storage
   llvm::DenseMap<const Value*, const Value*> resultOf_;  // of views and members: the result
   size_t openCount_ = 0;
+  size_t closings_ = 0;
 };
 
 void SpanFinder::next(const Node* node, int64_t position) {
@@ -93,17 +109,27 @@ void SpanFinder::start(const Node* node, int64_t position) {
   }
   for (const Value* operand : node->inputs()) add(span.reads, operand);
   for (size_t w = 0; w < span.writes.size(); ++w) {
-    open_[span.writes[w]].writers.push_back({number, w, resultsIn.lookup(span.writes[w])});
+    open_[span.writes[w]].writers.all.push_back({number, w, resultsIn.lookup(span.writes[w])});
     span.writeEnds.push_back(-1);
   }
-  for (int64_t storage : span.reads) open_[storage].readers.push_back(number);
+  for (int64_t storage : span.reads) open_[storage].readers.all.push_back({number});
   isOpen_.push_back(true);
   resultsLeft_.push_back(span.left.size());
   ++openCount_;
 }
 
-void SpanFinder::dropClosed(llvm::SmallVectorImpl<Writer>& writers) const {
-  llvm::erase_if(writers, [&](const Writer& writer) { return !isOpen_[writer.span]; });
+template <typename Each, typename Predicate>
+void SpanFinder::drop(OpenList<Each>& list, Predicate&& predicate) {
+  const auto bound = list.all.begin() + list.bound;
+  list.bound -= std::count_if(list.all.begin(), bound, predicate);
+  llvm::erase_if(list.all, predicate);
+}
+
+template <typename Each>
+void SpanFinder::dropClosed(OpenList<Each>& list) const {
+  if (list.closings == closings_) return;
+  list.closings = closings_;
+  drop(list, [&](const Each& each) { return !isOpen_[each.span]; });
 }
 
 SpanFinder::Open* SpanFinder::openOn(const Value* value) {
@@ -117,10 +143,10 @@ void SpanFinder::wait(const Node* node, int64_t position) {
     Open* open = openOn(waited);
     if (!open) continue;
     dropClosed(open->writers);
-    if (open->writers.empty()) continue;
+    if (open->writers.all.empty()) continue;
     const int64_t storage = storageOf_(waited);
     waitAccesses.push_back({position, storage, true});
-    for (Writer& writer : open->writers) {
+    for (Writer& writer : open->writers.all) {
       CollectiveSpan& span = spans[writer.span];
       if (span.waits.empty() || span.waits.back() != position) span.waits.push_back(position);
       const size_t marked = markWaited(span, waited, storage);
@@ -131,8 +157,9 @@ void SpanFinder::wait(const Node* node, int64_t position) {
       span.end = position;
       isOpen_[writer.span] = false;
       --openCount_;
+      ++closings_;
     }
-    llvm::erase_if(open->writers, [](const Writer& writer) { return writer.resultsLeft == 0; });
+    drop(open->writers, [](const Writer& writer) { return writer.resultsLeft == 0; });
   }
 }
 
@@ -152,19 +179,21 @@ void SpanFinder::noteClash(int64_t position, size_t span) {
   clashes.push_back({position, span});
 }
 
+/// Of those that are bound together already, one stands for all.
+template <typename Each>
+void SpanFinder::noteClashes(OpenList<Each>& list, int64_t position) {
+  dropClosed(list);
+  if (list.bound > 0) noteClash(position, list.all.front().span);
+  for (; list.bound < list.all.size(); ++list.bound) noteClash(position, list.all[list.bound].span);
+}
+
 void SpanFinder::noteClashes(const Node* node, const OpFacts& facts, int64_t position) {
   for (const Value* input : node->inputs()) {
-    Open* open = openOn(input);
-    if (!open) continue;
-    dropClosed(open->writers);
-    for (const Writer& writer : open->writers) noteClash(position, writer.span);
+    if (Open* open = openOn(input)) noteClashes(open->writers, position);
   }
   if (!facts.writes) return;
   for (const Value* written : writtenInputs(node)) {
-    Open* open = openOn(written);
-    if (!open) continue;
-    llvm::erase_if(open->readers, [&](size_t span) { return !isOpen_[span]; });
-    for (size_t reader : open->readers) noteClash(position, reader);
+    if (Open* open = openOn(written)) noteClashes(open->readers, position);
   }
 }
 
@@ -341,6 +370,14 @@ void StorageAccesses::findSpans() {
     for (int64_t storage : span.reads) leftOpen_.insert(static_cast<int32_t>(storage));
     for (int64_t storage : span.writes) leftOpen_.insert(static_cast<int32_t>(storage));
   }
+}
+
+bool StorageAccesses::isAsOf(const StorageAccesses& other) const {
+  return storage_ == other.storage_ && alias_ == other.alias_ && first_ == other.first_ &&
+         maker_ == other.maker_ && externals_ == other.externals_ && held_ == other.held_ &&
+         written_ == other.written_ && copied_ == other.copied_ &&
+         spans_.size() == other.spans_.size() && clashes_.size() == other.clashes_.size() &&
+         waitAccesses_.size() == other.waitAccesses_.size();
 }
 
 bool StorageAccesses::isNeverWritten(const Value* value) const {

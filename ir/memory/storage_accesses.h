@@ -27,7 +27,11 @@
 //   Clash: a write to what the collective reads within its span, or any access to what it writes
 //     before the results in it have been waited for. Eager runs such a program, and it races there
 //     as here: the node stays between start and wait.
-// Complexity: linear in nodes, edges and clashes. Without collectives, no span is looked for.
+//     Clashes bind nodes to collectives. Where a node clashes with several on one storage that
+//     earlier nodes have bound together there, the clash with one of them stands for all: the classes
+//     of what is bound are the same, and 5,000 collectives in place on one buffer are no 12 million
+//     pairs.
+// Complexity: linear in nodes and edges. Without collectives, no span is looked for.
 // Classes of anything that is numbered densely are llvm::IntEqClasses, here and elsewhere: one
 // array, the smallest member leads, and compress() numbers classes by their leaders, which is the
 // order of the program where members are numbered in it.
@@ -57,7 +61,7 @@ struct CollectiveSpan {
   llvm::SmallVector<const Value*, 1> left;  // results that nothing waits for
 };
 
-/// A node that touches what an open collective works on.
+/// A node that touches what an open collective works on: enough of them to tell what is bound together.
 struct CollectiveClash {
   int64_t position = 0;
   size_t span = 0;
@@ -79,6 +83,9 @@ class StorageAccesses {
   /// `numbering` must outlive it. `staged` counts where it has entered partitions.
   explicit StorageAccesses(const Numbering& numbering,
                            StagedOperands staged = StagedOperands::Aliased);
+
+  /// True if both found the same storages, makers, writers and results, and as many collectives.
+  bool isAsOf(const StorageAccesses& other) const;
 
   const Numbering& numbering() const { return numbering_; }
   int32_t storageCount() const { return static_cast<int32_t>(first_.size()); }

@@ -2,7 +2,7 @@
 
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
-#include "ir/memory/storage_accesses.h"
+#include "ir/memory/entry_memory.h"
 #include "ir/memory/storage_lives.h"
 
 #include <llvm/ADT/IntEqClasses.h>
@@ -17,15 +17,16 @@ namespace gravure {
 /// one takes.
 class TimelineBuilder {
  public:
-  TimelineBuilder(const Program& program, StagedOperands staged, Timeline& out)
+  TimelineBuilder(const Program& program,
+                  llvm::ArrayRef<std::shared_ptr<const EntryMemory>> memories, Timeline& out)
       : program_(program), out_(out) {
     entries_.reserve(program.entries.size());
-    for (const Entry& entry : program.entries) {
-      entries_.push_back(std::make_unique<EntryMemory>(entry, staged, step(), storages_));
-      const Numbering& numbering = entries_.back()->numbering;
-      storages_ += entries_.back()->accesses.storageCount();
+    for (size_t e = 0; e < program.entries.size(); ++e) {
+      const Numbering& numbering = *memories[e]->numbering;
+      entries_.emplace_back(program.entries[e], *memories[e], step(), storages_);
+      storages_ += memories[e]->accesses.storageCount();
       out_.steps_.insert(out_.steps_.end(), numbering.nodes().begin(), numbering.nodes().end());
-      out_.ranges_.emplace_back(entries_.back()->firstStep, step());
+      out_.ranges_.emplace_back(entries_.back().firstStep, step());
     }
   }
 
@@ -43,14 +44,16 @@ class TimelineBuilder {
   }
 
  private:
-  struct EntryMemory {
-    EntryMemory(const Entry& entry, StagedOperands staged, int64_t firstStep, int32_t firstStorage)
-        : numbering(entry, Partitions::Entered), accesses(numbering, staged), firstStep(firstStep),
+  /// An entry at its place among all.
+  struct PlacedEntry {
+    PlacedEntry(const Entry& entry, const EntryMemory& memory, int64_t firstStep,
+                int32_t firstStorage)
+        : numbering(*memory.numbering), accesses(memory.accesses), firstStep(firstStep),
           firstStorage(firstStorage), isTaken(entry.graph->inputs().size()),
           isKept(entry.graph->outputs().size()) {}
 
-    Numbering numbering;
-    StorageAccesses accesses;
+    const Numbering& numbering;
+    const StorageAccesses& accesses;
     int64_t firstStep;
     int32_t firstStorage;
     std::vector<bool> isTaken;  // by input: it takes what an earlier entry saved
@@ -62,7 +65,7 @@ class TimelineBuilder {
   /// Saved inputs of entry `e` are the outputs of that name of an earlier entry.
   void joinSaved(size_t e) {
     const Entry& entry = program_.entries[e];
-    EntryMemory& memory = *entries_[e];
+    PlacedEntry& memory = entries_[e];
     for (size_t i = 0; i < entry.inputs.size(); ++i) {
       if (entry.inputs[i].role != InputRole::Saved) continue;
       const auto from = saved_.find(entry.inputs[i].name);
@@ -70,7 +73,7 @@ class TimelineBuilder {
       if (from == saved_.end() || storage < 0) continue;
       memory.isTaken[i] = true;
       classes_.join(from->second.storage, memory.firstStorage + storage);
-      entries_[from->second.entry]->isKept[from->second.output] = true;
+      entries_[from->second.entry].isKept[from->second.output] = true;
     }
     for (size_t o = 0; o < entry.outputs.size(); ++o) {
       if (entry.outputs[o].role != OutputRole::Saved) continue;
@@ -85,26 +88,26 @@ class TimelineBuilder {
     return !numbering.facts(i).schema && numbering.node(i)->kind() == cg::own;
   }
 
-  StorageLife& lifeOf(const EntryMemory& memory, int32_t storage) {
+  StorageLife& lifeOf(const PlacedEntry& memory, int32_t storage) {
     return out_.storages_[classes_[memory.firstStorage + storage]];
   }
 
   void makeStorages() {
     out_.storages_.resize(classes_.getNumClasses());
-    for (const auto& memory : entries_) {
-      for (int32_t s = 0; s < memory->accesses.storageCount(); ++s) {
-        StorageLife& life = lifeOf(*memory, s);
-        life.written |= memory->accesses.isWrittenByNode(s);
+    for (const PlacedEntry& memory : entries_) {
+      for (int32_t s = 0; s < memory.accesses.storageCount(); ++s) {
+        StorageLife& life = lifeOf(memory, s);
+        life.written |= memory.accesses.isWrittenByNode(s);
         if (life.first) continue;
-        life.first = memory->accesses.firstOf(s);
+        life.first = memory.accesses.firstOf(s);
         life.bytes = storageBytes(*life.first->type());
-        life.begin = memory->firstStep;
+        life.begin = memory.firstStep;
       }
     }
   }
 
   void addLives(size_t e) {
-    const EntryMemory& memory = *entries_[e];
+    const PlacedEntry& memory = entries_[e];
     const std::vector<Life> lives = livesInProgramOrder(memory.accesses);
     for (int32_t s = 0; s < memory.accesses.storageCount(); ++s) {
       StorageLife& life = lifeOf(memory, s);
@@ -119,7 +122,7 @@ class TimelineBuilder {
   }
 
   void noteOrigins(size_t e) {
-    const EntryMemory& memory = *entries_[e];
+    const PlacedEntry& memory = entries_[e];
     const auto inputs = program_.entries[e].graph->inputs();
     for (size_t i = 0; i < inputs.size(); ++i) {
       const int32_t s = memory.accesses.storageOf(inputs[i]);
@@ -139,7 +142,7 @@ class TimelineBuilder {
 
   /// A saved output that no entry takes is a result too.
   void noteResults(size_t e) {
-    const EntryMemory& memory = *entries_[e];
+    const PlacedEntry& memory = entries_[e];
     const auto outputs = program_.entries[e].graph->outputs();
     for (size_t o = 0; o < outputs.size(); ++o) {
       const int32_t s = memory.accesses.storageOf(outputs[o]);
@@ -148,7 +151,7 @@ class TimelineBuilder {
   }
 
   void noteValues(size_t e) {
-    const EntryMemory& memory = *entries_[e];
+    const PlacedEntry& memory = entries_[e];
     const Numbering& numbering = memory.numbering;
     Timeline::EntryStorages& values = out_.storageOf_.emplace_back();
     values.graph = program_.entries[e].graph.get();
@@ -182,17 +185,25 @@ class TimelineBuilder {
 
   const Program& program_;
   Timeline& out_;
-  std::vector<std::unique_ptr<EntryMemory>> entries_;
+  std::vector<PlacedEntry> entries_;
   int32_t storages_ = 0;        // of all entries
   llvm::IntEqClasses classes_;  // of these
   llvm::StringMap<SavedOutput> saved_;
 };
 
 Timeline Timeline::build(const Program& program, bool copiesStaged) {
+  const auto staged = copiesStaged ? StagedOperands::Copied : StagedOperands::Aliased;
+  std::vector<std::shared_ptr<const EntryMemory>> memories;
+  for (const Entry& entry : program.entries) {
+    memories.push_back(std::make_shared<const EntryMemory>(entry, Partitions::Entered, staged));
+  }
+  return build(program, memories);
+}
+
+Timeline Timeline::build(const Program& program,
+                         llvm::ArrayRef<std::shared_ptr<const EntryMemory>> memories) {
   Timeline timeline;
-  TimelineBuilder(program, copiesStaged ? StagedOperands::Copied : StagedOperands::Aliased,
-                  timeline)
-      .build();
+  TimelineBuilder(program, memories, timeline).build();
   return timeline;
 }
 

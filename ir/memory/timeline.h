@@ -10,13 +10,17 @@
 
 #include "ir/core/program.h"
 
+#include <llvm/ADT/ArrayRef.h>
 #include <llvm/ADT/DenseMap.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 namespace gravure {
+
+struct EntryMemory;
 
 /// Where a storage comes from.
 enum class StorageOrigin : uint8_t {
@@ -41,6 +45,9 @@ class Timeline {
   /// read from its copy, as after emit-runtime-calls: the block parameters that see it share a
   /// storage of their own.
   static Timeline build(const Program& program, bool copiesStaged = false);
+  /// The same of what was found out about the entries, with partitions entered.
+  static Timeline build(const Program& program,
+                        llvm::ArrayRef<std::shared_ptr<const EntryMemory>> memories);
 
   const std::vector<Node*>& steps() const { return steps_; }
   const std::vector<StorageLife>& storages() const { return storages_; }

@@ -1,5 +1,6 @@
 #include "ir/text/call_target.h"
 
+#include "ir/core/nearest_name.h"
 #include "ir/text/text_lexer.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -47,20 +48,14 @@ std::string overloadList(const std::vector<std::string>& overloads, const std::s
 }
 
 /// The known operator whose name is nearest to `qualified`, "" if none is near.
-std::string nearestName(const std::string& qualified) {
+std::string nearestOperator(const std::string& qualified) {
   constexpr size_t kLongest = 100;
   if (qualified.size() > kLongest) return "";
-  const llvm::StringRef wanted(qualified);
-  unsigned best = std::max<unsigned>(2, qualified.size() / 4) + 1;
-  std::string nearest;
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    const unsigned distance = wanted.edit_distance(name.name, true, best);
-    if (distance < best || (distance == best && !nearest.empty() && name.name < nearest)) {
-      best = distance;
-      nearest = name.name;
-    }
-  }
-  return nearest;
+  std::vector<std::string> known;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
+    known.push_back(name.name);
+  llvm::sort(known);  // of several that are as near, the first is named
+  return nearestName(qualified, known);
 }
 
 std::string unknownOperator(const ParsedName& name) {
@@ -69,7 +64,7 @@ std::string unknownOperator(const ParsedName& name) {
   if (!name.overload.empty()) why += "." + excerpt(name.overload);
   why += "'; ";
   if (!overloads.empty()) return why + "there are: " + overloadList(overloads, name.qualified);
-  const std::string nearest = nearestName(name.qualified);
+  const std::string nearest = nearestOperator(name.qualified);
   if (!nearest.empty()) return why + "is it '" + nearest + "'?";
   return why + "load the library that registers it";
 }

@@ -28,9 +28,9 @@ std::vector<IntName> intNames() {
     const auto type = static_cast<at::ScalarType>(i);
     if (type == at::ScalarType::Undefined) continue;
     const auto [name, legacy] = c10::getDtypeNames(type);
-    names.push_back({IntMeaning::Dtype, i, "torch." + name});
+    names.push_back({IntMeaning::Dtype, i, "torch." + std::string(name)});
     // torch.float is read as torch.float32.
-    if (!legacy.empty()) names.push_back({IntMeaning::Dtype, i, "torch." + legacy});
+    if (!legacy.empty()) names.push_back({IntMeaning::Dtype, i, "torch." + std::string(legacy)});
   }
   const auto layout = [&](c10::Layout value, const char* name) {
     names.push_back({IntMeaning::Layout, static_cast<int64_t>(value), name});

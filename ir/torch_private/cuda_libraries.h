@@ -7,6 +7,7 @@
 // //runtime:cuda alone: it needs CUDA's headers.
 
 #include <ATen/cuda/CUDAContextLight.h>
+#include <torch/headeronly/version.h>
 
 #include <array>
 
@@ -21,6 +22,17 @@ namespace gravure::torch_private {
 inline auto workspaceTables() {
   return std::array{&at::cuda::cublas_handle_stream_to_workspace(),
                     &at::cuda::cublaslt_handle_stream_to_workspace()};
+}
+
+/// Whether cuBLAS's workspaces stay in the tables. Since 2.15 each product allocates its own, as any
+/// operator does, unless TORCH_CUBLAS_WORKSPACE_CACHE=1 says otherwise; what was made here then would be
+/// used by nobody.
+inline bool workspacesStay() {
+#if TORCH_VERSION_MINOR >= 15
+  return at::cuda::isCUDABlasWorkspaceCachingEnabled();
+#else
+  return true;
+#endif
 }
 
 /// Nothing where this libtorch has no cuDNN.

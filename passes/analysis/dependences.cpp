@@ -56,7 +56,8 @@ std::optional<RandomSource> randomSource(const Entry& entry, const Node* node) {
 class DependenceBuilder {
  public:
   DependenceBuilder(const Entry& entry, Dependences& result)
-      : entry_(entry), result_(result), numbering_(result.numbering_), accesses_(result.accesses_) {
+      : entry_(entry), result_(result), numbering_(result.numbering()),
+        accesses_(result.accesses()) {
     linkedBy_.assign(numbering_.size(), -1);
     lastWriter_.assign(accesses_.storageCount(), -1);
     readersSince_.assign(accesses_.storageCount(), -1);
@@ -152,7 +153,11 @@ class DependenceBuilder {
   int32_t lastEffect_ = -1;
 };
 
-Dependences::Dependences(const Entry& entry) : numbering_(entry), accesses_(numbering_) {
+Dependences::Dependences(const Entry& entry)
+    : Dependences(entry, std::make_shared<const EntryMemory>(entry)) {}
+
+Dependences::Dependences(const Entry& entry, std::shared_ptr<const EntryMemory> memory)
+    : memory_(std::move(memory)) {
   DependenceBuilder(entry, *this).build();
 }
 

@@ -12,7 +12,7 @@
 // links is linear in nodes plus edges (each reader is linked once to the write before it and once to
 // the write after it).
 
-#include "ir/memory/storage_accesses.h"
+#include "ir/memory/entry_memory.h"
 
 #include <llvm/ADT/ArrayRef.h>
 
@@ -22,13 +22,15 @@ class Dependences {
  public:
   /// Linear in nodes plus edges.
   explicit Dependences(const Entry& entry);
+  /// `memory`: the entry's, with partitions as nodes.
+  Dependences(const Entry& entry, std::shared_ptr<const EntryMemory> memory);
 
   Dependences(const Dependences&) = delete;
   Dependences& operator=(const Dependences&) = delete;
 
-  const Numbering& numbering() const { return numbering_; }
-  const StorageAccesses& accesses() const { return accesses_; }
-  int32_t size() const { return numbering_.size(); }
+  const Numbering& numbering() const { return *memory_->numbering; }
+  const StorageAccesses& accesses() const { return memory_->accesses; }
+  int32_t size() const { return numbering().size(); }
   /// Nodes that node `i` depends on; each is smaller than `i`, and occurs once.
   llvm::ArrayRef<int32_t> before(int32_t i) const {
     return llvm::ArrayRef<int32_t>(links_).slice(begin_[i], begin_[i + 1] - begin_[i]);
@@ -36,8 +38,7 @@ class Dependences {
 
  private:
   friend class DependenceBuilder;
-  Numbering numbering_;
-  StorageAccesses accesses_;
+  const std::shared_ptr<const EntryMemory> memory_;
   std::vector<int32_t> begin_;
   std::vector<int32_t> links_;
 };

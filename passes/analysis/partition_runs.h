@@ -1,5 +1,5 @@
 #pragma once
-// One order of an entry's nodes cut into runs. Used by planPartitions alone.
+// One order of an entry's nodes cut into runs.
 
 #include "passes/analysis/partition_levels.h"
 

@@ -1,12 +1,8 @@
 #include "passes/analysis/sharing.h"
 
-#include "ir/core/cudagraph_ops.h"
-#include "ir/core/nested_nodes.h"
-#include "ir/facts/op_facts.h"
+#include "ir/memory/entry_memory.h"
 
-#include <llvm/ADT/DenseSet.h>
 #include <llvm/ADT/STLExtras.h>
-#include <llvm/ADT/SmallVector.h>
 #include <llvm/ADT/StringMap.h>
 
 #include <algorithm>
@@ -30,16 +26,16 @@ void forEachCommon(const std::vector<Info>& now, const std::vector<Info>& before
 
 }  // namespace
 
-Sharing::Sharing(const Program& program) {
+Sharing::Sharing(const Program& program, const KeptAnalyses& analyses) {
   entries_.reserve(program.entries.size());
-  for (const Entry& entry : program.entries) addEntry(entry);
+  for (const Entry& entry : program.entries)
+    addEntry(entry, analyses.enteredMemoryOf(entry, StagedOperands::Aliased));
   joinSaved();
 }
 
-int32_t Sharing::rootOf(const EntryPlaces& places, const Value* value) {
-  const auto number = static_cast<int32_t>(value->unique());
-  const bool known = static_cast<size_t>(number) < places.valueBound;
-  return known ? static_cast<int32_t>(places.aliases.findLeader(number)) : number;
+int32_t Sharing::leaderOf(const EntryPlaces& places, const Value* value) {
+  const int32_t storage = places.memory->accesses.storageOf(value);
+  return storage < 0 ? -1 : static_cast<int32_t>(places.joined.findLeader(storage));
 }
 
 int32_t Sharing::addClass() {
@@ -55,57 +51,26 @@ int32_t Sharing::uniteClasses(int32_t a, int32_t b) {
   return joined;
 }
 
-void Sharing::unite(EntryPlaces& places, const Value* a, const Value* b) {
-  if (!isTensorValue(a) || !isTensorValue(b)) return;
-  places.valueBound = std::max({places.valueBound, a->unique() + 1, b->unique() + 1});
-  places.aliases.grow(static_cast<unsigned>(places.valueBound));
-  const int32_t x = rootOf(places, a), y = rootOf(places, b);
-  if (x == y) return;
-  places.aliases.join(x, y);
-  const auto gone = places.classOfRoot.find(std::max(x, y));
-  if (gone == places.classOfRoot.end()) return;
-  const int32_t its = gone->second;
-  const auto [kept, isNew] = places.classOfRoot.try_emplace(std::min(x, y), its);
-  if (!isNew) kept->second = uniteClasses(kept->second, its);
-}
-
-void Sharing::addEntry(const Entry& entry) {
+void Sharing::addEntry(const Entry& entry, std::shared_ptr<const EntryMemory> memory) {
   EntryPlaces& places = entries_.emplace_back();
   places.name = entry.name;
   places.graph = entry.graph.get();
-  llvm::SmallVector<const Value*, 0> written;
-  forEachNode(entry.graph->block(), [&](const Node* node) {
-    const OpFacts& facts = factsOf(node);
-    if (facts.writes) {
-      for (const Value* value : writtenInputs(node)) written.push_back(value);
-    }
-    if (facts.maybeAliases) {
-      for (size_t o = 0; o < node->outputs().size(); ++o) {
-        for (const Value* source : aliasedInputs(node, o)) unite(places, source, node->output(o));
-      }
-    }
-    for (const Block* block : node->blocks()) {
-      for (size_t p = 0; isPartition(node) && p < block->inputs().size(); ++p)
-        unite(places, node->input(p), block->inputs()[p]);
-      for (size_t o = 0; o < block->outputs().size(); ++o)
-        unite(places, block->outputs()[o], node->output(o));
-    }
-  });
+  places.memory = std::move(memory);
+  const StorageAccesses& accesses = places.memory->accesses;
+  places.joined.grow(accesses.storageCount());
   addPlaces(entry, places);
   // What is written here and came in: writes to what the entry itself makes are over when it ends.
-  llvm::DenseSet<int32_t> cameIn;
-  for (const Value* input : entry.graph->inputs()) cameIn.insert(rootOf(places, input));
-  for (const Value* value : written) {
-    const int32_t root = rootOf(places, value);
-    if (cameIn.contains(root) && places.classOfRoot.count(root) > 0)
-      isPrivate_[classOf(places.classOfRoot[root])] = false;
+  for (const auto& [storage, number] : places.classOfLeader) {
+    if (accesses.isExternal(storage) && accesses.isWrittenByNode(storage))
+      isPrivate_[number] = false;
   }
 }
 
 void Sharing::addPlaces(const Entry& entry, EntryPlaces& places) {
   const auto add = [&](const Value* value, bool isSaved) {
-    if (!isTensorValue(value)) return -1;
-    const auto [known, isNew] = places.classOfRoot.try_emplace(rootOf(places, value), -1);
+    const int32_t storage = leaderOf(places, value);
+    if (storage < 0) return -1;
+    const auto [known, isNew] = places.classOfLeader.try_emplace(storage, -1);
     if (isNew) known->second = addClass();
     if (!isSaved) isPrivate_[known->second] = false;
     return known->second;
@@ -163,8 +128,8 @@ bool Sharing::mayJoin(llvm::ArrayRef<const Value*> values) {
   int32_t first = -1;
   bool several = false, allPrivate = true;
   for (const Value* value : values) {
-    const auto known = places.classOfRoot.find(rootOf(places, value));
-    if (known == places.classOfRoot.end()) continue;
+    const auto known = places.classOfLeader.find(leaderOf(places, value));
+    if (known == places.classOfLeader.end()) continue;
     const int32_t number = classOf(known->second);
     several |= first >= 0 && first != number;
     allPrivate &= isPrivate_[number];
@@ -175,7 +140,16 @@ bool Sharing::mayJoin(llvm::ArrayRef<const Value*> values) {
 
 void Sharing::join(llvm::ArrayRef<const Value*> values) {
   EntryPlaces& places = entryOf(values.front());
-  for (const Value* value : values.drop_front()) unite(places, values.front(), value);
+  int32_t all = -1;  // the storage that leads those so far
+  int32_t number = -1;
+  for (const Value* value : values) {
+    const int32_t storage = leaderOf(places, value);
+    if (storage < 0) continue;
+    if (const auto known = places.classOfLeader.find(storage); known != places.classOfLeader.end())
+      number = number < 0 ? classOf(known->second) : uniteClasses(number, known->second);
+    all = all < 0 ? storage : static_cast<int32_t>(places.joined.join(all, storage));
+  }
+  if (number >= 0) places.classOfLeader[all] = number;
 }
 
 std::string Sharing::placeText(size_t entry, bool isInput, size_t number) const {

@@ -2,8 +2,8 @@
 // Which inputs and results of a program share memory, and which a pass may let share it.
 //
 // Terms. Place: a tensor among the inputs and results of an entry, of any role. Class: places that may
-//   lie in one memory: through aliases in their entry, and from what one entry saves to what a later
-//   one takes under that name. Private class: saved values that a later entry takes, all of them, to
+//   lie in one memory: in one storage of their entry (ir/memory/storage_accesses.h), and from what one
+//   entry saves to what a later one takes under that name. Private class: saved values that a later entry takes, all of them, to
 //   which no entry writes that takes them. All else the caller sees: he may write into it whenever he
 //   likes, and autograd notices it only where PyTorch's own tensors would share memory.
 // Rule. Classes may become one if one of them at most has places, or all that have places are private.
@@ -12,12 +12,14 @@
 // Complexity: linear in nodes plus edges.
 
 #include "ir/core/program.h"
+#include "passes/analysis/kept_analyses.h"
 
 #include <llvm/ADT/ArrayRef.h>
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/IntEqClasses.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,7 +28,7 @@ namespace gravure {
 class Sharing {
  public:
   /// Holds for the values that `program` has now, also while nodes are made and destroyed.
-  explicit Sharing(const Program& program);
+  explicit Sharing(const Program& program, const KeptAnalyses& analyses = {});
 
   /// True if the rule lets `values`, of one entry, lie in one memory.
   bool mayJoin(llvm::ArrayRef<const Value*> values);
@@ -38,18 +40,18 @@ class Sharing {
   std::string breaksRule(const Sharing& before) const;
 
  private:
-  /// Places of one entry, and its values' aliases.
+  /// Places of one entry, and its storages.
   struct EntryPlaces {
     std::string name;
     const Graph* graph = nullptr;
     std::vector<InputInfo> inputs;
     std::vector<OutputInfo> outputs;
     std::vector<int32_t> inputClass, outputClass;  // -1: no memory
-    size_t valueBound = 0;
-    llvm::IntEqClasses aliases;                    // by Value::unique(); it grows with them
-    llvm::DenseMap<int32_t, int32_t> classOfRoot;  // of leaders that have places
+    std::shared_ptr<const EntryMemory> memory;
+    llvm::IntEqClasses joined;                       // storages
+    llvm::DenseMap<int32_t, int32_t> classOfLeader;  // of leaders that have places
   };
-  void addEntry(const Entry& entry);
+  void addEntry(const Entry& entry, std::shared_ptr<const EntryMemory> memory);
   void addPlaces(const Entry& entry, EntryPlaces& places);
   void joinSaved();
   int32_t addClass();
@@ -60,8 +62,8 @@ class Sharing {
   EntryPlaces& entryOf(const Value* value);
   /// "result 0 (output "y") of forward"
   std::string placeText(size_t entry, bool isInput, size_t number) const;
-  static int32_t rootOf(const EntryPlaces& places, const Value* value);
-  void unite(EntryPlaces& places, const Value* a, const Value* b);
+  /// The storage that leads those of `value`; -1 for values without memory.
+  static int32_t leaderOf(const EntryPlaces& places, const Value* value);
 
   std::vector<EntryPlaces> entries_;
   llvm::IntEqClasses classes_;   // of places that may lie in one memory

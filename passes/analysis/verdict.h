@@ -1,5 +1,5 @@
 #pragma once
-// The verdict on one node: why it must run on the host. Used by classify-capturability alone.
+// The verdict on one node: why it must run on the host.
 
 #include "ir/core/program.h"
 #include "ir/facts/op_facts.h"

@@ -287,6 +287,7 @@ bool hasPieces(const Entry& entry) {
 }  // namespace
 
 void batchPointwise(Program& program, PassContext& context) {
+  context.unchanged = true;
   SizeTerms before;
   const c10::Device device = computeDevice(program);
   for (Entry& entry : program.entries) {
@@ -297,13 +298,17 @@ void batchPointwise(Program& program, PassContext& context) {
       terms.learnAll(entry);
       again = hasPieces(entry);
       if (again) {
-        Sharing sharing(program);
-        const Dependences dependences(entry);
-        auto plan = PointwiseBatches::find(entry, dependences, terms, sharing,
+        Sharing sharing(program, context.analyses);
+        const auto dependences = context.analyses.dependencesOf(entry);
+        auto plan = PointwiseBatches::find(entry, *dependences, terms, sharing,
                                            context.options.pieceAlignment, device);
-        const bool last = leaveOut(plan, dependences.numbering(), context.rewrites);
+        const bool last = leaveOut(plan, dependences->numbering(), context.rewrites);
         again = !plan.batches.empty();
-        if (again) BatchWriter(entry, dependences, terms, plan, context.remarks).run();
+        if (again) {
+          BatchWriter(entry, *dependences, terms, plan, context.remarks).run();
+          context.unchanged = false;
+          context.analyses.forget();
+        }
         again &= !last;
       }
       if (again) continue;

@@ -174,7 +174,8 @@ void partitionGraph(Program& program, PassContext& context) {
   int64_t index = 0;
   std::vector<PartitionPlan> plans;
   for (Entry& entry : program.entries) {
-    PartitionPlan& plan = plans.emplace_back(planPartitions(entry, context.options));
+    PartitionPlan& plan =
+        plans.emplace_back(planPartitions(entry, context.options, context.analyses));
     const std::string clash = context.verify ? plan.verify(entry) : "";
     TORCH_INTERNAL_ASSERT(clash.empty(), "partition plan of entry '", entry.name, "': ", clash);
     const bool reorders = limitPlan(entry, plan, context.rewrites);

@@ -31,8 +31,9 @@ struct Candidate {
 
 class Planner {
  public:
-  Planner(const Entry& entry, const PassOptions& options)
-      : entry_(entry), options_(options), dependences_(entry), live_(dependences_.accesses()) {
+  Planner(const Entry& entry, const PassOptions& options, const KeptAnalyses& analyses)
+      : entry_(entry), options_(options), kept_(analyses.dependencesOf(entry)),
+        dependences_(*kept_), live_(dependences_.accesses()) {
     const Numbering& numbering = dependences_.numbering();
     base_.dependences = &dependences_;
     for (int32_t i = 0; i < numbering.size(); ++i) {
@@ -229,7 +230,8 @@ class Planner {
 
   const Entry& entry_;
   const PassOptions& options_;
-  const Dependences dependences_;
+  const std::shared_ptr<const Dependences> kept_;
+  const Dependences& dependences_;
   const LiveBytes live_;
   Colouring base_;
   std::vector<bool> isFree_;    // by node: works on numbers alone
@@ -357,8 +359,9 @@ void PartitionPlan::print(llvm::raw_ostream& os) const {
   }
 }
 
-PartitionPlan planPartitions(const Entry& entry, const PassOptions& options) {
-  return Planner(entry, options).plan();
+PartitionPlan planPartitions(const Entry& entry, const PassOptions& options,
+                             const KeptAnalyses& analyses) {
+  return Planner(entry, options, analyses).plan();
 }
 
 }  // namespace gravure

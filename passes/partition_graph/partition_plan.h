@@ -69,6 +69,7 @@ struct PartitionPlan {
 ///   Program  maximal runs as the program has them; nodes on numbers alone move out of the way.
 /// Partitions of fewer than options.minPartitionSize operator calls (views count as none) become
 /// host nodes, and levels are taken anew without them.
-PartitionPlan planPartitions(const Entry& entry, const PassOptions& options);
+PartitionPlan planPartitions(const Entry& entry, const PassOptions& options,
+                             const KeptAnalyses& analyses = {});
 
 }  // namespace gravure

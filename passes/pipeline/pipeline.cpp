@@ -89,8 +89,13 @@ class PipelineRun {
       : program_(program), context_(context), options_(options),
         records_(options.records ? *options.records : ownRecords_) {
     context.verify = options.verifyEach;
-    if (options.verifyEach) sharing_.emplace(program);
+    context.analyses.forget();
+    context.analyses.beginToKeep();
+    if (options.verifyEach) sharing_.emplace(program, context.analyses);
   }
+  ~PipelineRun() { context_.analyses = {}; }
+  PipelineRun(const PipelineRun&) = delete;
+  PipelineRun& operator=(const PipelineRun&) = delete;
 
   void run(const Pipeline& pipeline) {
     for (const PassStep& step : pipeline) runStep(step);
@@ -115,8 +120,10 @@ class PipelineRun {
     if (options_.beforePass) options_.beforePass(pass, program_);
 
     record.phase = PassPhase::Run;
+    context_.unchanged = false;
     auto begin = std::chrono::steady_clock::now();
     pass.run(program_, context_);
+    forgetWhatChanged(pass);
     record.runMs = msSince(begin);
     record.remarks = context_.remarks.all().size() - record.firstRemark;
     record.rewrites = context_.rewrites.asked() - asked;
@@ -131,6 +138,19 @@ class PipelineRun {
     record.phase = PassPhase::After;
     if (options_.afterPass) options_.afterPass(pass, program_);
     record.phase = PassPhase::Done;
+  }
+
+  /// True if the program has the calls, operands and order that it had before `pass`.
+  bool isOnlyMarked(const Pass& pass) const {
+    return context_.unchanged || pass.changes == PassChanges::Marks;
+  }
+
+  void forgetWhatChanged(const Pass& pass) {
+    if (!isOnlyMarked(pass)) {
+      context_.analyses.forget();
+    } else if (pass.makes.has(ProgramFact::OperandTags)) {
+      context_.analyses.forgetCopies();
+    }
   }
 
   void checkNeeds(const Pass& pass) {
@@ -150,10 +170,13 @@ class PipelineRun {
 
   void verify(const Pass& pass) {
     if (pass.verify) pass.verify(program_, context_);
-    Sharing now(program_);
-    const std::string broken = now.breaksRule(*sharing_);
-    TORCH_INTERNAL_ASSERT(broken.empty(), pass.name, ": ", broken);
-    sharing_ = std::move(now);
+    if (options_.verifyFacts) context_.analyses.check(program_);
+    if (!isOnlyMarked(pass)) {
+      Sharing now(program_, context_.analyses);
+      const std::string broken = now.breaksRule(*sharing_);
+      TORCH_INTERNAL_ASSERT(broken.empty(), pass.name, ": ", broken);
+      sharing_ = std::move(now);
+    }
     if (!options_.verifyFacts) return;
     verifyProgram(program_);
     holds_.forEach([&](ProgramFact fact) {

@@ -26,14 +26,14 @@ const std::vector<PartitionPlan>& planProgram(Program& program, PassContext& con
     PipelineOptions options;
     options.afterPass = [&](const Pass& pass, const Program& planned) {
       const bool made = pass.makes.has(ProgramFact::MemoryPlan);
-      if (memory && made) *memory = writtenPlan(planned, context.options);
+      if (memory && made) *memory = writtenPlan(planned, context.options, context.analyses);
     };
     runPipeline(program, context, wholePipeline(), options);
   } else {
     runPipeline(program, context, markingPasses());
     std::vector<PartitionPlan> plans;
     for (const Entry& entry : program.entries)
-      plans.push_back(planPartitions(entry, context.options));
+      plans.push_back(planPartitions(entry, context.options, context.analyses));
     context.partitionPlans = std::make_shared<const std::vector<PartitionPlan>>(std::move(plans));
   }
   return *context.partitionPlans;

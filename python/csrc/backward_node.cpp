@@ -1,5 +1,6 @@
 #include "python/csrc/backward_node.h"
 
+#include "ir/torch_private/autograd_node.h"
 #include "python/csrc/loaded_program.h"
 #include "python/csrc/weak_tensors.h"
 
@@ -175,7 +176,7 @@ std::vector<at::Tensor> BackwardNode::takeResults(std::vector<c10::IValue> resul
   call_.tangents.reserve(plan.tangentTo.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (plan.differentiable[i] == 0) continue;
-    torch::autograd::set_history(outputs[i], shared_from_this());
+    torch::autograd::set_history(outputs[i], getptr());
     call_.tangents.push_back(input_metadata(num_inputs() - 1));
   }
   return outputs;
@@ -222,13 +223,13 @@ variable_list BackwardNode::refusingMore(variable_list gradients,
                                          const variable_list& tangents) const {
   torch::autograd::edge_list edges = torch::autograd::collect_next_edges(tangents);
   edges.insert(edges.end(), next_edges().begin(), next_edges().end());
-  const std::shared_ptr<RefusingNode> node(new RefusingNode(std::move(edges)),
-                                           torch::autograd::deleteNode);
+  const auto node = torch_private::makeNode<RefusingNode>(std::move(edges));
   for (at::Tensor& gradient : gradients) {
     if (!gradient.defined()) continue;
     gradient = gradient.tensor_data();  // a tangent may be the caller's
     torch::autograd::set_history(gradient, node);
   }
+  torch_private::announce(node);
   return gradients;
 }
 

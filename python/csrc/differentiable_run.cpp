@@ -1,5 +1,6 @@
 // LoadedProgram's runs whose backward autograd calls without Python.
 
+#include "ir/torch_private/autograd_node.h"
 #include "python/csrc/backward_node.h"
 #include "python/csrc/loaded_program.h"
 
@@ -52,6 +53,7 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   if (!isPlainCall(values) || tangentNews_.load(std::memory_order_acquire)) return {};
   const auto lock = turn();
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
+  if (defers_ && runtime_->holdsSaved()) return {};
   const Bound& state = bound("forward");
   const AliveTensors alive(state.weak);
   std::vector<c10::IValue> inputs = allInputs(state, alive, values);
@@ -72,11 +74,22 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   for (const at::Tensor& value : differentiable) {
     edges.push_back(torch::autograd::impl::gradient_edge(value));
   }
-  const std::shared_ptr<BackwardNode> node(
-      new BackwardNode(c10::intrusive_ptr<LoadedProgram>::unsafe_reclaim_from_nonowning(this),
-                       autograd_, std::move(edges)),
-      torch::autograd::deleteNode);
-  return node->takeResults(std::move(results));
+  const auto node = torch_private::makeNode<BackwardNode>(
+      c10::intrusive_ptr<LoadedProgram>::unsafe_reclaim_from_nonowning(this), autograd_,
+      std::move(edges));
+  std::vector<at::Tensor> outputs = node->takeResults(std::move(results));
+  torch_private::announce(node);
+  return outputs;
+}
+
+void LoadedProgram::setDefers(bool defers) {
+  const auto lock = turn();
+  defers_ = defers;
+}
+
+bool LoadedProgram::holdsSaved() const {
+  const auto lock = turn();
+  return runtime_->holdsSaved();
 }
 
 std::vector<c10::IValue>

@@ -29,6 +29,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("run_tensors", &LoadedProgram::runTensors)
       .def("set_autograd", &LoadedProgram::setAutograd)
       .def("run_differentiable", &LoadedProgram::runDifferentiable)
+      .def("set_defers", &LoadedProgram::setDefers)
+      .def("holds_saved", &LoadedProgram::holdsSaved)
       .def("set_whole", &LoadedProgram::setWhole)
       .def("take_tangent_news", &LoadedProgram::takeTangentNews)
       .def("run_step", &LoadedProgram::runStep)

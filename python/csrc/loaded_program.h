@@ -88,6 +88,11 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// the call needs what AOTAutograd's wrapper does: hooks on saved tensors, modes, special tensors; or
   /// another backward, since a frozen input requires a gradient now.
   std::vector<at::Tensor> runDifferentiable(const std::vector<at::Tensor>& values);
+  /// From now on run_differentiable() runs nothing where saved values of an earlier run are held, since
+  /// another instance of this program has memory for the call.
+  void setDefers(bool defers);
+  /// Whether they are.
+  bool holdsSaved() const;
   /// `backward`, for that node: `values` by position. Without `last` those that are lent stay good.
   std::vector<c10::IValue> runBackward(std::vector<std::pair<int64_t, c10::IValue>> values,
                                        bool last);
@@ -205,6 +210,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   at::Tensor alive_;
   std::map<std::string, RunTimes> times_;  // by entry
   bool repeats_ = false;
+  bool defers_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_
   std::atomic<bool> warnedOfAutocast_ = false;
   std::atomic<bool> tangentsNoted_ = false, tangentNews_ = false;

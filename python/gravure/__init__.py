@@ -8,6 +8,7 @@ check_torch()  # on another torch, what follows fails in ways that say nothing
 
 # ruff: noqa: E402
 from .backend import compile_graph
+from .compile_optimizer import compile_optimizer
 from .compile_step import compile_step
 from .drop_captures import drop_captures
 from .errors import ExportError
@@ -25,6 +26,7 @@ __all__ = [
     "Program",
     "Report",
     "compile_graph",
+    "compile_optimizer",
     "compile_step",
     "drop_captures",
     "explain",

@@ -22,8 +22,10 @@ from .options import CompileOptions
 from .text.dynamo_graph import label_of
 from .torch_api.autograd import saved_tensor_hooks_are_set
 from .torch_api.dispatch import in_autocast
-from .torch_api.eager_tracing import traces_as_eager
+from .torch_api.dynamo import runs_as_it_is
+from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_tensors import FakeTensor
+from .torch_api.private_names import MissingName
 
 logger = logging.getLogger("gravure")
 
@@ -60,11 +62,24 @@ def compile_graph(
 
     `mode` is short for that option alone. Raises ValueError for an option that there is not;
     ExportError, with `on_missed="raise"`, for a graph that cannot become a program. Without it such
-    a graph runs as it is, with a warning.
+    a graph runs as it is, with a warning; and so does the function itself, where this torch lacks
+    what graphs are made with.
     """
     options = _given(options, mode)
     drop_converted()
     chosen = _options(options)
+    try:
+        must_trace_as_eager()
+        return _compiled(graph, inputs, chosen)
+    except MissingName as error:
+        if chosen.on_missed == "raise":
+            raise
+        runs_as_it_is(str(error))
+
+
+def _compiled(
+    graph: fx.GraphModule, inputs: list[Any], chosen: CompileOptions
+) -> Callable[..., Any]:
     program_class()
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
     bundles = not symbolic and not saved_tensor_hooks_are_set()

@@ -17,7 +17,7 @@ from .steps.step_function import step_with
 
 logger = logging.getLogger("gravure")
 
-_NOT_FOR_STEPS = ("on_missed", "max_shapes", "max_modules")
+_NOT_FOR_STEPS = ("on_missed", "max_shapes", "max_modules", "max_in_flight")
 
 
 def compile_step(

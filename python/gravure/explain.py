@@ -15,7 +15,7 @@ from torch import fx
 from .calls.compiled_graph import CompiledGraph
 from .calls.frame import FrameRequest
 from .calls.instance import Instance
-from .calls.reports import host_nodes, missed_otherwise
+from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
 from .errors import ExportError
 from .graphs.codegen import ATEN, Style
 from .library.load import program_class
@@ -30,7 +30,7 @@ from .text.dynamo_graph import label_of
 from .torch_api.aot_autograd import boxed
 from .torch_api.compile_lock import one_at_a_time
 from .torch_api.dynamo import BackendCompilerFailed, graph_breaks
-from .torch_api.eager_tracing import traces_as_eager
+from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_run import faked, forgotten
 from .torch_api.fake_tensors import DataDependentOutputException, unset_fake_temporarily
 from .torch_api.modules import uncompiled
@@ -83,13 +83,20 @@ class Explanation:
     graphs: list[GraphPlan]
     graph_breaks: dict[str, int]  # Dynamo's reasons to cut between graphs
     stopped: str  # why nothing was seen of what comes next; "" if all was seen
+    kernels: str  # ATen's, or Inductor's and in which mode
     options: dict[str, Any] = field(default_factory=dict)  # those that are not as by default
+    choices: list[str] = field(init=False)  # what is in force, and what another choice would bring
+
+    def __post_init__(self) -> None:
+        planned = {self.kernels for graph in self.graphs if not graph.failure}
+        self.choices = choices(planned, sum(self.graph_breaks.values()))
 
     def __str__(self) -> str:
         lines = [str(graph) for graph in self.graphs]
         lines += [f"graph break: {reason}" for reason in self.graph_breaks]
         if self.stopped:
             lines.append(f"seen up to here: {self.stopped}")
+        lines += self.choices
         return "\n".join(lines or [f"{self.name}: no graph, it runs as it is"])
 
     def as_json(self) -> str:
@@ -155,10 +162,12 @@ def explain(
 def _explain_step(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
     name = getattr(fn, "__name__", type(fn).__name__)
     # What Inductor compiles is cut as the operators that it is compiled from.
-    planner = _StepPlanner(fn, name, replace(CompileOptions.parse(options), codegen="aten"))
+    chosen = CompileOptions.parse(options)
+    planner = _StepPlanner(fn, name, replace(chosen, codegen="aten"))
     with faked(fn, args, kwargs), forgotten(planner):
         step_with(fn, name, planner)(*args, **kwargs)
-    return Explanation(name, planner.plans, {}, "", planner.options.chosen())
+    options = planner.options.chosen()
+    return Explanation(name, planner.plans, {}, "", kernels_of(chosen), options)
 
 
 def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
@@ -170,6 +179,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
         return _PlannedGraph(label, options, plans)
 
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        must_trace_as_eager()
         return FrameRequest(graph, label_of(graph), chosen, maker).compile(inputs)
 
     backend = traces_as_eager(backend, is_compiling=chosen.is_compiling)
@@ -183,7 +193,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
         except Exception as error:
             stopped = _reason(error)
     reasons = graph_breaks() - breaks
-    return Explanation(name, plans, dict(reasons), stopped, chosen.chosen())
+    return Explanation(name, plans, dict(reasons), stopped, kernels_of(chosen), chosen.chosen())
 
 
 def _reason(error: Exception) -> str:

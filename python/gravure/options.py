@@ -111,6 +111,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "memory_slack": (_is_bytes, "a whole number of bytes"),
     "max_shapes": (_is_count, "a whole number of at least 1"),
     "max_modules": (_is_count, "a whole number of at least 1"),
+    "max_in_flight": (_is_count, "a whole number of at least 1"),
     "results": (RESULTS.__contains__, " or ".join(map(repr, RESULTS))),
     "agree": (AGREE.__contains__, " or ".join(map(repr, AGREE))),
     "codegen": (CODEGENS.__contains__, " or ".join(map(repr, CODEGENS))),
@@ -141,6 +142,7 @@ class CompileOptions:
     is_compiling: bool = False
     max_shapes: int = 8
     max_modules: int = 256
+    max_in_flight: int = 32
     on_missed: str = "warn"
 
     @classmethod

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .calls import reports
@@ -25,9 +25,14 @@ class Report:
     """Every compiled graph that lives; `str` of it is for reading."""
 
     graphs: list[GraphReport]
+    choices: list[str] = field(init=False)  # what is in force, and what another choice would bring
+
+    def __post_init__(self) -> None:
+        made = {graph.kernels for graph in self.graphs if graph.programs}
+        self.choices = reports.choices(made, sum(bool(g.graph_break) for g in self.graphs))
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.graphs)) or "no compiled graph"
+        return "\n".join([*map(str, self.graphs), *self.choices]) or "no compiled graph"
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=1)

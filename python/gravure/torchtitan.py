@@ -24,7 +24,7 @@ from .calls.graph_passes import GraphPasses
 from .graphs.saved_bundle import bundling
 from .torch_api.aot_autograd import default_partition
 from .torch_api.autograd import saved_tensor_hooks_are_set
-from .torch_api.toolkit_call import Held, ToolkitCall
+from .torch_api.toolkit_call import Held, ToolkitCall, may_call_toolkit
 
 logger = logging.getLogger("gravure")
 
@@ -138,6 +138,8 @@ def _lighten_calls(graph_utils: ModuleType) -> None:
         if not saved_tensor_hooks_are_set():
             kwargs["partition_fn"] = bundling(kwargs.get("partition_fn", default_partition))
         compiled = compile_joint(joint, *args, **kwargs)
+        if not may_call_toolkit():
+            return compiled
         built.append(ToolkitCall(joint, compiled, _passes.entries()))
         return built[-1]
 

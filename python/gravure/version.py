@@ -1,3 +1,3 @@
-"""The one place of Gravure's version: pyproject.toml reads it here."""
+"""The one place of Gravure's version: the wheel's build reads it here."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

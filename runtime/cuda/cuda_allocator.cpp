@@ -105,7 +105,7 @@ ArenaBypass::ArenaBypass() { ++bypasses; }
 ArenaBypass::~ArenaBypass() { --bypasses; }
 
 CudaAllocator::CudaAllocator(CUDAAllocator* base)
-    : base_(base), baseDeleter_(base->raw_deleter()) {}
+    : NewerAllocator(base), baseDeleter_(base->raw_deleter()) {}
 
 CudaAllocator& CudaAllocator::install() {
   static CudaAllocator* const ours = [] {
@@ -268,11 +268,13 @@ void CudaAllocator::resetPeakStats(c10::DeviceIndex device) { stats(device).rese
 SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool traces) {
   SnapshotInfo info = base_->snapshot(pool, traces);
   if (pool != c10::MempoolId_t{0, 0}) return info;
+  // Annotations name the arenas all the same.
+  const bool asSegments = !torch_private::kNcclRegistersSnapshots || base_->isHistoryEnabled();
   for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
     const ArenaPages* arenas = knownCudaPages(device);
     if (arenas == nullptr) continue;
     for (const Extent& run : arenas->runs()) {
-      info.segments.push_back(segmentOf(device, run));
+      if (asSegments) info.segments.push_back(segmentOf(device, run));
       c10::CachingDeviceAllocator::AnnotationEntry name(device, c10::getApproximateTime());
       name.recordUserMetadata("name", "gravure arena");
       name.recordUserMetadata("address", std::to_string(run.begin));

@@ -1,6 +1,8 @@
 #pragma once
 // The allocator that stands before PyTorch's own and gives a running program its planned memory.
 
+#include "ir/torch_private/cuda_newer_allocator.h"
+
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <map>
@@ -21,7 +23,7 @@ class CudaArenaStats;
 /// When PyTorch is out of memory, its cache is emptied if a warm-up kept it from doing so, then idle
 /// arenas give their pages back, and it is asked once more after each.
 /// Every DataPtr made here has its own address as context, as raw_allocate and copy-on-write need it.
-class CudaAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
+class CudaAllocator : public torch_private::NewerAllocator {
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
  public:
@@ -70,6 +72,8 @@ class CudaAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   void cacheInfo(c10::DeviceIndex device, size_t* largest) override;
   /// For an address in an arena: that of the arena.
   void* getBaseAllocation(void* address, size_t* size) override;
+  /// With the arenas, as segments and by name. Since torch 2.15 as segments only while the history of
+  /// allocations is recorded: NCCL would register what it sees, and an arena's pages change.
   c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t pool,
                                                          bool traces) override;
 
@@ -121,7 +125,6 @@ class CudaAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
   c10::DataPtr forProgram(size_t bytes);
   static void deleteOurs(void* address) noexcept;
 
-  Base* const base_;
   const c10::DeleterFnPtr baseDeleter_;
   std::mutex mutex_;
   std::set<std::pair<c10::DeviceIndex, c10::MempoolId_t>> routed_;

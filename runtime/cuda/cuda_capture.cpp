@@ -62,7 +62,8 @@ CudaCapture::~CudaCapture() {
 void CudaCapture::begin() {
   ArenaBypass bypass;
   {
-    // In the pool, workspaces stay at their addresses whoever drops PyTorch's workspaces and cache.
+    // In the pool, workspaces stay at their addresses whoever drops PyTorch's workspaces and cache. A
+    // graph of PyTorch's that is reset drops those of its own stream alone (2.12).
     const cudaStream_t ours = device_.captures().stream();
     PoolRouting routing(device_.allocator(), device_.tensorDevice().index(),
                         device_.captures().pool(),

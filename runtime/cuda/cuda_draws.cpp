@@ -17,15 +17,10 @@ namespace {
 
 using State = torch_private::CudaState;
 using torch_private::stateMember;
+using torch_private::stateOfCuda;
 
 at::CUDAGeneratorImpl& implOf(const at::Generator& generator) {
   return *at::check_generator<at::CUDAGeneratorImpl>(generator);
-}
-
-State stateOfCuda(const at::Generator& generator) {
-  at::CUDAGeneratorImpl& impl = implOf(generator);
-  const std::lock_guard lock(impl.mutex_);
-  return impl.*stateMember();
 }
 
 at::TensorBase number() {
@@ -36,7 +31,7 @@ at::TensorBase number() {
 }
 
 bool isFree(const at::Generator& generator) {
-  return !generator.device().is_cuda() || !stateOfCuda(generator)->capturing_;
+  return !generator.device().is_cuda() || !torch_private::isTakenByCapture(*stateOfCuda(generator));
 }
 
 void checkFree(const at::Generator& generator) {
@@ -46,6 +41,9 @@ void checkFree(const at::Generator& generator) {
 }
 
 }  // namespace
+
+CudaDraws::CudaDraws() = default;
+CudaDraws::~CudaDraws() = default;
 
 void CudaDraws::awaitFree(const std::vector<at::Generator>& generators) {
   using Clock = std::chrono::steady_clock;
@@ -65,30 +63,24 @@ CudaDraws::Source* CudaDraws::sharing(const at::Generator& generator) {
   return found == sources_.end() ? nullptr : &*found;
 }
 
-at::Generator CudaDraws::standIn(const at::Generator& generator) {
+at::Generator CudaDraws::standIn(const at::Generator& generator, unsigned long long capture) {
   checkFree(generator);  // a capture elsewhere that began since would draw from the stand-in, too
-  if (const Source* known = sharing(generator)) return known->standIn;
+  if (const Source* known = sharing(generator)) return known->captured->standIn();
   Source source;
   source.generator = generator;
   source.seed = number();
   source.offset = number();
-  source.state = c10::make_intrusive<at::CUDAGeneratorState>();
-  source.state->seed_extragraph_ = source.seed;
-  source.state->offset_extragraph_ = source.offset;
-  source.state->capturing_ = true;
-  source.standIn =
-      at::make_generator<at::CUDAGeneratorImpl>(generator.device().index(), source.state);
+  source.captured =
+      std::make_unique<torch_private::CaptureDraws>(generator, capture, source.seed, source.offset);
   sources_.push_back(std::move(source));
-  return sources_.back().standIn;
+  return sources_.back().captured->standIn();
 }
 
 void CudaDraws::end() {
   for (size_t i = 0; i < sources_.size(); ++i) {
     Source& source = sources_[i];
-    TORCH_CHECK(source.state->registered_graphs_.empty(),
-                "a capture elsewhere began while a call that draws was being captured");
-    source.state->capturing_ = false;
-    source.increment = source.state->offset_intragraph_;
+    source.increment = source.captured->end();
+    source.captured.reset();
     if (source.increment > 0) drawn_.push_back(i);
   }
 }
@@ -101,8 +93,8 @@ void CudaDraws::begin() {
     TORCH_CHECK(std::find(states.begin(), states.end(), state) == states.end(),
                 "two generators that it draws from had states of their own when it was captured, "
                 "and share one now");
-    TORCH_CHECK(!state->capturing_, "a generator that it draws from is in a graph that is being "
-                                    "captured elsewhere");
+    TORCH_CHECK(!torch_private::isTakenByCapture(*state),
+                "a generator that it draws from is in a graph that is being captured elsewhere");
     states.push_back(std::move(state));
   }
   for (const size_t number : drawn_) {

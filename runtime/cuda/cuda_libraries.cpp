@@ -36,7 +36,7 @@ PassingWorkspaces::~PassingWorkspaces() {
 
 void readyLibraries() {
   at::cuda::getCurrentCUDABlasHandle();
-  at::cuda::getCUDABlasLtWorkspace();
+  if (torch_private::workspacesStay()) at::cuda::getCUDABlasLtWorkspace();
   torch_private::readyCudnn();
 }
 

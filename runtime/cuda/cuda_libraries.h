@@ -7,8 +7,8 @@
 
 namespace gravure {
 
-/// Makes the handles of this thread and their workspaces for the current stream: a capture must find
-/// them there. Cheap when they are.
+/// Makes the handles of this thread and, where PyTorch keeps them, their workspaces for the current
+/// stream: a capture must find them there. Cheap when they are.
 void readyLibraries();
 
 /// The libraries' workspaces for this thread and the current stream, for as long as it lives: those

@@ -47,6 +47,8 @@ void PartitionGraph::begin() {
     route();
     passCall("the begin of a capture by the driver");
     C10_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    torch_private::tellCaptureBegan(allocator_, stream_.device_index());
+    told_ = true;
     capture_ = captureOf(stream_);
     TORCH_INTERNAL_ASSERT(capture_ != 0, "a stream that was told to capture does not");
   } catch (...) {
@@ -73,6 +75,12 @@ void PartitionGraph::route() {
   usesPool_ = true;
 }
 
+/// PyTorch's allocator counts captures: one that is not told of the end of one defers for good.
+void PartitionGraph::tellEnd() {
+  if (std::exchange(told_, false))
+    torch_private::tellCaptureEnded(allocator_, stream_.device_index());
+}
+
 void PartitionGraph::endRouting() {
   if (!std::exchange(routed_, false)) return;
   captures.fetch_sub(1);
@@ -89,6 +97,7 @@ void PartitionGraph::end() {
     cudaGraph_t graph = nullptr;
     C10_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
     capture_ = 0;
+    tellEnd();
     endRouting();
     TORCH_CHECK(graph != nullptr, "CUDA has no graph of what was captured");
     constexpr auto kFlags =
@@ -126,6 +135,7 @@ void PartitionGraph::launch(cudaStream_t stream) {
 void PartitionGraph::undo() noexcept {
   capturing_ = false;
   atEnd("ending a capture that failed", [this] { endCapture(); });
+  atEnd("telling of its end", [this] { tellEnd(); });
   atEnd("ending the routing of its allocations", [this] { endRouting(); });
   (void)cudaGetLastError();  // the failure's own; the next check would report it as its own
 }

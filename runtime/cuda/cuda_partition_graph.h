@@ -28,7 +28,9 @@ class PartitionGraph {
   /// Begins to capture, in thread-local mode.
   void begin();
   /// What stands in for `generator` while a call that draws from it is captured.
-  at::Generator standIn(const at::Generator& generator) { return draws_.standIn(generator); }
+  at::Generator standIn(const at::Generator& generator) {
+    return draws_.standIn(generator, capture_);
+  }
   /// Ends the capture and instantiates. If that throws, the capture was undone.
   void end();
 
@@ -42,17 +44,18 @@ class PartitionGraph {
  private:
   void route();
   void endCapture();
+  void tellEnd();
   void endRouting();
   void undo() noexcept;
 
   CudaAllocator& allocator_;
   const c10::cuda::CUDAStream stream_;
   const c10::MempoolId_t pool_;
-  CudaDraws draws_;
+  CudaDraws draws_;  // its parts of generators' states end with it, if the capture failed
   cudaGraphExec_t executable_ = nullptr;
   // CUDA's number for it, 0 while there is none; read by whoever allocates.
   std::atomic<unsigned long long> capture_{0};
-  bool capturing_ = false, routed_ = false, usesPool_ = false;
+  bool capturing_ = false, told_ = false, routed_ = false, usesPool_ = false;
 };
 
 }  // namespace gravure

@@ -60,7 +60,7 @@ class Capture {
   virtual std::unique_ptr<Executable> finish() = 0;
 };
 
-/// What an injected fault hits next: fault injection for tests (design law 6).
+/// What an injected fault hits next: fault injection for tests (law 6).
 enum class FaultPoint : uint8_t {
   CaptureBegin,
   CaptureCall,

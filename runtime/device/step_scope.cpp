@@ -1,10 +1,11 @@
 #include "runtime/device/step_scope.h"
 
+#include "ir/torch_private/debug_info_kind.h"
+
 namespace gravure {
 namespace {
 
-/// A kind that PyTorch does not know, and so does not look for.
-constexpr auto kStep = static_cast<c10::DebugInfoKind>(0xE7);
+constexpr auto kStep = torch_private::stepKind();
 
 using c10::DebugInfoGuard;
 using c10::ThreadLocalDebugInfo;

@@ -19,7 +19,9 @@
 namespace gravure {
 namespace {
 
-constexpr int64_t kReserved = int64_t{1} << 40;  // 1 TiB of addresses; no memory until mapped
+// Addresses, without memory until they are mapped: fewer under `ulimit -v`, or a tool such as valgrind.
+constexpr int64_t kMostReserved = int64_t{1} << 40;
+constexpr int64_t kLeastReserved = int64_t{1} << 32;
 
 /// Pages are places in a memory file.
 class HostPageSource final : public PageSource {
@@ -28,10 +30,12 @@ class HostPageSource final : public PageSource {
   int64_t smallPage() const override { return sysconf(_SC_PAGESIZE); }
 
   Addresses reserve() override {
-    void* at =
-        mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    TORCH_CHECK(at != MAP_FAILED, "no addresses for the arena: is `ulimit -v` set?");
-    return {static_cast<char*>(at), kReserved};
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    for (int64_t bytes = kMostReserved; bytes >= kLeastReserved; bytes /= 2) {
+      void* at = mmap(nullptr, bytes, PROT_NONE, kFlags, -1, 0);
+      if (at != MAP_FAILED) return {static_cast<char*>(at), bytes};
+    }
+    TORCH_CHECK(false, "no addresses for the arena: is `ulimit -v` set?");
   }
 
   std::vector<PageHandle> create(const std::vector<int64_t>& sizes) override {
@@ -133,7 +137,7 @@ class HostPageSource final : public PageSource {
   int file_ = -1;
   int64_t end_ = 0;
   int64_t taken_ = 0;
-  std::atomic<int64_t> limit_{kReserved};
+  std::atomic<int64_t> limit_{kMostReserved};
   bool ofChild_ = false;
   std::map<int64_t, std::vector<PageHandle>> free_;  // by size
 };

@@ -1,5 +1,5 @@
 #pragma once
-// How each result of a program is handed to its caller (design law 5).
+// How each result of a program is handed to its caller (law 5).
 
 #include "ir/memory/timeline.h"
 #include "runtime/layout/arena_layout.h"

@@ -151,10 +151,8 @@ OperandGuard::OperandGuard(const c10::IValue& captured, bool keep) {
   }
   const at::Tensor& tensor = captured.toTensor();
   tensor_ = true;
-  address_ = tensor.const_data_ptr();
-  dtype_ = tensor.scalar_type();
-  sizes_ = tensor.sizes().vec();
-  strides_ = tensor.strides().vec();
+  layout_ = {tensor.const_data_ptr(), tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
+             tensor.strides().vec()};
   if (keep) {
     kept_ = tensor.storage();
   } else {
@@ -176,24 +174,26 @@ bool OperandGuard::holdsSlowly(const c10::IValue& value) const {
   if (!tensor_) return sameNumber(other_, value);
   if (!value.isTensor()) return false;
   const at::Tensor& tensor = value.toTensor();
-  return tensor.defined() && tensor.const_data_ptr() == address_ && sameLayout(tensor);
+  return tensor.defined() && tensor.const_data_ptr() == layout_.address && sameLayout(tensor);
 }
 
 bool OperandGuard::sameLayout(const at::Tensor& tensor) const {
-  return tensor.scalar_type() == dtype_ && tensor.sizes() == at::IntArrayRef(sizes_) &&
-         tensor.strides() == at::IntArrayRef(strides_);
+  return tensor.scalar_type() == layout_.dtype &&
+         tensor.sizes() == at::IntArrayRef(layout_.sizes) &&
+         tensor.strides() == at::IntArrayRef(layout_.strides);
 }
 
 bool OperandGuard::differsInAddressAlone(const c10::IValue& value) const {
   return tensor_ && value.isTensor() && value.toTensor().defined() &&
-         sameLayout(value.toTensor()) && value.toTensor().const_data_ptr() != address_;
+         sameLayout(value.toTensor()) && value.toTensor().const_data_ptr() != layout_.address;
 }
 
 bool OperandGuard::differsInStrides(const c10::IValue& value) const {
   if (!tensor_ || !value.isTensor() || !value.toTensor().defined()) return false;
   const at::Tensor& tensor = value.toTensor();
-  return tensor.scalar_type() == dtype_ && tensor.sizes() == at::IntArrayRef(sizes_) &&
-         tensor.strides() != at::IntArrayRef(strides_);
+  return tensor.scalar_type() == layout_.dtype &&
+         tensor.sizes() == at::IntArrayRef(layout_.sizes) &&
+         tensor.strides() != at::IntArrayRef(layout_.strides);
 }
 
 std::string OperandGuard::difference(const c10::IValue& value) const {
@@ -204,17 +204,18 @@ std::string OperandGuard::difference(const c10::IValue& value) const {
     return text("expected a tensor, found ", describeValue(value));
   }
   const at::Tensor& tensor = value.toTensor();
-  if (tensor.scalar_type() != dtype_) {
-    return text("expected dtype ", dtype_, ", found ", tensor.scalar_type());
+  if (tensor.scalar_type() != layout_.dtype) {
+    return text("expected dtype ", layout_.dtype, ", found ", tensor.scalar_type());
   }
-  if (tensor.sizes() != at::IntArrayRef(sizes_)) {
-    return text("expected shape ", sizesText(sizes_), ", found ", sizesText(tensor.sizes().vec()));
+  if (tensor.sizes() != at::IntArrayRef(layout_.sizes)) {
+    return text("expected shape ", sizesText(layout_.sizes), ", found ",
+                sizesText(tensor.sizes().vec()));
   }
-  if (tensor.strides() != at::IntArrayRef(strides_)) {
-    return text("expected strides ", sizesText(strides_), ", found ",
+  if (tensor.strides() != at::IntArrayRef(layout_.strides)) {
+    return text("expected strides ", sizesText(layout_.strides), ", found ",
                 sizesText(tensor.strides().vec()));
   }
-  return text("expected address ", address_, ", found ", tensor.const_data_ptr());
+  return text("expected address ", layout_.address, ", found ", tensor.const_data_ptr());
 }
 
 }  // namespace gravure

@@ -52,6 +52,14 @@ class OperandGuard {
     if (value.isTensor() && value.toTensor().unsafeGetTensorImpl() == same_) return true;
     return holdsSlowly(value);
   }
+  /// What it compares a tensor with; nullptr where it guards something else, or a number.
+  struct Layout {
+    const void* address = nullptr;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    c10::Device device = c10::kCPU;
+    std::vector<int64_t> sizes, strides;
+  };
+  const Layout* layout() const { return tensor_ ? &layout_ : nullptr; }
   /// Same dtype, sizes and strides at another place.
   bool differsInAddressAlone(const c10::IValue& value) const;
   /// Same dtype and sizes, and other strides.
@@ -71,9 +79,7 @@ class OperandGuard {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> sameAlive_{
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
   bool tensor_ = false;
-  const void* address_ = nullptr;
-  c10::ScalarType dtype_ = c10::ScalarType::Undefined;
-  std::vector<int64_t> sizes_, strides_;
+  Layout layout_;
   c10::Storage kept_;
   at::Tensor number_;  // a copy
   c10::IValue other_;  // a number, a generator, None

@@ -36,13 +36,15 @@ constexpr Switch kSwitches[] = {
 
 }  // namespace
 
+bool isNccl(const std::string& backend) { return backend == "nccl" || backend == "nccl2"; }
+
 std::string refusedEnvironment(const std::string& backend, const Environment& environment) {
   const char* debug = environment("TORCH_DISTRIBUTED_DEBUG");
   if (debug && llvm::StringRef(debug).equals_insensitive("DETAIL")) {
     return "TORCH_DISTRIBUTED_DEBUG=DETAIL checks each collective on the host, which a replay "
            "passes by; use INFO or OFF";
   }
-  if (backend != "nccl") return "";
+  if (!isNccl(backend)) return "";
   for (const auto& [name, effect] : kSwitches) {
     if (isOn(environment(name))) return std::string(name) + " is set: " + effect + "; unset it";
   }
@@ -61,7 +63,7 @@ std::string refusedEnvironment(const std::string& backend, const Environment& en
 }
 
 bool ncclWouldRegister(const std::string& backend, const Environment& environment) {
-  return backend == "nccl" && environment("NCCL_GRAPH_REGISTER") == nullptr;
+  return isNccl(backend) && environment("NCCL_GRAPH_REGISTER") == nullptr;
 }
 
 void forbidNcclRegistration() { (void)setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0); }

@@ -9,6 +9,10 @@ namespace gravure {
 /// The value of an environment variable, nullptr if it is not set.
 using Environment = std::function<const char*(const char* name)>;
 
+/// Whether a backend of this name runs NCCL's collectives. PyTorch has two: since 2.15 the group that a
+/// user calls "nccl" says of itself that it is "nccl2", unless TORCH_DIST_USE_NCCL2=0.
+bool isNccl(const std::string& backend);
+
 /// Why collectives of this backend cannot be captured in this environment, with the remedy; "" if they
 /// can.
 std::string refusedEnvironment(const std::string& backend, const Environment& environment);

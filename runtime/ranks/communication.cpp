@@ -67,7 +67,7 @@ std::string Communication::findGroups() {
 std::string Communication::localRefusal() const {
   if (options_.uncaptured) return "it was asked to run uncaptured";
   for (const auto& group : groups_) {
-    if (device_.tensorDevice().is_cuda() && group->backend() != "nccl") {
+    if (device_.tensorDevice().is_cuda() && !isNccl(group->backend())) {
       return group->describe() + " cannot be captured on " + device_.name() +
              ": only NCCL's collectives run on the device alone";
     }

@@ -4,12 +4,14 @@
 
 namespace gravure {
 
-constexpr int64_t kSame = 16;  // bytes
+bool roundsByAddress(const at::Tensor& tensor) {
+  const bool rounds = tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
+  return rounds && tensor.has_storage() && tensor.numel() != 0;
+}
 
 int64_t addressRemainder(const at::Tensor& tensor) {
-  const bool rounds = tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
-  if (!rounds || !tensor.has_storage() || tensor.numel() == 0) return 0;
-  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kSame);
+  if (!roundsByAddress(tensor)) return 0;
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kRoundedBytes);
 }
 
 at::Tensor emptyAlike(const at::Tensor& tensor) {

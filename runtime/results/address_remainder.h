@@ -11,7 +11,11 @@
 
 namespace gravure {
 
-/// Bytes past a multiple of 16, below 16. 0 for dtypes that do not round, and without memory.
+/// At multiples of so many bytes.
+constexpr int64_t kRoundedBytes = 16;
+/// False for dtypes that do not round, and without memory.
+bool roundsByAddress(const at::Tensor& tensor);
+/// Bytes past a multiple of 16, below 16. 0 where it does not round.
 int64_t addressRemainder(const at::Tensor& tensor);
 
 /// New memory for a tensor of the same sizes, strides, dtype and device, with the same remainder.

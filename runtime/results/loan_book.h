@@ -20,10 +20,13 @@ class LoanBook {
   void readOn(c10::Stream stream) {
     const std::lock_guard lock(mutex_);
     readers_.push_back(stream);
+    anyReaders_.store(true, std::memory_order_release);
   }
   /// Those streams, which the caller waits for.
   std::vector<c10::Stream> takeReaders() {
+    if (!anyReaders_.load(std::memory_order_acquire)) return {};  // asked for in each step
     const std::lock_guard lock(mutex_);
+    anyReaders_.store(false, std::memory_order_relaxed);
     return std::exchange(readers_, {});
   }
 
@@ -33,6 +36,7 @@ class LoanBook {
   std::atomic<int64_t> outstanding_{0};
   std::mutex mutex_;
   std::vector<c10::Stream> readers_;
+  std::atomic<bool> anyReaders_{false};
 };
 
 }  // namespace gravure

@@ -35,34 +35,68 @@ void Runtime::Impl::checkInputs(const EntryState& entry, const std::vector<c10::
   for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
 }
 
-Runtime::Impl::Path Runtime::Impl::choosePath(EntryState& entry,
-                                              const std::vector<c10::IValue>& inputs,
-                                              bool uncaptured) {
+StepPath Runtime::Impl::choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                   bool uncaptured) {
+  StepPath path;
+  const bool chosen = !uncaptured && !callerCaptures_ && sealedPath(entry, inputs, path);
+  if (!chosen) path = unsealedPath(entry, inputs, uncaptured);
+  return path;
+}
+
+/// False, and nothing is otherwise than before, where no seal holds, or a replay would write over what
+/// somebody holds: the slow way finds out what becomes of the step, and says so.
+bool Runtime::Impl::sealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                               StepPath& path) {
+  const Seal* seal = entry.seals.find(inputs);
+  if (!seal || layoutWanted_ || at::get_num_threads() != threads_) return false;
+  const auto known = seal->readsLent();
+  const bool lent = known ? *known : givenLentValues(entry, inputs);
+  const bool free = lent ? !lentOverwritten_ : loans_->outstanding() == 0;
+  if (!free || !producersAgree(entry, lent) || seal->resultsHeld()) return false;
+  if (!entry.moving->empty() && entry.moving->firstUncopyable(inputs) >= 0) return false;
+  entry.inputsHeld();
+  entry.heldSteps = 0;
+  enterArena(entry, lent, seal, path);
+  return true;
+}
+
+StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                     bool uncaptured) {
   if (callerCaptures_) {
     checkInputs(entry, inputs);
     checkForCaller(entry, inputs);
-    return Path::Plain;
+    return StepPath::plain();
   }
   if (!layout_) watchResults(entry);
   if (uncaptured || options_.uncaptured || stats_.steps < arenaRetryAt_) {
     checkInputs(entry, inputs);
     checkLentValues(entry, givenLentValues(entry, inputs));
-    return Path::Plain;
+    return StepPath::plain();
   }
   if (layoutWanted_ && layout_ && loans_->outstanding() == 0)
     planForNewLayout("inputs are laid out otherwise than in the warm-up");
   if (!entry.settled) {
     checkInputs(entry, inputs);
     entry.laid = keptStrides(entry, inputs);
-    return Path::Recorded;
+    StepPath path;
+    path.kind = StepPath::Kind::Recorded;
+    return path;
   }
+  std::string why;
   // Each try empties PyTorch's cache, so they become rare.
-  if (!layout_ && allSettled() && !plan()) arenaRetryAt_ = 2 * stats_.steps + 16;
+  if (!layout_ && allSettled() && !(why = plan()).empty()) arenaRetryAt_ = 2 * stats_.steps + 16;
   if (!layout_) {
     checkInputs(entry, inputs);
-    return Path::Plain;
+    return StepPath::plain(std::move(why));
   }
-  return mayServe(entry, inputs) ? Path::Served : Path::Plain;
+  return servedPath(entry, inputs);
+}
+
+/// Says once why a step runs uncaptured, and returns it.
+std::string Runtime::Impl::missed(const std::string& key, const std::string& name,
+                                  std::string message) {
+  once_.missedAs(key, name, nullptr, message);
+  return message;
 }
 
 /// A step in a graph of the caller's: its memory must be that graph's, which replays it after our next
@@ -85,55 +119,61 @@ void Runtime::Impl::checkForCaller(const EntryState& entry,
                      "graph, in that graph's memory");
 }
 
-bool Runtime::Impl::mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+StepPath Runtime::Impl::servedPath(EntryState& entry, const std::vector<c10::IValue>& inputs) {
   const bool lent = givenLentValues(entry, inputs);
   if (!producersAgree(entry, lent)) {
     checkInputs(entry, inputs);
-    return false;
+    return StepPath::plain();
   }
-  if (!inputsHold(entry, inputs) || !laidAsRecorded(entry, inputs) ||
-      !liesAsRecorded(entry, inputs))
-    return false;
+  std::string why = inputsDiffer(entry, inputs);
+  if (why.empty()) why = laidOtherwise(entry, inputs);
+  if (why.empty()) why = liesOtherwise(entry, inputs);
+  if (!why.empty()) return StepPath::plain(std::move(why));
   if (at::get_num_threads() != threads_) {
-    const std::string why =
+    const std::string threads =
         "the number of threads differs from that of the warm-up, and kernels allocate by it";
-    once_.missedAs("threads", "guard-failed", nullptr, why + "; this step ran uncaptured");
-    ranUncaptured(entry, why, "call torch.set_num_threads() once, before the first step");
-    return false;
+    why = missed("threads", "guard-failed", threads + "; this step ran uncaptured");
+    ranUncaptured(entry, threads, "call torch.set_num_threads() once, before the first step");
+    return StepPath::plain(std::move(why));
   }
   checkLentValues(entry, lent);
   if (loans_->outstanding() > 0 && !lent) {
-    once_.missedAs(
-        entry.code->entry->name, "saved-values-held", nullptr,
-        "entry '" + entry.code->entry->name +
-            "' ran uncaptured while saved values of an earlier step are held: their memory "
-            "may not be reused yet");
+    why = missed(entry.code->entry->name, "saved-values-held",
+                 "entry '" + entry.code->entry->name +
+                     "' ran uncaptured while saved values of an earlier step are held: their "
+                     "memory may not be reused yet");
     ranUncaptured(entry, "saved values of an earlier step are held",
                   "run its backward, or drop what it returned, before the next step; a forward "
                   "that needs no backward runs under torch.no_grad()");
-    return false;
+    return StepPath::plain(std::move(why));
   }
-  if (resultsHeld(entry) || !enterArena()) return false;
-  ranCaptured(entry);
-  lentOverwritten_ = lent;
-  return true;
+  if (resultsHeld(entry)) return StepPath::plain("a result of an earlier step is still held");
+  StepPath path;
+  enterArena(entry, lent, /*seal=*/nullptr, path);
+  return path;
 }
 
-/// Takes the arena's memory for a step, which must leave it. False if there is none for it now.
-bool Runtime::Impl::enterArena() {
+/// Makes `path` a served one, with the arena's memory, unless there is none for it now. `lent`: the step
+/// reads saved values in it.
+void Runtime::Impl::enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path) {
   std::string why;
   if (!slab_->enter(why)) {
     TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", why);
-    once_.missedAs("enter", "no-arena", nullptr,
-                   "no memory for the arena of " + std::to_string(slab_->bytes()) +
-                       " bytes, which other programs of the device use or which was given back: " +
-                       why + "; this step ran uncaptured");
-    return false;
+    path.why = missed(
+        "enter", "no-arena",
+        "no memory for the arena of " + std::to_string(slab_->bytes()) +
+            " bytes, which other programs of the device use or which was given back: " + why +
+            "; this step ran uncaptured");
+    return;
   }
+  path.kind = StepPath::Kind::Served;
+  path.arena.reset(slab_.get());
+  path.overwritesLent = lent;
+  path.seal = seal;
   if (device_->poisons() && slab_->mayHaveChanged()) {
     device_->poison(slab_->base(), slab_->bytes());
   }
-  return true;
+  entry.uncaptured <<= 1;
 }
 
 /// Before `begins` runs: notes which results of the entries behind it somebody holds.
@@ -158,6 +198,7 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
       }
       held = true;
       copyFromNowOn(*lender.code, o);
+      lender.seals.breakAll();
       const OutputInfo& info = lender.code->entry->outputs[o];
       remarks_.add(RemarkKind::Missed, "runtime", "result-held",
                    std::string(roleName(info.role)) + " \"" + info.name + "\" of entry '" +
@@ -170,7 +211,6 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
     entry.heldSteps = 0;
     return false;
   }
-  once_.note("a result of an earlier step is still held");
   // A second arena costs memory while the first is held: gradient accumulation drops it soon.
   constexpr int64_t kPatience = 16;
   if (++entry.heldSteps <= kPatience || held || loans_->outstanding() > 0) return true;
@@ -180,7 +220,7 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
 
 /// False if there is no memory for a second arena; the first one is kept then.
 bool Runtime::Impl::layOutAnew() {
-  if (!plan()) return false;
+  if (!plan().empty()) return false;
   remarks_.add(RemarkKind::Analysis, "runtime", "arena-anew",
                "results that were lent are held for long: the arena is laid out and captured anew, "
                "and the old one stays until they are dropped");
@@ -246,8 +286,9 @@ const char* remedyFor(const std::vector<ChangedInput>& changed, bool relaid) {
 
 }  // namespace
 
-/// Checks inputs against the program, and against what was captured.
-bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+/// Checks inputs against the program, and against what was captured. "" if they may be replayed with, or
+/// captured anew.
+std::string Runtime::Impl::inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs) {
   ++entry.runs;
   std::vector<ChangedInput> changed;
   size_t next = 0;
@@ -274,15 +315,13 @@ bool Runtime::Impl::inputsHold(EntryState& entry, const std::vector<c10::IValue>
   }
   if (changed.empty()) {
     entry.changed.clear();
-    return true;
+    return "";
   }
   const size_t first = changed.front().input;
   const char* const remedy = remedyFor(changed, layouts_ > 0);
-  if (acceptChanges(entry, inputs, std::move(changed), found)) return true;
-  once_.missedAs(std::to_string(first), "guard-failed", nullptr,
-                 found + "; this step ran uncaptured");
+  if (acceptChanges(entry, inputs, std::move(changed), found)) return "";
   ranUncaptured(entry, found, remedy);
-  return false;
+  return missed(std::to_string(first), "guard-failed", found + "; this step ran uncaptured");
 }
 
 /// Inputs differ from what was captured. True if the step is captured anew: because they lie where they
@@ -352,22 +391,24 @@ bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue
 }
 
 /// Before a capture. What was recorded in the warm-up holds for the strides that inputs had there.
-bool Runtime::Impl::laidAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+std::string Runtime::Impl::laidOtherwise(EntryState& entry,
+                                         const std::vector<c10::IValue>& inputs) {
   const auto waits = [](const Partition& partition) {
     return partition.state() == PartitionState::Cold ||
            partition.state() == PartitionState::WarmedUp;
   };
   const bool guarded = !entry.inputGuards.empty() || llvm::none_of(entry.served.partitions, waits);
-  if (guarded || entry.laid == keptStrides(entry, inputs)) return true;
+  if (guarded || entry.laid == keptStrides(entry, inputs)) return "";
   const std::string found =
       "entry '" + entry.code->entry->name + "': inputs have other strides than in the warm-up";
   planForNewLayout(found);
   ranUncaptured(entry, found, kKeepLayout);
-  return false;
+  return found;
 }
 
 /// Staged inputs, by whose addresses kernels round. Those that lie so twice have memory planned anew.
-bool Runtime::Impl::liesAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs) {
+std::string Runtime::Impl::liesOtherwise(EntryState& entry,
+                                         const std::vector<c10::IValue>& inputs) {
   std::vector<std::pair<size_t, int64_t>> others;
   for (size_t s = 0; s < entry.code->stages.size(); ++s) {
     const Stage& stage = entry.code->stages[s];
@@ -381,17 +422,17 @@ bool Runtime::Impl::liesAsRecorded(EntryState& entry, const std::vector<c10::IVa
   }
   const bool again = others == entry.othersLay;
   if (!again) entry.othersLay = others;
-  if (others.empty()) return true;
+  if (others.empty()) return "";
   const auto [input, bytes] = others.front();
   const std::string found = inputName(*entry.code->entry, input) + " lies " +
                             std::to_string(bytes) +
                             " bytes past a multiple of 16, otherwise than in the warm-up, and "
                             "kernels round by that";
-  once_.missedAs(std::to_string(input), "guard-failed", nullptr,
-                 found + "; this step ran uncaptured");
+  const std::string why =
+      missed(std::to_string(input), "guard-failed", found + "; this step ran uncaptured");
   ranUncaptured(entry, found, "give a tensor of its own (`clone()`) instead of a part of another");
   if (again) planForNewLayout(found);
-  return false;
+  return why;
 }
 
 /// Inputs have come to stay in another layout, by which kernels choose that of their results: all entries
@@ -434,6 +475,7 @@ void Runtime::Impl::ranUncaptured(EntryState& entry, const std::string& why,
 
 /// Graphs may still be running: the device frees them behind their work.
 void Runtime::Impl::forgetCaptures(EntryState& entry) {
+  entry.seals.breakAll();
   for (Partition& partition : entry.served.partitions) partition.reset();
   entry.inputGuards.clear();
   entry.changed.clear();

@@ -18,31 +18,26 @@ bool waitsForCapture(const EntryState& entry) {
 
 }  // namespace
 
-Runtime::Impl::Path Runtime::Impl::commonPath(EntryState& entry,
-                                              const std::vector<c10::IValue>& inputs,
-                                              bool uncaptured) {
+StepPath Runtime::Impl::commonPath(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                   bool uncaptured) {
   const size_t index = &entry - entries_.data();
   if (!communication_->concerns(index)) return choosePath(entry, inputs, uncaptured);
   if (!communication_->groupsStand()) useNewGroups();
   refuseCollectives();
   if (communication_->votes(index)) {
-    const Path path = votedPath(entry, inputs, uncaptured);
+    StepPath path = votedPath(entry, inputs, uncaptured);
     refuseCollectives();  // if a rank did not come
     return path;
   }
-  const Path path = choosePath(entry, inputs, uncaptured);
-  if (path != Path::Served || entry.ranWithGroups) return path;
-  slab_->leave();
-  return Path::Plain;
+  StepPath path = choosePath(entry, inputs, uncaptured);
+  const bool served = path.kind == StepPath::Kind::Served;
+  return served && !entry.ranWithGroups ? StepPath::plain() : std::move(path);
 }
 
-Runtime::Impl::Path Runtime::Impl::votedPath(EntryState& entry,
-                                             const std::vector<c10::IValue>& inputs,
-                                             bool uncaptured) {
+StepPath Runtime::Impl::votedPath(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                  bool uncaptured) {
   const size_t index = &entry - entries_.data();
-  const bool overwritten = lentOverwritten_;
-  (void)once_.takeLast();
-  Path path = Path::Plain;
+  StepPath path;
   try {
     path = choosePath(entry, inputs, uncaptured);
   } catch (const c10::Error& error) {
@@ -50,33 +45,25 @@ Runtime::Impl::Path Runtime::Impl::votedPath(EntryState& entry,
     throw;
   }
   const Vote vote = voteOf(entry, path, uncaptured);
-  Verdict verdict;
-  try {
-    verdict = communication_->vote(index, vote);
-    TORCH_CHECK(verdict.will != Will::Throw, "another rank cannot run this step: ", verdict.why);
-  } catch (const c10::Error&) {
-    if (path == Path::Served) slab_->leave();
-    throw;
-  }
-  if (path != Path::Served || verdict.will == Will::Capture) return path;
-  slab_->leave();
-  lentOverwritten_ = overwritten;
+  const Verdict verdict = communication_->vote(index, vote);
+  TORCH_CHECK(verdict.will != Will::Throw, "another rank cannot run this step: ", verdict.why);
+  path.seal = nullptr;  // where another rank captures, each partition is settled with it
+  if (path.kind != StepPath::Kind::Served || verdict.will == Will::Capture) return path;
   if (vote.will == Will::Capture && verdict.will == Will::Leave)
     once_.missedAs(verdict.why, "rank-left", nullptr,
                    "entry '" + entry.code->entry->name +
                        "' ran uncaptured, because not all ranks could replay it: " + verdict.why);
-  return Path::Plain;
+  return StepPath::plain();
 }
 
-Vote Runtime::Impl::voteOf(const EntryState& entry, Path path, bool asked) {
-  const std::string because = once_.takeLast();
+Vote Runtime::Impl::voteOf(const EntryState& entry, const StepPath& path, bool asked) const {
   if (asked) return {Will::Leave, "it was asked to run uncaptured", false};
-  if (path == Path::Recorded) return {Will::Wait, "it warms up", false};
-  if (path == Path::Plain && !layout_ && arenaRetryAt_ == 0) {
+  if (path.kind == StepPath::Kind::Recorded) return {Will::Wait, "it warms up", false};
+  if (path.kind == StepPath::Kind::Plain && !layout_ && arenaRetryAt_ == 0) {
     return {Will::Wait, "its memory is not planned yet", false};
   }
-  if (path == Path::Plain) {
-    return {Will::Leave, because.empty() ? "it runs uncaptured" : because, false};
+  if (path.kind == StepPath::Kind::Plain) {
+    return {Will::Leave, path.why.empty() ? "it runs uncaptured" : path.why, false};
   }
   if (!entry.ranWithGroups)
     return {Will::Wait, "this step makes the communicators of its groups", false};
@@ -102,6 +89,7 @@ void Runtime::Impl::refuseCollectives() {
       if (launch.groups.empty() || partition.state() == PartitionState::Quarantined) continue;
       TORCH_CHECK(!options_.requireCapture, describe(launch.node), ": not captured: ", why);
       partition.quarantine(/*forGood=*/true);
+      entry.seals.breakAll();
       remarks_.add(RemarkKind::Missed, "runtime", "collectives-refused", launch.node,
                    "its collectives are not captured: " + why);
     }

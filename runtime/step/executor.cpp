@@ -6,6 +6,7 @@
 #include "runtime/results/address_remainder.h"
 #include "runtime/results/copy_places.h"
 #include "runtime/results/results.h"
+#include "runtime/step/seal.h"
 
 #include <ATen/ops/empty_strided.h>
 
@@ -19,7 +20,6 @@ void RemarkOnce::missed(const std::string& name, const Node* node, const std::st
 
 void RemarkOnce::missedAs(const std::string& key, const std::string& name, const Node* node,
                           const std::string& message) {
-  last_ = message;
   if (!made_.insert(name + '\0' + (node ? describe(node) : "") + '\0' + key).second) return;
   if (node) {
     remarks_.add(RemarkKind::Missed, "runtime", name, node, message);
@@ -68,14 +68,17 @@ void Executor::runUncaptured(Recorder* recorder, ArenaSession* session) {
   recorder_ = recorder;
   session_ = session;
   served_ = nullptr;
+  seal_ = nullptr;
   runAll(code_.instructions);
 }
 
-void Executor::runServed(ServedEntry& served, ArenaSession& session) {
+bool Executor::runServed(ServedEntry& served, ArenaSession& session, const Seal* seal) {
   recorder_ = nullptr;
   session_ = &session;
   served_ = &served;
+  seal_ = seal;
   runAll(code_.instructions);
+  return seal_ != nullptr;
 }
 
 void Executor::runAll(const std::vector<Instruction>& instructions) {
@@ -129,7 +132,11 @@ void Executor::poison(const std::vector<DeadBlock>& blocks) {
 
 void Executor::runLaunch(uint32_t index) {
   Launch& launch = code_.launches[index];
-  if (served_) {
+  if (seal_ && !seal_->launch(index).holds(frame_)) seal_ = nullptr;
+  if (seal_) {
+    session_->enterStep(-1);
+    replay(*seal_->launch(index).captured, launch);
+  } else if (served_) {
     runPartition(served_->partitions[index], launch);
   } else {
     runCalls(launch);
@@ -156,21 +163,28 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
     settle(partition, launch, captured ? "" : "it is quarantined there");
   }
   if (partition.state() == PartitionState::Quarantined) return runCalls(launch);
-  if (const int64_t changed = partition.changedOperand(launch, frame_); changed >= 0) {
+  const CapturedPartition& captured = *partition.captured();
+  if (const int64_t changed = captured.changedOperand(launch, frame_); changed >= 0) {
     const Value* operand = launch.node->input(changed);
-    const std::string found = partition.difference(changed, frame_[launch.operands[changed]]);
+    const std::string found = captured.difference(changed, frame_[launch.operands[changed]]);
     remarks_.missedAs(std::to_string(changed), "guard-failed", launch.node,
                       "operand %" + operand->debugName() + ": " + found +
                           "; its calls run one by one");
     return runCalls(launch);
   }
+  replay(captured, launch);
+}
+
+/// Its calls run one by one where the launch fails, and nothing ran.
+void Executor::replay(const CapturedPartition& captured, Launch& launch) {
   try {
-    partition.replay(launch, frame_);
+    captured.replay(launch, frame_);
     ++stats_.replays;
     if (communication_ && !launch.groups.empty()) communication_->launched(launch);
   } catch (const PartialReplay& partial) {
     std::rethrow_exception(partial.cause);
   } catch (const c10::Error& error) {
+    seal_ = nullptr;  // what this launch would have made lies elsewhere
     remarks_.missed("launch-failed", launch.node,
                     std::string(error.what_without_backtrace()) + "; its calls run one by one");
     runCalls(launch);
@@ -327,13 +341,17 @@ void Executor::runOwn(Own& own) {
       frame_[own.to[i]] = value;
     }
   }
+  if (!sources.empty()) takeCopies(sources, targets);
+  releaseSlots(own.releases, frame_);
+  if (served_ && !own.dying.empty()) poison(own.dying);
+}
+
+void Executor::takeCopies(const std::vector<CopySource>& sources, llvm::ArrayRef<Slot> targets) {
   std::vector<at::Tensor> copies = ownedCopies(sources);
   for (size_t i = 0; i < copies.size(); ++i) {
     stats_.copiedResultBytes += static_cast<int64_t>(copies[i].nbytes());
     frame_[targets[i]] = std::move(copies[i]);
   }
-  releaseSlots(own.releases, frame_);
-  if (served_ && !own.dying.empty()) poison(own.dying);
 }
 
 void Executor::runBranch(Branch& branch) {

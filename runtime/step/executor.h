@@ -6,8 +6,11 @@
 #include "runtime/device/device.h"
 #include "runtime/layout/recorder.h"
 #include "runtime/program/instruction.h"
+#include "runtime/results/results.h"
 #include "runtime/runtime.h"
 #include "runtime/step/partition.h"
+
+#include <llvm/ADT/ArrayRef.h>
 
 #include <set>
 #include <string>
@@ -17,6 +20,7 @@
 namespace gravure {
 
 class Communication;
+class Seal;
 
 /// Remarks that many steps would make, each made once.
 class RemarkOnce {
@@ -28,14 +32,9 @@ class RemarkOnce {
                 const std::string& message);
   /// No loss, and said each time: so many captures of `node` had failed before.
   void capturedLate(const Node* node, int failures);
-  /// For takeLast() alone.
-  void note(std::string message) { last_ = std::move(message); }
-  /// Of the last one, made or not; "" after it was taken.
-  std::string takeLast() { return std::exchange(last_, ""); }
 
  private:
   Remarks& remarks_;
-  std::string last_;
   std::set<std::string> made_;
 };
 
@@ -58,8 +57,9 @@ class Executor {
 
   /// Node by node, memory from PyTorch's allocator. `recorder` and `session` (or neither) see it.
   void runUncaptured(Recorder* recorder = nullptr, ArenaSession* session = nullptr);
-  /// Partitions replayed, captured first where they are not yet; memory from the plan.
-  void runServed(ServedEntry& served, ArenaSession& session);
+  /// Partitions replayed, captured first where they are not yet; memory from the plan. With a `seal` that
+  /// holds, nothing but what host nodes made is looked at any more. True if all was as that says.
+  bool runServed(ServedEntry& served, ArenaSession& session, const Seal* seal);
 
   Frame& frame() { return frame_; }
   /// Forgets all values. Keeps its memory.
@@ -70,11 +70,13 @@ class Executor {
   void runCall(Call& call);
   void runLaunch(uint32_t index);
   void runPartition(Partition& partition, Launch& launch);
+  void replay(const CapturedPartition& captured, Launch& launch);
   bool captureNow(Partition& partition, Launch& launch);
   bool settle(Partition& partition, const Launch& launch, const std::string& failure);
   void runCalls(Launch& launch);
   void runStage(uint32_t index);
   void runOwn(Own& own);
+  void takeCopies(const std::vector<CopySource>& sources, llvm::ArrayRef<Slot> targets);
   bool mustCopy(const Own& own, size_t i, const at::Tensor& tensor) const;
   void runBranch(Branch& branch);
   void detachOperands(const Launch& launch);
@@ -95,6 +97,7 @@ class Executor {
   Recorder* recorder_ = nullptr;
   ArenaSession* session_ = nullptr;
   ServedEntry* served_ = nullptr;
+  const Seal* seal_ = nullptr;  // of this step; nullptr once something in it was not as sealed
 };
 
 }  // namespace gravure

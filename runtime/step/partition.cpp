@@ -60,6 +60,25 @@ void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, 
   }
 }
 
+/// Guards of what `launch` was captured with.
+void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab,
+          CapturedPartition& captured) {
+  const std::vector<OperandTag> tags = tagsOf(launch.node);
+  for (size_t i = 0; i < launch.operands.size(); ++i) {
+    const Slot slot = launch.operands[i];
+    const c10::IValue& value = frame[slot];
+    const bool planned = value.isTensor() && inSlab(value.toTensor(), &slab);
+    const bool number = value.isTensor() && isNumber(tags, i);
+    OperandGuard guard =
+        number ? OperandGuard::ofNumber(value.toTensor()) : OperandGuard(value, !planned);
+    if (code.sources[slot] == SlotSource::Input) {
+      captured.inputGuards.emplace_back(slot, std::move(guard));
+    } else {
+      captured.guards.emplace_back(i, std::move(guard));
+    }
+  }
+}
+
 }  // namespace
 
 void Partition::quarantine(bool forGood) {
@@ -79,15 +98,12 @@ bool Partition::triesAgain() {
 }
 
 void Partition::reset() {
-  executable_.reset();
-  exported_.clear();
-  guards_.clear();
-  inputGuards_.clear();
+  captured_.reset();
   if (state_ == PartitionState::Captured) state_ = PartitionState::WarmedUp;
 }
 
-std::string Partition::difference(int64_t operand, const c10::IValue& value) const {
-  for (const auto& [index, guard] : guards_) {
+std::string CapturedPartition::difference(int64_t operand, const c10::IValue& value) const {
+  for (const auto& [index, guard] : guards) {
     if (static_cast<int64_t>(index) == operand) return guard.difference(value);
   }
   return "";
@@ -111,33 +127,16 @@ void Partition::checkOperands(const Launch& launch, const EntryCode& code, const
   }
 }
 
-void Partition::bake(const Launch& launch, const EntryCode& code, const Frame& frame,
-                     const Slab& slab) {
-  const std::vector<OperandTag> tags = tagsOf(launch.node);
-  for (size_t i = 0; i < launch.operands.size(); ++i) {
-    const Slot slot = launch.operands[i];
-    const c10::IValue& value = frame[slot];
-    const bool planned = value.isTensor() && inSlab(value.toTensor(), &slab);
-    const bool number = value.isTensor() && isNumber(tags, i);
-    OperandGuard guard =
-        number ? OperandGuard::ofNumber(value.toTensor()) : OperandGuard(value, !planned);
-    if (code.sources[slot] == SlotSource::Input) {
-      inputGuards_.emplace_back(slot, std::move(guard));
-    } else {
-      guards_.emplace_back(i, std::move(guard));
-    }
-  }
-}
-
 void Partition::capture(const Launch& launch, const EntryCode& code, Frame& frame,
                         torch::jit::Stack& stack, Device& device, ArenaSession& session) {
   const Slab& slab = *session.slab();
   checkOperands(launch, code, frame, slab);
   const auto generators = generatorsOf(launch, frame, device.tensorDevice());
+  auto captured = std::make_shared<CapturedPartition>();
   try {
     auto capture = device.beginCapture(generators);
     captureCalls(launch, frame, stack, *capture, session);
-    executable_ = capture->finish();
+    captured->executable = capture->finish();
   } catch (...) {
     stack.clear();
     session.enterStep(-1);
@@ -145,9 +144,10 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
     throw;
   }
   session.enterStep(-1);
-  bake(launch, code, frame, slab);
-  for (Slot slot : launch.outputs) exported_.push_back(frame[slot]);
+  bake(launch, code, frame, slab, *captured);
+  for (Slot slot : launch.outputs) captured->exported.push_back(frame[slot]);
   for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
+  captured_ = std::move(captured);
   state_ = PartitionState::Captured;
   failures_ = 0;
 }

@@ -13,6 +13,30 @@
 
 namespace gravure {
 
+/// What one capture of a partition made. Never changed; whoever may replay it holds it.
+struct CapturedPartition {
+  std::unique_ptr<Executable> executable;
+  std::vector<c10::IValue> exported;                    // one a launch output
+  std::vector<std::pair<size_t, OperandGuard>> guards;  // by operand that is no entry input
+  std::vector<std::pair<Slot, OperandGuard>> inputGuards;
+
+  /// Index of the first operand that is not what was captured, of those that no input guard covers;
+  /// -1 if the executable may be replayed.
+  int64_t changedOperand(const Launch& launch, const Frame& frame) const {
+    for (const auto& [operand, guard] : guards) {
+      if (!guard.holds(frame[launch.operands[operand]])) return static_cast<int64_t>(operand);
+    }
+    return -1;
+  }
+  std::string difference(int64_t operand, const c10::IValue& value) const;
+
+  /// Launches, then puts the outputs into their slots.
+  void replay(const Launch& launch, Frame& frame) const {
+    executable->replay();
+    for (size_t i = 0; i < exported.size(); ++i) frame[launch.outputs[i]] = exported[i];
+  }
+};
+
 class Partition {
  public:
   PartitionState state() const { return state_; }
@@ -35,36 +59,17 @@ class Partition {
   void capture(const Launch& launch, const EntryCode& code, Frame& frame, torch::jit::Stack& stack,
                Device& device, ArenaSession& session);
 
-  /// Index of the first operand that is not what was captured, of those that no input guard covers;
-  /// -1 if the executable may be replayed.
-  int64_t changedOperand(const Launch& launch, const Frame& frame) const {
-    for (const auto& [operand, guard] : guards_) {
-      if (!guard.holds(frame[launch.operands[operand]])) return static_cast<int64_t>(operand);
-    }
-    return -1;
-  }
-  std::string difference(int64_t operand, const c10::IValue& value) const;
-
-  /// Launches, then puts the outputs into their slots.
-  void replay(const Launch& launch, Frame& frame) {
-    executable_->replay();
-    for (size_t i = 0; i < exported_.size(); ++i) frame[launch.outputs[i]] = exported_[i];
-  }
-  /// Operands that are entry inputs, as captured.
-  const std::vector<std::pair<Slot, OperandGuard>>& inputGuards() const { return inputGuards_; }
+  /// nullptr unless the state is Captured.
+  const std::shared_ptr<const CapturedPartition>& captured() const { return captured_; }
 
  private:
   void checkOperands(const Launch& launch, const EntryCode& code, const Frame& frame,
                      const Slab& slab) const;
-  void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab);
 
   PartitionState state_ = PartitionState::Cold;
   int failures_ = 0;
   int64_t patience_ = 0;  // runs until the next try, this one included; 0: none comes
-  std::unique_ptr<Executable> executable_;
-  std::vector<c10::IValue> exported_;  // one a launch output
-  std::vector<std::pair<size_t, OperandGuard>> guards_;
-  std::vector<std::pair<Slot, OperandGuard>> inputGuards_;
+  std::shared_ptr<const CapturedPartition> captured_;
 };
 
 }  // namespace gravure

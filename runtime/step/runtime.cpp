@@ -7,9 +7,10 @@
 #include "runtime/program/flatten.h"
 #include "runtime/step/runtime_impl.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
 #include <map>
@@ -19,54 +20,32 @@ namespace gravure {
 namespace {
 
 /// Operators run as their kernels do in eager: below autograd, without the caller's autocast.
-struct BelowAutograd {
-  at::AutoDispatchBelowADInplaceOrView autograd;
-  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
-  // As in eager's forward: some kernels, oneDNN's LSTM among them, keep no workspace without it.
-  c10::AutoGradMode gradMode{true};
-};
-
-/// Leaves the arena that a step entered, also when it throws.
-class ArenaStay {
+class BelowAutograd {
  public:
-  explicit ArenaStay(std::shared_ptr<Slab> entered) : entered_(std::move(entered)) {}
-  ~ArenaStay() {
-    if (entered_) entered_->leave();
+  BelowAutograd() {
+    if (!c10::GradMode::is_enabled()) gradMode_.emplace(true);
   }
 
  private:
-  const std::shared_ptr<Slab> entered_;
+  c10::impl::ExcludeDispatchKeyGuard excluded_{c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                               c10::autocast_dispatch_keyset};
+  // As in eager's forward: some kernels, oneDNN's LSTM among them, keep no workspace without it.
+  std::optional<c10::AutoGradMode> gradMode_;
 };
 
 /// Whose turn it is.
 class Running {
  public:
-  explicit Running(std::atomic<bool>& running) : running_(running) { running_ = true; }
-  ~Running() { running_ = false; }
+  explicit Running(std::atomic<bool>& running) : running_(running) { set(true); }
+  ~Running() { set(false); }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
 
  private:
+  // Whoever is inside of the step was started by it, so no order is needed.
+  void set(bool value) { running_.store(value, std::memory_order_relaxed); }
+
   std::atomic<bool>& running_;
-};
-
-/// Gives moving inputs back also when the step throws.
-class MovedInputs {
- public:
-  MovedInputs(MovingInputs& moving, std::vector<c10::IValue>& inputs, bool served)
-      : moving_(moving), any_(served && !moving.empty()) {
-    if (any_) moving_.copyIn(inputs);
-  }
-  ~MovedInputs() {
-    if (any_) moving_.abandon();
-  }
-  MovedInputs(const MovedInputs&) = delete;
-  MovedInputs& operator=(const MovedInputs&) = delete;
-  void copyBack() const {
-    if (any_) moving_.copyBack();
-  }
-
- private:
-  MovingInputs& moving_;
-  const bool any_;
 };
 
 /// Drops a step's values also when it throws.
@@ -82,15 +61,17 @@ class FrameCleaner {
 }  // namespace
 
 KeptInputs::KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& inputs)
-    : code_(code), values_(inputs.size()) {
-  for (size_t index : code.written) values_[index] = inputs[index];
+    : code_(code) {
+  const auto keep = [&](size_t index) {
+    if (values_.empty()) values_.resize(inputs.size());
+    values_[index] = inputs[index];
+  };
+  for (size_t index : code.written) keep(index);
   const auto& outputs = code.entry->outputs;
   for (size_t o = 0; o < code.outputs.size(); ++o) {
     const Slot slot = code.outputs[o];
-    if (code.sources[slot] == SlotSource::Input) values_[slot] = inputs[slot];
-    if (o < outputs.size() && outputs[o].input >= 0) {
-      values_[outputs[o].input] = inputs[outputs[o].input];
-    }
+    if (code.sources[slot] == SlotSource::Input) keep(slot);
+    if (o < outputs.size() && outputs[o].input >= 0) keep(outputs[o].input);
   }
 }
 
@@ -178,11 +159,10 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
   const Running running(running_);
   noteInsideSteps();
   callerCaptures_ = device_->callerCaptures();
-  const Path path = communication_ ? commonPath(entry, inputs, uncaptured)
-                                   : choosePath(entry, inputs, uncaptured);
-  const ArenaStay stay(path == Path::Served ? slab_ : nullptr);
+  const StepPath path = communication_ ? commonPath(entry, inputs, uncaptured)
+                                       : choosePath(entry, inputs, uncaptured);
   // It may read saved values, though none in a graph of the caller's, which comes after nothing.
-  if (path != Path::Served && slab_ && !callerCaptures_) slab_->follow();
+  if (path.kind != StepPath::Kind::Served && slab_ && !callerCaptures_) slab_->follow();
   try {
     return step(entry, std::move(inputs), path);
   } catch (const std::exception&) {
@@ -221,7 +201,7 @@ std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
   const KeptInputs kept(*entry.code, inputs);
   // What it allocates is not the outer step's, whose plan would have it at one place of its arena.
   const ArenaSession apart(0, device_->tensorDevice());
-  fillFrame(*entry.code, executor.frame(), inputs, Path::Plain);
+  fillFrame(*entry.code, executor.frame(), inputs, /*served=*/false);
   executor.runUncaptured();
   kept.bumpVersions();
   return takeInside(entry, executor.frame(), kept, std::move(slab));
@@ -237,50 +217,76 @@ void Runtime::Impl::noteInsideSteps() {
 }
 
 std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10::IValue> inputs,
-                                             Path path) {
+                                             const StepPath& path) {
+  const bool served = path.kind == StepPath::Kind::Served;
   ++stats_.steps;
   stats_.stagedBytes = 0;
   stats_.copiedResultBytes = 0;
-  if (path != Path::Served) ++stats_.uncapturedSteps;
+  if (!served) ++stats_.uncapturedSteps;
   const KeptInputs kept(*entry.code, inputs);
   FrameCleaner cleaner(*entry.executor);
-  const MovedInputs moved(*entry.moving, inputs, path == Path::Served);
-  fillFrame(*entry.code, entry.executor->frame(), inputs, path);
-  if (path == Path::Recorded) {
-    runRecorded(entry);
-  } else if (path == Path::Plain) {
-    runPlain(entry);
-  } else {
-    const int64_t captures = stats_.captures;
-    ArenaSession session(layout_->serve, slab_, device_->tensorDevice());
-    try {
-      entry.executor->runServed(entry.served, session);
-    } catch (...) {  // what was captured before the error is replayed in the next step
-      if (stats_.captures != captures) collectInputGuards(entry);
-      throw;
-    }
-    if (stats_.captures != captures) collectInputGuards(entry);
-    if (!session.mismatches().empty()) remarkMismatches(session);
-    session.enterStep(-1);
-    moved.copyBack();
-    kept.bumpVersions();
-    auto results = takeResults(entry, kept, &session);
-    entry.wasServed = true;
-    for (const DeadBlock& block : entry.dyingLast)
-      device_->poison(slab_->base() + block.offset, block.bytes);
-    return results;
+  const MovedInputs moved(*entry.moving, inputs, served);
+  fillFrame(*entry.code, entry.executor->frame(), inputs, served);
+  if (served) {
+    if (lentOverwritten_ != path.overwritesLent) lentOverwritten_ = path.overwritesLent;
+    return runServed(entry, kept, moved, path.seal);
   }
+  path.kind == StepPath::Kind::Recorded ? runRecorded(entry) : runPlain(entry);
   if (!callerCaptures_) entry.ranWithGroups = true;
   kept.bumpVersions();
   return takeResults(entry, kept, nullptr);
 }
 
+std::vector<c10::IValue> Runtime::Impl::runServed(EntryState& entry, const KeptInputs& kept,
+                                                  const MovedInputs& moved, const Seal* seal) {
+  const int64_t captures = stats_.captures;
+  ArenaSession session(layout_->serve, slab_, device_->tensorDevice());
+  try {
+    if (!entry.executor->runServed(entry.served, session, seal)) seal = nullptr;
+  } catch (...) {  // what was captured before the error is replayed in the next step
+    if (stats_.captures != captures) collectInputGuards(entry);
+    throw;
+  }
+  if (stats_.captures != captures) collectInputGuards(entry);
+  if (!session.mismatches().empty()) remarkMismatches(session);
+  session.enterStep(-1);
+  moved.copyBack();
+  kept.bumpVersions();
+  auto results = takeResults(entry, kept, &session, seal);
+  entry.wasServed = true;
+  if (!seal && !entry.seals.cover(entry.served.partitions)) sealEntry(entry, kept);
+  for (const DeadBlock& block : entry.dyingLast)
+    device_->poison(slab_->base() + block.offset, block.bytes);
+  return results;
+}
+
+/// Behind a step that was served: where all of its partitions are captured, the next one may go straight.
+void Runtime::Impl::sealEntry(EntryState& entry, const KeptInputs& kept) {
+  entry.seals.breakAll();
+  const auto isCaptured = [](const Partition& each) { return each.captured() != nullptr; };
+  if (!llvm::all_of(entry.served.partitions, isCaptured)) return;
+  Seal::Contents contents = sealLaunches(*entry.code, entry.checks, *entry.moving,
+                                         entry.served.partitions, entry.served.staged);
+  contents.results = handOuts(entry, kept);
+  for (EntryState& lender : llvm::drop_begin(entries_, &entry - entries_.data())) {
+    for (size_t o = 0; o < lender.lent.size(); ++o) {
+      const bool lends =
+          lender.code->ownership[o] == Ownership::Lent || lender.lent[o]->outstanding() > 0;
+      const bool overwrites = &lender == &entry || lender.watches[o].droppedInTime();
+      if (lends && overwrites) contents.books.push_back(lender.lent[o]);
+    }
+  }
+  const auto isSaved = [](const InputInfo& each) { return each.role == InputRole::Saved; };
+  if (llvm::none_of(entry.code->entry->inputs, isSaved)) contents.readsLent = false;
+  entry.seals.add(std::move(contents));
+}
+
 void Runtime::Impl::fillFrame(const EntryCode& code, Frame& frame, std::vector<c10::IValue>& inputs,
-                              Path path) {
+                              bool served) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Slot slot = code.inputs[i];
     c10::IValue& value = inputs[i];
-    const bool read = path != Path::Served || code.readOnHost[slot];
+    const bool read = !served || code.readOnHost[slot];
     const bool detach =
         read && value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad();
     frame[slot] = detach ? c10::IValue(shallowCopy(value.toTensor())) : std::move(value);
@@ -292,7 +298,8 @@ void Runtime::Impl::collectInputGuards(EntryState& entry) {
   entry.inputGuards.clear();
   std::vector<bool> seen(entry.checks.size(), false);
   for (const Partition& partition : entry.served.partitions) {
-    for (const auto& [slot, guard] : partition.inputGuards()) {
+    if (!partition.captured()) continue;
+    for (const auto& [slot, guard] : partition.captured()->inputGuards) {
       if (seen[slot] || entry.moving->isStaged(slot)) continue;
       seen[slot] = true;
       entry.inputGuards.emplace_back(slot, guard);
@@ -327,7 +334,8 @@ void Runtime::Impl::shutdown() {
     entry.executor->clear();
     entry.statics.clear();
     entry.together.clear();
-    entry.served.partitions.clear();  // graphs first
+    entry.seals.breakAll();  // graphs first
+    entry.served.partitions.clear();
     entry.served.staged.clear();
     entry.inputGuards.clear();
     entry.moving->forget();
@@ -369,6 +377,11 @@ void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>&
   const auto turn = impl_->waitForTurn("results");
   EntryState& state = impl_->find(entry);
   for (int64_t output : outputs) state.heldTogether.at(output) = true;
+  state.seals.breakAll();
+}
+
+bool Runtime::holdsSaved() const {
+  return impl_->loans_->outstanding() > 0;
 }
 
 void Runtime::leaveWarmUp() {
@@ -381,7 +394,7 @@ void Runtime::dropCaptures(const std::string& group) {
   Communication* const communication = impl_->communication_.get();
   if (!impl_->alive_ || !communication || !(group.empty() || communication->uses(group))) return;
   impl_->device_->synchronize();
-  for (EntryState& entry : impl_->entries_) impl_->forgetCaptures(entry);
+  for (EntryState& entry : impl_->entries_) Impl::forgetCaptures(entry);
   communication->letGo();
 }
 void Runtime::shutdown() {

@@ -9,6 +9,8 @@
 #include "runtime/runtime.h"
 #include "runtime/step/executor.h"
 #include "runtime/step/moving_inputs.h"
+#include "runtime/step/seal.h"
+#include "runtime/step/step_path.h"
 
 #include <llvm/ADT/STLFunctionalExtras.h>
 
@@ -56,25 +58,55 @@ struct EntryState {
   ServedEntry served;
   std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
   std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
-  std::vector<ChangedInput> changed;                         // of the last step
+  Seals seals;
+  std::vector<ChangedInput> changed;                  // of the last step
   std::vector<std::pair<size_t, int64_t>> othersLay;  // staged ones: their addressRemainder there
   std::unique_ptr<MovingInputs> moving;
   std::vector<std::vector<int64_t>> laid;  // by input that is not staged: strides in warm-up
   int64_t runs = 0;                        // in which its inputs were compared
   uint32_t uncaptured = 0;  // a bit for each of the last runs that could have been captured
+
+  /// All inputs of this run are what was captured.
+  void inputsHeld() {
+    ++runs;
+    changed.clear();
+    othersLay.clear();
+  }
 };
 
 /// The values of a step's inputs that the step's end needs.
 class KeptInputs {
  public:
   KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& inputs);
+  /// Of one that the program writes, or that an output is.
   const c10::IValue& operator[](size_t index) const { return values_[index]; }
   /// The program wrote into these below PyTorch's counters.
   void bumpVersions() const;
 
  private:
   const EntryCode& code_;
-  std::vector<c10::IValue> values_;  // None where nothing needs it
+  std::vector<c10::IValue> values_;  // None where nothing needs it; empty where nothing needs any
+};
+
+/// Gives moving inputs back also when the step throws.
+class MovedInputs {
+ public:
+  MovedInputs(MovingInputs& moving, std::vector<c10::IValue>& inputs, bool served)
+      : moving_(moving), any_(served && !moving.empty()) {
+    if (any_) moving_.copyIn(inputs);
+  }
+  ~MovedInputs() {
+    if (any_) moving_.abandon();
+  }
+  MovedInputs(const MovedInputs&) = delete;
+  MovedInputs& operator=(const MovedInputs&) = delete;
+  void copyBack() const {
+    if (any_) moving_.copyBack();
+  }
+
+ private:
+  MovingInputs& moving_;
+  const bool any_;
 };
 
 class Runtime::Impl {
@@ -92,29 +124,30 @@ class Runtime::Impl {
   void noteInsideSteps();
   void installArena(std::shared_ptr<Slab> slab, std::shared_ptr<LoanBook> loans);
 
-  enum class Path : uint8_t { Plain, Recorded, Served };
-
   void findProducers();
   EntryState& find(const std::string& entry);
   const EntryState& find(const std::string& entry) const;
 
-  // Which path a step takes (choose_path.cpp).
-  Path choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  // Which path a step takes (choose_path.cpp). The straight one is a seal that holds; all else is the slow
+  // way to one.
+  StepPath choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  bool sealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, StepPath& path);
+  StepPath unsealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
   static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
-  bool mayServe(EntryState& entry, const std::vector<c10::IValue>& inputs);
-  bool inputsHold(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  StepPath servedPath(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  std::string inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void watchResults(const EntryState& begins);
   bool resultsHeld(EntryState& entry);
   bool layOutAnew();
-  bool enterArena();
+  void enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path);
+  std::string missed(const std::string& key, const std::string& name, std::string message);
   bool acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
                      std::vector<ChangedInput> changed, const std::string& found);
   bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
                    const std::vector<ChangedInput>& changed);
-  bool laidAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
-  bool liesAsRecorded(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  std::string laidOtherwise(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  std::string liesOtherwise(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void planForNewLayout(const std::string& found);
-  void ranCaptured(EntryState& entry) const { entry.uncaptured <<= 1; }
   void ranUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);
   bool producersAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
@@ -122,25 +155,30 @@ class Runtime::Impl {
                             const std::vector<c10::IValue>& inputs);
   void checkForCaller(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   void checkLentValues(const EntryState& entry, bool lent) const;
-  void forgetCaptures(EntryState& entry);
+  static void forgetCaptures(EntryState& entry);
+  void sealEntry(EntryState& entry, const KeptInputs& kept);
 
   // The same decided with the other ranks (common_path.cpp).
-  Path commonPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
-  Path votedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
-  Vote voteOf(const EntryState& entry, Path path, bool asked);
+  StepPath commonPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  StepPath votedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  Vote voteOf(const EntryState& entry, const StepPath& path, bool asked) const;
   void useNewGroups();
   void refuseCollectives();
 
   // The step (runtime.cpp).
-  std::vector<c10::IValue> step(EntryState& entry, std::vector<c10::IValue> inputs, Path path);
+  std::vector<c10::IValue> step(EntryState& entry, std::vector<c10::IValue> inputs,
+                                const StepPath& path);
+  std::vector<c10::IValue> runServed(EntryState& entry, const KeptInputs& kept,
+                                     const MovedInputs& moved, const Seal* seal);
   static void fillFrame(const EntryCode& code, Frame& frame, std::vector<c10::IValue>& inputs,
-                        Path path);
+                        bool served);
   void collectInputGuards(EntryState& entry);
   void remarkMismatches(const ArenaSession& session);
 
   // Results (step_results.cpp).
   std::vector<c10::IValue> takeResults(EntryState& entry, const KeptInputs& kept,
-                                       ArenaSession* serving);
+                                       ArenaSession* serving, const Seal* seal = nullptr);
+  std::vector<HandOut> handOuts(EntryState& entry, const KeptInputs& kept) const;
   static std::vector<c10::IValue> takeInside(EntryState& entry, const Frame& frame,
                                              const KeptInputs& kept, std::shared_ptr<Slab> slab);
 
@@ -151,7 +189,7 @@ class Runtime::Impl {
   void runPlain(EntryState& entry);
   void settle(EntryState& entry, AllocationRecord record);
   bool allSettled() const;
-  bool plan();
+  std::string plan();
   ArenaShape shapeOf(const ArenaLayout& layout) const;
   void remarkThreads();
   void forgetArena();

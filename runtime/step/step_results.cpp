@@ -1,6 +1,7 @@
 #include "runtime/results/copy_places.h"
 #include "runtime/step/runtime_impl.h"
 
+#include <optional>
 #include <utility>
 
 namespace gravure {
@@ -17,13 +18,16 @@ class ResultTaker {
  public:
   /// `saved`: who holds saved values. `slab`: the arena, whether or not this step was served from it.
   ResultTaker(EntryState& entry, const Frame& frame, const KeptInputs& kept,
-              std::shared_ptr<LoanBook> saved, std::shared_ptr<Slab> slab, bool serving,
-              bool inside = false)
-      : entry_(entry), code_(*entry.code), frame_(frame), kept_(kept), saved_(std::move(saved)),
-        slab_(std::move(slab)), lender_(slab_), serving_(serving), inside_(inside) {}
+              const std::shared_ptr<LoanBook>& saved, const std::shared_ptr<Slab>& slab,
+              bool serving, bool inside = false)
+      : entry_(entry), code_(*entry.code), frame_(frame), kept_(kept), saved_(saved), slab_(slab),
+        serving_(serving), inside_(inside) {}
 
-  std::vector<c10::IValue> take() {
-    for (size_t o = 0; o < code_.outputs.size(); ++o) results_.push_back(takeOne(o));
+  std::vector<c10::IValue> take(const Seal* seal = nullptr) {
+    results_.reserve(code_.outputs.size());
+    for (size_t o = 0; o < code_.outputs.size(); ++o)
+      results_.push_back(takeOne(o, seal ? seal->result(o) : HandOut()));
+    if (sources_.empty()) return std::move(results_);
     std::vector<at::Tensor> copies = ownedCopies(sources_);
     for (size_t i = 0; i < copies.size(); ++i) {
       copiedBytes_ += static_cast<int64_t>(copies[i].nbytes());
@@ -36,6 +40,61 @@ class ResultTaker {
     return std::move(results_);
   }
   int64_t copiedBytes() const { return copiedBytes_; }
+  /// By where the value lies now.
+  HandOut decide(size_t output) const {
+    using How = HandOut::How;
+    const Slot slot = code_.outputs[output];
+    const c10::IValue& value = frame_[slot];
+    const OutputInfo* info =
+        output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
+    if (info && info->role == OutputRole::Mutation && info->input >= 0)
+      return {How::Input, false, info->input};
+    if (code_.sources[slot] == SlotSource::Input) return {How::Input, false, slot};
+    if (value.isTensorList()) return {How::Members};
+    if (!value.isTensor() || !value.toTensor().defined()) return {How::AsIs};
+    const at::Tensor& tensor = value.toTensor();
+    const bool alias = info && info->role == OutputRole::Alias;
+    // What a capture allocated outside the arena is its graph's: the next replay writes it.
+    const bool ofGraph = serving_ && !alias && code_.isMadeByLaunch(slot);
+    const bool asEager = info && isCopiedAsEager(info->role);
+    const Ownership ownership = code_.ownership[output];
+    if (ownership == Ownership::Static && slab_ && !inside_) return {How::Static, asEager};
+    const bool here = inSlab(tensor, slab_.get());
+    if (here || ofGraph) {
+      if (serving_ && ownership == Ownership::Saved) return {How::Saved};
+      // One with gaps, or with several elements in one place, is laid out anew for its holder.
+      const bool lent = here && serving_ && ownership == Ownership::Lent;
+      if (lent && tensor.is_non_overlapping_and_dense()) return {How::Lent};
+      return {How::Copied, asEager};
+    }
+    if (alias && info->input >= 0) {
+      const c10::IValue& input = kept_[info->input];
+      if (input.isTensor() && sameView(tensor, input.toTensor()))
+        return {How::Input, false, info->input};
+    }
+    // Of what is held together nobody sees that it is the same tensor each step.
+    const bool seen = !entry_.heldTogether[output];
+    const bool apart = serving_ && seen && code_.sources[slot] == SlotSource::Launch;
+    return {apart ? How::Apart : How::AsIs};
+  }
+
+  /// The same for all steps in which each partition is replayed; undecided where that does not say it.
+  HandOut decideForAll(size_t output) const {
+    using How = HandOut::How;
+    const Slot slot = code_.outputs[output];
+    const HandOut now = decide(output);
+    const bool structural = code_.sources[slot] == SlotSource::Input ||
+                            (output < code_.entry->outputs.size() &&
+                             code_.entry->outputs[output].role == OutputRole::Mutation);
+    if (structural) return now;
+    const OutputInfo* info =
+        output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
+    const bool alias = info && info->role == OutputRole::Alias;
+    if (alias || !frame_[slot].isTensor() || !handedOn(slot)) return {};
+    const at::Tensor& handed = entry_.statics[output];
+    const bool same = now.how == How::Static && sameView(handed, frame_[slot].toTensor());
+    return same ? HandOut{How::Same} : now;
+  }
 
  private:
   struct Target {
@@ -43,58 +102,48 @@ class ResultTaker {
     int64_t member;  // of a list, -1: the output itself
   };
 
-  c10::IValue takeOne(size_t output) {
-    const Slot slot = code_.outputs[output];
-    const c10::IValue& value = frame_[slot];
-    const OutputInfo* info =
-        output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
-    if (info && info->role == OutputRole::Mutation && info->input >= 0) return kept_[info->input];
-    if (code_.sources[slot] == SlotSource::Input) return kept_[slot];
-    if (value.isTensorList()) return takeList(output, value);
-    if (!value.isTensor() || !value.toTensor().defined()) return value;
-    const at::Tensor& tensor = value.toTensor();
-    const bool alias = info && info->role == OutputRole::Alias;
-    // What a capture allocated outside the arena is its graph's: the next replay writes it.
-    const bool ofGraph = serving_ && !alias && code_.isMadeByLaunch(slot);
-    const bool asEager = info && isCopiedAsEager(info->role);
-    if (code_.ownership[output] == Ownership::Static && slab_ && !inside_) {
-      return handStatic(output, tensor, asEager);
+  c10::IValue takeOne(size_t output, HandOut handOut) {
+    using How = HandOut::How;
+    if (handOut.how == How::Undecided) handOut = decide(output);
+    const c10::IValue& value = frame_[code_.outputs[output]];
+    switch (handOut.how) {
+      case How::Undecided:
+      case How::AsIs: return value;
+      case How::Apart: return shallowCopy(value.toTensor());
+      case How::Input: return kept_[handOut.input];
+      case How::Static: return handStatic(output, value.toTensor(), handOut.asEager);
+      case How::Same: return entry_.statics[output];
+      case How::Saved: entry_.lentSaved = true; return handSaved(output, value.toTensor());
+      case How::Lent: return lender().lend(value.toTensor(), entry_.lent[output]);
+      case How::Copied: return copyLater(output, value.toTensor(), handOut.asEager);
+      case How::Members: return takeList(output, value);
     }
-    if (inSlab(tensor, slab_.get())) {
-      return serving_ ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
-    }
-    if (ofGraph) {
-      const bool saved = code_.ownership[output] == Ownership::Saved;
-      return saved ? hand(output, tensor, asEager) : copyLater(output, tensor, asEager);
-    }
-    if (alias && info->input >= 0) {
-      const c10::IValue& input = kept_[info->input];
-      if (input.isTensor() && sameView(tensor, input.toTensor())) return input;
-    }
-    // A partition hands on the same tensor each step; of what is held together nobody sees it.
-    const bool seen = !entry_.heldTogether[output];
-    return serving_ && seen && code_.sources[slot] == SlotSource::Launch ? shallowCopy(tensor)
-                                                                         : value;
+    return value;
   }
 
-  /// A served step's value that lies in the arena.
-  c10::IValue hand(size_t output, const at::Tensor& tensor, bool asEager) {
-    switch (code_.ownership[output]) {
-      case Ownership::Saved: entry_.lentSaved = true; return handSaved(output, tensor);
-      case Ownership::Lent:
-        // One with gaps, or with several elements in one place, is laid out anew for its holder.
-        if (!tensor.is_non_overlapping_and_dense()) return copyLater(output, tensor, asEager);
-        return lender_.lend(tensor, entry_.lent[output]);
-      default: return copyLater(output, tensor, asEager);
+  /// Whether a partition made the value, as it is or as an Own instruction hands it on.
+  bool handedOn(Slot slot) const {
+    if (code_.sources[slot] == SlotSource::Launch) return true;
+    if (code_.sources[slot] != SlotSource::Own) return false;
+    for (const Own& own : code_.owns) {
+      for (size_t i = 0; i < own.to.size(); ++i) {
+        if (own.to[i] == slot) return code_.sources[own.from[i]] == SlotSource::Launch;
+      }
     }
+    return false;
+  }
+
+  Lender& lender() {
+    if (!lender_) lender_.emplace(slab_);
+    return *lender_;
   }
 
   /// Of what is held together, the first is the loan.
   at::Tensor handSaved(size_t output, const at::Tensor& tensor) {
     const bool together = entry_.heldTogether[output] && inSlab(tensor, slab_.get());
-    if (!together || !std::exchange(lentTogether_, true)) return lender_.lend(tensor, saved_);
+    if (!together || !std::exchange(lentTogether_, true)) return lender().lend(tensor, saved_);
     at::Tensor& known = entry_.together[output];
-    if (!sameView(known, tensor)) known = lender_.lendAlongside(tensor, saved_);
+    if (!sameView(known, tensor)) known = lender().lendAlongside(tensor, saved_);
     return known;
   }
 
@@ -132,9 +181,9 @@ class ResultTaker {
   const EntryCode& code_;
   const Frame& frame_;
   const KeptInputs& kept_;
-  const std::shared_ptr<LoanBook> saved_;
-  const std::shared_ptr<Slab> slab_;
-  Lender lender_;
+  const std::shared_ptr<LoanBook>& saved_;
+  const std::shared_ptr<Slab>& slab_;
+  std::optional<Lender> lender_;
   const bool serving_;
   const bool inside_;  // of another step: it hands out what is its own
   bool lentTogether_ = false;
@@ -147,12 +196,13 @@ class ResultTaker {
 }  // namespace
 
 std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const KeptInputs& kept,
-                                                    ArenaSession* serving) {
+                                                    ArenaSession* serving, const Seal* seal) {
   if (serving) serving->enterStep(-1);
   // A lent input may come out of an uncaptured step, too.
-  ResultTaker taker(entry, entry.executor->frame(), kept, loans_, callerCaptures_ ? nullptr : slab_,
+  const std::shared_ptr<Slab> none;
+  ResultTaker taker(entry, entry.executor->frame(), kept, loans_, callerCaptures_ ? none : slab_,
                     serving != nullptr);
-  std::vector<c10::IValue> results = taker.take();
+  std::vector<c10::IValue> results = taker.take(seal);
   for (size_t o = 0; !layout_ && !callerCaptures_ && o < results.size(); ++o) {
     if (results[o].isTensor()) entry.watches[o].handOut(results[o].toTensor());
   }
@@ -160,12 +210,19 @@ std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const Kep
   return results;
 }
 
+/// For a seal, behind a served step: one an output.
+std::vector<HandOut> Runtime::Impl::handOuts(EntryState& entry, const KeptInputs& kept) const {
+  const ResultTaker taker(entry, entry.executor->frame(), kept, loans_, slab_, /*serving=*/true);
+  std::vector<HandOut> found;
+  for (size_t o = 0; o < entry.code->outputs.size(); ++o) found.push_back(taker.decideForAll(o));
+  return found;
+}
+
 std::vector<c10::IValue> Runtime::Impl::takeInside(EntryState& entry, const Frame& frame,
                                                    const KeptInputs& kept,
                                                    std::shared_ptr<Slab> slab) {
-  return ResultTaker(entry, frame, kept, nullptr, std::move(slab), /*serving=*/false,
-                     /*inside=*/true)
-      .take();
+  const std::shared_ptr<LoanBook> none;
+  return ResultTaker(entry, frame, kept, none, slab, /*serving=*/false, /*inside=*/true).take();
 }
 
 }  // namespace gravure

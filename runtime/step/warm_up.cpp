@@ -99,9 +99,9 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
   return shape;
 }
 
-/// Lays the arena out and makes its memory; captures of an older one are forgotten. False, and all as it
-/// was, if there is no memory for it.
-bool Runtime::Impl::plan() {
+/// Lays the arena out and makes its memory; captures of an older one are forgotten, and "" returned. All as
+/// it was, and why, if there is no memory for it.
+std::string Runtime::Impl::plan() {
   std::vector<AllocationRecord> records;
   for (EntryState& entry : entries_) records.push_back(entry.record);
   const auto droppedInTime = [&](size_t e, size_t o) {
@@ -121,13 +121,12 @@ bool Runtime::Impl::plan() {
     TORCH_CHECK(!options_.requireCapture, "no memory for the arena of ", layout.plan.bytes,
                 " bytes: ", reason, "; free memory, or use a smaller batch");
     const std::string which = layout_ ? "another" : "the";
-    once_.missedAs("make " + which, "no-arena", nullptr,
-                   "no memory for " + which + " arena of " + std::to_string(layout.plan.bytes) +
-                       " bytes: " + reason +
-                       (layout_
-                            ? "; steps run uncaptured while results are held"
-                            : "; steps run uncaptured, and it is tried again from time to time"));
-    return false;
+    return missed("make " + which, "no-arena",
+                  "no memory for " + which + " arena of " + std::to_string(layout.plan.bytes) +
+                      " bytes: " + reason +
+                      (layout_
+                           ? "; steps run uncaptured while results are held"
+                           : "; steps run uncaptured, and it is tried again from time to time"));
   }
   const bool first = !std::exchange(planned_, true);
   if (layout_) forgetArena();
@@ -147,7 +146,7 @@ bool Runtime::Impl::plan() {
   stats_.arenaBytes = layout_->plan.bytes;
   stats_.arenaLoad = layout_->plan.load;
   installLayout();
-  return true;
+  return "";
 }
 
 /// Says which entries call much on the host, on another thread than the first entry's: a processor that

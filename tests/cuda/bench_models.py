@@ -2,11 +2,15 @@
 
     python3 tests/cuda/bench_models.py [--models gpt2,llama_1b] [--ways eager,gravure] [--rounds 3]
     python3 tests/cuda/bench_models.py --short       three models, three ways
+    python3 tests/cuda/bench_models.py --seconds 500 ends by then, and says what is left
     python3 tests/cuda/bench_models.py --show        the table of what is there
 
 Weights are random; attention, dropout and losses are the libraries' defaults. Gradients are
 clipped and fused AdamW steps, outside of the compiled code. Results are kept in $OUT/models, a
 file a model, way and round; one that is there is not measured again: what was cut short goes on.
+Figures of every model come first, then bits. Caches of compiled kernels are empty for each process;
+`--warm` keeps one for all, and the first call's seconds bear a star. A process is a fork of one
+that has imported the libraries and not touched the GPU; where that cannot be, a new one.
 `--device cpu --size tiny` tries the script without a GPU.
 
 Ways: eager; gravure, gravure_inductor: torch.compile(backend="gravure"), ATen's kernels and
@@ -27,14 +31,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy
 import torch
@@ -43,7 +51,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from train_models import digest
 
-STEPS, BIT_STEPS, LIMIT_S = 20, 8, 280
+STEPS, BIT_STEPS = 20, 8
+LIMIT_S, LEAST_S = 280, 10  # a process may take; it is not begun with less
 SHORT = ("gpt2,bert,resnet50", "eager,gravure,compile")
 
 Batch = dict[str, Tensor]
@@ -290,6 +299,7 @@ class Run:
     step: Step
     optimizer: torch.optim.Optimizer
     train: Callable[[Batch], Tensor] = field(init=False)
+    facts: dict[str, Any] = field(default_factory=dict)  # of the way, kept with the figures
 
 
 def _clipped(run: Run) -> None:
@@ -314,15 +324,37 @@ def _gravure(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
     return _by_autograd(run, torch.compile(run.step, backend="gravure", options=options))
 
 
-# A step is one graph: without it, transformers looks whether a mask is all ones. Bits are eager's
-# where the other way has them, which the digests show.
-_ONE_GRAPH = {"is_compiling": True}
+def _one_graph(run: Run, **arguments: Any) -> Callable[[Batch], Tensor]:
+    """A compiled step that takes eager's way, with its kernels.
+
+    Where that way looks at data (whether a padding mask is all ones) it is no one graph: there the
+    model is told that it is compiled. It then makes masks that eager does without, and attention
+    cannot be flash, so nobody is told who need not be.
+    """
+    import gravure
+
+    options = arguments.pop("options", {})
+    compiled = gravure.compile_step(run.step, options=options, **arguments)
+
+    def call(batch: Batch) -> Tensor:
+        nonlocal compiled
+        if "is_compiling" in run.facts:
+            return compiled(batch)
+        try:
+            loss = compiled(batch)
+            run.facts["is_compiling"] = False
+        except gravure.ExportError as error:  # before anything has run
+            run.facts |= {"is_compiling": True, "refused": str(error)[:400]}
+            told = options | {"is_compiling": True}
+            compiled = gravure.compile_step(run.step, options=told, **arguments)
+            loss = compiled(batch)
+        return loss
+
+    return call
 
 
 def _whole(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
-    import gravure
-
-    compiled = gravure.compile_step(run.step, options=_ONE_GRAPH | options)
+    compiled = _one_graph(run, options=options)
 
     def train(batch: Batch) -> Tensor:
         loss = compiled(batch)
@@ -333,9 +365,7 @@ def _whole(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
 
 
 def _with_optimizer(run: Run) -> Callable[[Batch], Tensor]:
-    import gravure
-
-    return gravure.compile_step(run.step, optimizer=run.optimizer, options=_ONE_GRAPH)
+    return _one_graph(run, optimizer=run.optimizer)
 
 
 def _graph(run: Run) -> Callable[[Batch], Tensor]:
@@ -398,10 +428,15 @@ OF_EAGERS_BITS = ("gravure", "step")
 
 def make(model: str, way: str, size: str, device: str) -> tuple[Run, list[Batch]]:
     torch.manual_seed(0)
-    work = MODELS[model](size == "tiny")
+    with torch.device(device):  # drawn there: a billion weights take a CPU half a minute
+        work = MODELS[model](size == "tiny")
     layout = torch.channels_last if work.channels_last else torch.preserve_format
     dtype = torch.float32 if work.autocast else torch.bfloat16
-    step = Step(work, device).to(device, dtype, memory_format=layout).train()
+    step = Step(work, device).to("cpu", dtype, memory_format=layout)
+    if device == "cuda":  # nothing of the drawing counts
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    step = step.to(device).train()
     run = Run(step, torch.optim.AdamW(step.parameters(), lr=1e-4, fused=True))
     run.train = WAYS[way](run)
 
@@ -439,6 +474,15 @@ class Device:
             "reserved_mib": torch.cuda.memory_reserved() >> 20,
         }
 
+    def pools(self) -> dict[str, list[int]]:
+        """MiB of PyTorch's cache a pool: reserved, in use. (0, 0) is everybody's."""
+        found: dict[str, list[int]] = {}
+        for segment in torch.cuda.memory_snapshot() if self.cuda else ():
+            sizes = found.setdefault(str(segment.get("segment_pool_id")), [0, 0])
+            sizes[0] += segment["total_size"]
+            sizes[1] += segment["active_size"]
+        return {pool: [size >> 20 for size in sizes] for pool, sizes in found.items()}
+
 
 def idle_share(run: Run, batches: list[Batch], device: Device) -> float | None:
     """Of three steps back to back: the share in which no kernel and no copy runs."""
@@ -472,10 +516,12 @@ def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     run.train(batches[0])
     device.wait()
     found["first_s"] = round(time.perf_counter() - begun, 2)
+    found |= {f"{name}_after_first": value for name, value in device.memory().items()}
     for i in range(1, 10):
         run.train(batches[i % len(batches)])
     device.wait()
     found |= {f"{name}_after_ten": value for name, value in device.memory().items()}
+    found["pools_after_ten"] = device.pools()
     whole, host = [], []
     for i in range(STEPS):
         device.wait()
@@ -494,6 +540,7 @@ def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     found["host_ms"] = round(statistics.median(host) * 1e3, 3)
     found |= device.memory()
     found["idle"] = idle_share(run, batches, device)
+    found |= run.facts
     if "gravure" in sys.modules:
         import gravure
 
@@ -523,37 +570,136 @@ def folder() -> Path:
     return found
 
 
-def spawn(part: str, model: str, way: str, size: str, device: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", part, model, way]
-    command += ["--size", size, "--device", device]
-    environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
+def spawn(
+    part: str, model: str, way: str, options: argparse.Namespace, limit: float
+) -> dict[str, Any]:
+    """What a process of its own found, or its error. "cut": `limit` seconds did not do."""
+    environment = {}
     if part == "digests":
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    caches = tempfile.mkdtemp(prefix="caches")
+    if not options.warm:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = caches
+        environment["TRITON_CACHE_DIR"] = caches + "/triton"
     begun = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as said:
+        if options.forked:
+            process = _forked(part, model, way, options, environment, said)
+        else:
+            process = _started(part, model, way, options, environment, said)
+        status = _ended(process, limit)
+        said.seek(0)
+        lines = said.read().strip().splitlines()
+    shutil.rmtree(caches, ignore_errors=True)
+    took = {"took_s": round(time.perf_counter() - begun, 1), "warm": options.warm}
+    if status is None:
+        return took | {"error": f"more than {limit:.0f} s", "cut": True, "said": lines[-30:]}
+    results = [line for line in lines if line.startswith("RESULT ")]
+    if status == 0 and results:
+        return json.loads(results[-1].removeprefix("RESULT ")) | took
+    error = lines[-1][:300] if lines else f"exit status {status}"
+    return took | {"error": error, "said": lines[-30:]}
+
+
+def _started(
+    part: str,
+    model: str,
+    way: str,
+    options: argparse.Namespace,
+    environment: dict[str, str],
+    said: IO[str],
+) -> int:
+    command = [sys.executable, __file__, "--one", part, model, way]
+    command += ["--size", options.size, "--device", options.device]
+    return subprocess.Popen(
+        command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
+    ).pid
+
+
+def _forked(
+    part: str,
+    model: str,
+    way: str,
+    options: argparse.Namespace,
+    environment: dict[str, str],
+    said: IO[str],
+) -> int:
+    sys.stdout.flush()
+    process = os.fork()
+    if process:
+        return process
+    status = 1
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"more than {LIMIT_S} s"}
-    took = {"took_s": round(time.perf_counter() - begun, 1)}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode == 0 and lines:
-        return json.loads(lines[-1].removeprefix("RESULT ")) | took
-    said = (done.stderr or done.stdout).strip().splitlines()
-    error = said[-1][:300] if said else f"exit status {done.returncode}"
-    return took | {"error": error, "said": said[-30:]}
+        os.setsid()
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        os.environ.update(environment)
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        found = PARTS[part](model, way, options.size, options.device)
+        print("RESULT " + json.dumps(found), flush=True)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
-def measured(part: str, model: str, way: str, number: int, size: str, device: str) -> None:
-    """Measures what is not kept yet. What failed is measured again."""
+def _ended(process: int, limit: float) -> int | None:
+    """Its exit status; None: killed, with all that it started, after `limit` seconds."""
+    until = time.perf_counter() + limit
+    status: int | None = None
+    while status is None and time.perf_counter() < until:
+        time.sleep(0.05)
+        ended, word = os.waitpid(process, os.WNOHANG)
+        if ended:
+            status = os.waitstatus_to_exitcode(word)
+    try:
+        os.killpg(process, signal.SIGKILL)  # compiling processes outlive their parent
+    except ProcessLookupError:
+        pass
+    if status is None:
+        os.waitpid(process, 0)
+    return status
+
+
+def imports_once(models: list[str], device: str) -> bool:
+    """Imports what `models` need. False: a fork of this process cannot use the GPU."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # to ask for a GPU does not touch it
+    torch.set_num_threads(1)  # threads do not outlive a fork
+    for model in models:
+        try:
+            MODELS[model](True)
+        except ImportError:
+            continue  # its own process says so
+    process = os.fork()
+    if not process:
+        try:
+            torch.zeros(1, device=device)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(process, 0)[1] == 0
+
+
+def measured(
+    part: str, model: str, way: str, number: int, options: argparse.Namespace, until: float
+) -> bool:
+    """Measures what is not kept yet. What failed is measured again. False: no time was left."""
     path = folder() / f"{model}.{way}.{part}.{number}.json"
     if path.exists() and "error" not in json.loads(path.read_text()):
-        return
-    found = spawn(part, model, way, size, device)
+        return True
+    left = until - time.perf_counter()
+    if left < LEAST_S:
+        return False
+    found = spawn(part, model, way, options, min(LIMIT_S, left))
+    if "cut" in found and left < LIMIT_S:
+        return False
     path.write_text(json.dumps(found, indent=1))
     said = found.get("error") or found.get("step_ms") or found.get("digest")
     print(f"{path.stem}: {said} ({found.get('took_s', '–')} s)", flush=True)
+    return True
 
 
 def kept(part: str, model: str, way: str) -> list[dict[str, Any]]:
@@ -580,8 +726,9 @@ def show() -> None:
             ratio = f"{step / base:.3f}" if step and base else "–"
             names = ["stream_ms", "host_ms", "first_s", "peak_mib", "peak_reserved_mib"]
             names += ["reserved_mib_after_ten", "idle"]
-            cells = [_median(right, name) for name in names]
-            shown = [str(step), ratio, *("–" if c is None else f"{c:g}" for c in cells)]
+            cells = ["–" if (c := _median(right, name)) is None else f"{c:g}" for name in names]
+            cells[2] += "*" if any(row.get("warm") for row in right) else ""
+            shown = [str(step), ratio, *cells]
             print(f"| {model} | {way} | " + " | ".join([*shown, _bits(model, way)]) + " |")
 
 
@@ -600,6 +747,22 @@ def _bits(model: str, way: str) -> str:
     return "eager's" if found[0].get("digest") == expected[0].get("digest") else "OTHERS"
 
 
+def tasks(
+    models: list[str], ways: list[str], rounds: int, parts: list[str]
+) -> list[tuple[str, str, str, int]]:
+    """Part, model, way and number of each process, in order; in a round the ways take turns."""
+    found = []
+    for part in parts:
+        for model in models:
+            if part == "figures":
+                found += [(part, model, way, number) for number in range(rounds) for way in ways]
+                continue
+            exact = [way for way in ways if way in OF_EAGERS_BITS]
+            found += [(part, model, way, 0) for way in ("eager", *exact)]
+            found.append((part, model, "eager", 1))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
@@ -609,6 +772,9 @@ def main() -> int:
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--size", choices=("usual", "tiny"), default="usual")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--parts", default="figures,digests")
     parser.add_argument("--one", nargs=3, metavar=("PART", "MODEL", "WAY"))
     options = parser.parse_args()
     if options.one:
@@ -617,20 +783,20 @@ def main() -> int:
         print("RESULT " + json.dumps(found), flush=True)
         return 0
     if options.short:
-        options.models, options.ways = SHORT
+        options.models, options.ways, options.parts = *SHORT, "figures"
         options.rounds = 1
     if not options.show:
-        ways = options.ways.split(",")
-        for model in options.models.split(","):
-            for number in range(options.rounds):  # the ways take turns
-                for way in ways:
-                    measured("figures", model, way, number, options.size, options.device)
-            if options.short:
-                continue
-            for number, way in enumerate(["eager", *ways]):
-                if way in (*OF_EAGERS_BITS, "eager"):
-                    index = 0 if way != "eager" or number == 0 else 1
-                    measured("digests", model, way, index, options.size, options.device)
+        until = time.perf_counter() + options.seconds
+        models, ways = options.models.split(","), options.ways.split(",")
+        options.forked = imports_once(models, options.device)
+        print("each process is", "a fork" if options.forked else "new", flush=True)
+        left = [
+            "{1}.{2}.{0}.{3}".format(*task)
+            for task in tasks(models, ways, options.rounds, options.parts.split(","))
+            if not measured(*task, options, until)
+        ]
+        if left:
+            print("left:", *left, flush=True)
     show()
     return 0
 

@@ -130,7 +130,8 @@ TEST_CASE("statistics and snapshots of PyTorch count each page once") {
     CHECK(cudaPagesAt(reinterpret_cast<void*>(info.segments[i].address)) != nullptr);
     counted += static_cast<int64_t>(info.segments[i].total_size);
   }
-  CHECK(counted == pages);
+  // What NCCL would register must not be there: other pages will lie at these addresses.
+  CHECK(counted == (torch_private::kNcclRegistersSnapshots ? 0 : pages));
   REQUIRE_FALSE(info.external_annotations.empty());
   CHECK(info.external_annotations.back().metadata_.at("name") == "gravure arena");
   a.reset();

@@ -666,15 +666,17 @@ def draws_on_another_thread() -> None:
                 x = F.gelu(layer(x))
             return F.dropout(x, 0.1)
 
+    replayed = 0
     with beside(work):
         for _ in range(5):
             model = Deep().cuda()
             compiled = ours(model)
             for _ in range(5):
                 step(model, compiled, x)
+            replayed += replays()  # a program that is gone is in no report
             torch._dynamo.reset()
     print(counts)
-    assert replays() > 0
+    assert replayed > 0
     # One call of some 240 of each capture draws: for about 20 us another thread may not.
     assert counts["thrown"] <= 50, counts
 

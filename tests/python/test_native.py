@@ -24,7 +24,10 @@ BUILT = Torch("2.11.0+cu130", "13.0")
         (Torch("2.11.0+cu130", "13.0"), Torch("2.11.0+cpu", None), []),
         (Torch("2.11.0", None), None, []),  # nobody recorded what it was built for
         (Torch("2.12.0+cu130", "13.0"), BUILT, ["2.11.0+cu130", "2.12.0", "torch==2.11.*"]),
-        (Torch("2.10.0+cpu", None), None, ["torch 2.11", "2.10.0+cpu", "torch==2.11.*"]),
+        (Torch("2.15.0", None), None, []),
+        (Torch("2.10.0+cpu", None), None, ["torch 2.11 to 2.15", "2.10.0+cpu", "torch==2.15.*"]),
+        (Torch("2.16.0+cpu", None), None, ["torch 2.11 to 2.15", "2.16.0+cpu", "torch==2.15.*"]),
+        (Torch("2.11.0+cpu", None), Torch("2.15.0+cpu", None), ["torch==2.15.*"]),
         (Torch("2.11.0+cu126", "12.6"), BUILT, ["CUDA 13.0", "CUDA 12.6", "pip install ."]),
         (Torch("2.11.0+cpu", None), BUILT, ["CUDA 13.0", "without CUDA", "pip install ."]),
     ],
@@ -46,10 +49,11 @@ def _run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_import_names_both_releases_and_the_remedy() -> None:
-    done = _run("import torch; torch.__version__ = '2.12.1+cu130'; import gravure")
+    done = _run("import torch; torch.__version__ = '2.10.1+cu130'; import gravure")
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("ImportError: gravure was built for torch 2.11")
-    assert "torch 2.12.1+cu130" in last and "pip install 'torch==2.11.*'" in last
+    assert done.returncode == 1
+    assert last.startswith("ImportError: gravure is made for torch 2.11 to 2.15")
+    assert "torch 2.10.1+cu130" in last and "pip install 'torch==2.15.*'" in last
 
 
 def test_a_library_that_was_built_for_another_torch_is_not_loaded(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_gradient_of_a_gradient_through_parameters_alone_is_an_error() -> None
 
 def test_a_graph_that_is_dropped_gives_its_memory_back() -> None:
     model = Deep()
-    call = compiled(model)
+    call = compiled(model, {"max_in_flight": 1})
     for i in range(5):
         call(*rows(i)).sum().backward()
     replays = program().stats["replays"]

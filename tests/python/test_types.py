@@ -55,5 +55,6 @@ def test_one_version() -> None:
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert cited is not None and cited[1] == gravure.__version__
     project = (ROOT / "pyproject.toml").read_text()
-    assert 'attr = "gravure.version.__version__"' in project
+    assert 'dynamic = ["version"' in project
+    assert "gravure/version.py" in (ROOT / "tools/packaging/wheel_build.py").read_text()
     assert not re.search(r"^version = \"", project, re.MULTILINE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def _run(command: Sequence[str | Path], **environment: str) -> str:
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("staged")
-    _run([ROOT / "tools/wheel/stage", folder], GRAVURE_PYTHON=sys.executable)
+    _run([ROOT / "tools/packaging/stage", folder], GRAVURE_PYTHON=sys.executable)
     return folder
 
 
@@ -64,6 +65,11 @@ def test_what_is_staged_names_no_place_of_this_machine(staged: Path) -> None:
         dynamic = _run(["readelf", "--dynamic", staged / name])
         assert "libtorch_cpu.so" in dynamic
         assert "RUNPATH" not in dynamic and "RPATH" not in dynamic
+        # Ubuntu 22.04's glibc and the libstdc++ of GCC 12 must do.
+        symbols = _run(["readelf", "--dyn-syms", "--wide", staged / name])
+        needed = {tuple(map(int, v.split("."))) for v in re.findall(r"@GLIBC_([\d.]+)", symbols)}
+        assert max(needed) <= (2, 35)
+        assert "GLIBCXX_3.4.31" not in symbols
         assert ".symtab" not in _run(["readelf", "--sections", "--wide", staged / name])
         assert str(ROOT).encode() not in (staged / name).read_bytes()
     record = json.loads((staged / "built_for.json").read_text())
@@ -99,13 +105,17 @@ def test_the_wheel_holds_all_of_it(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", "77")
     script = "import sys, wheel_build; print(wheel_build.build_wheel(sys.argv[1]))"
     command = [sys.executable, "-c", script, tmp_path]
-    _run(command, PYTHONPATH="tools/wheel", GRAVURE_PYTHON=sys.executable)
+    _run(command, PYTHONPATH="tools/packaging", GRAVURE_PYTHON=sys.executable)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        facts = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
         points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
         mode = archive.getinfo("gravure/gravure").external_attr >> 16
+    release = ".".join(torch.__version__.split(".")[:2])
+    assert f"+torch{release}-" in wheel.name
+    assert f"Requires-Dist: torch=={release}.*" in facts
     sources = ROOT / "python"
     files = (sources / "gravure").rglob("*.py")
     modules = {str(file.relative_to(sources)) for file in files}

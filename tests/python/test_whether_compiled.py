@@ -17,6 +17,7 @@ import torch
 from gravure.backend import compile_graph
 from gravure.torch_api import whether_compiled
 from gravure.torch_api.eager_tracing import traces_as_eager
+from gravure.torch_api.private_names import MINOR
 from running import bits, exported, need_library
 from torch import Tensor, nn
 from torch._dynamo.backends.distributed import DDPOptimizer
@@ -141,7 +142,9 @@ def ways(model: nn.Module, x: Tensor) -> tuple[Any, Any]:
 def test_each_question_has_the_answer_of_eager(question: str, library: ModuleType) -> None:
     model, x = library.Asks(question), torch.randn(64)
     eager, traced = ways(model, x)
-    assert (eager == traced) == (question in library.ALWAYS_NO)
+    # torch.compile exports nothing: from 2.12 on Dynamo says so.
+    no = question in library.ALWAYS_NO or (question == "exporting" and MINOR >= 12)
+    assert (eager == traced) == no
     compiled = torch.compile(model, backend="gravure", fullgraph=True)
     assert results(compiled, model, x) == eager
     assert results(gravure.compile_step(model), model, x, step=True) == eager
@@ -328,7 +331,8 @@ def test_models_of_transformers_have_eagers_bits(make: Callable[..., Any]) -> No
     assert trained(make, functools.partial(torch.compile, backend="gravure")) == eager
     torch._dynamo.reset()
     told = functools.partial(torch.compile, backend="gravure", **TOLD)
-    assert trained(make, told) != eager  # else this shows nothing
+    if make is mixtral or MINOR < 15:  # with 2.15 both ways of t5 have the same bits
+        assert trained(make, told) != eager  # else this shows nothing
     if make is mixtral:
         assert trained(make, gravure.compile_step, step=True) == eager
     else:

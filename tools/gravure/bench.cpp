@@ -158,6 +158,9 @@ int BenchCommand::benchRuntime() const {
       json.attribute("host_node_us", costs.hostNodeUs);
       json.attribute("replayed_call_us", costs.replayedCallUs);
       json.attribute("boundary_us", costs.boundaryUs);
+      json.attribute("launched_step_us", costs.launchedStepUs);
+      json.attribute("launched_nodes_us", costs.launchedNodesUs);
+      json.attribute("partition_us", costs.partitionUs);
     });
     llvm::outs() << '\n';
     return kOk;
@@ -167,6 +170,9 @@ int BenchCommand::benchRuntime() const {
   table.add({"a host node, over that", costs.hostNodeUs});
   table.add({"one call of a partition, computed anew", costs.replayedCallUs});
   table.add({"the boundary of a partition, over its calls", costs.boundaryUs});
+  table.add({"a step over an empty launch of one call", costs.launchedStepUs});
+  table.add({"a step over an empty launch of 1000 calls", costs.launchedNodesUs});
+  table.add({"one empty launch more", costs.partitionUs});
   markdown_ ? table.printMarkdown(llvm::outs()) : table.print(llvm::outs());
   return kOk;
 }

@@ -3,6 +3,7 @@
 #include "ir/text/program_text.h"
 #include "passes/pass.h"
 #include "runtime/runtime.h"
+#include "tools/gravure/empty_launches.h"
 #include "tools/gravure/processor_time.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -19,10 +20,11 @@ namespace {
 constexpr const char* kType = "Float(4, strides=[1], device=cpu)";
 constexpr int64_t kFewCalls = 2, kManyCalls = 10;
 
-/// `count` times: `calls` captured calls, then one on the host. aten::neg stays on the host.
-std::string alternating(int64_t count, int64_t calls) {
+/// `count` times: `calls` captured calls, then one on the host, unless there is only one partition.
+/// aten::neg stays on the host. `role`: of the input.
+std::string alternating(int64_t count, int64_t calls, const char* role = "user_input") {
   std::string text =
-      std::string("gravure 1\ngraph step(%v0 : ") + kType + " {user_input \"x\"}):\n";
+      std::string("gravure 1\ngraph step(%v0 : ") + kType + " {" + role + " \"x\"}):\n";
   int64_t last = 0;
   auto add = [&](const char* op) {
     const std::string from = "%v" + std::to_string(last), to = "%v" + std::to_string(last + 1);
@@ -31,7 +33,7 @@ std::string alternating(int64_t count, int64_t calls) {
   };
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t call = 0; call < calls; ++call) add("aten::abs");
-    add("aten::neg");
+    if (count > 1) add("aten::neg");
   }
   return text + "  return (%v" + std::to_string(last) + " {output \"y\"})\n";
 }
@@ -42,22 +44,48 @@ double least(int64_t repetitions, const std::function<void()>& work) {
   return best;
 }
 
-/// Microseconds of one step.
-double stepUs(int64_t count, int64_t calls, int64_t repetitions) {
-  std::unique_ptr<Device> device = makeHostDevice(/*poison=*/false);
+/// The program, captured on `device`.
+std::unique_ptr<Runtime> captured(const std::string& text, std::unique_ptr<Device> device,
+                                  ResultPolicy results) {
   PassContext context;
   context.options.hostRequests = {"aten::neg"};
+  context.options.minPartitionSize = 1;
   context.options.alignment = device->alignment();
-  Program program = readProgram(alternating(count, calls));
+  Program program = readProgram(text);
   runPasses(program, context);
   RuntimeOptions options;
   options.requireCapture = true;
-  Runtime runtime(std::move(program), std::move(device), options);
+  options.results = results;
+  auto runtime = std::make_unique<Runtime>(std::move(program), std::move(device), options);
   const at::Tensor input = at::ones({4});
-  auto step = [&] { runtime.run("step", {input}); };
-  for (int64_t i = 0; i <= RuntimeOptions{}.maxWarmups + 1; ++i) step();
-  TORCH_CHECK(calls == 0 || runtime.stats().replays >= count, "bench: nothing was replayed");
-  return least(repetitions, step) * 1e3;
+  for (int64_t i = 0; i <= options.maxWarmups + 1; ++i) runtime->run("step", {input});
+  return runtime;
+}
+
+/// Microseconds of one step.
+double stepUs(int64_t count, int64_t calls, int64_t repetitions) {
+  const auto runtime =
+      captured(alternating(count, calls), makeHostDevice(/*poison=*/false), ResultPolicy::Owned);
+  TORCH_CHECK(calls == 0 || runtime->stats().replays >= count, "bench: nothing was replayed");
+  const at::Tensor input = at::ones({4});
+  return least(repetitions, [&] { runtime->run("step", {input}); }) * 1e3;
+}
+
+/// Microseconds of one step whose launches do nothing, as tests/cuda/bench_launch.py has them: the input
+/// is a parameter, the result static.
+double emptyUs(int64_t count, int64_t calls, int64_t repetitions) {
+  constexpr int64_t kSteps = 1000;  // a step is shorter than it takes to ask for the time
+  const auto runtime =
+      captured(alternating(count, calls, "parameter"), makeEmptyLaunches(), ResultPolicy::Static);
+  const at::Tensor input = at::ones({4});
+  runtime->run("step", {input});
+  const int64_t before = runtime->stats().replays;
+  const double ms = least(repetitions, [&] {
+    for (int64_t i = 0; i < kSteps; ++i) runtime->run("step", {input});
+  });
+  const int64_t launches = (runtime->stats().replays - before) / (kSteps * repetitions);
+  TORCH_CHECK(launches == (calls == 0 ? 0 : count), "bench: ", launches, " launches a step");
+  return ms * 1e3 / double(kSteps);
 }
 
 double boxedUs(int64_t count, int64_t repetitions) {
@@ -83,6 +111,12 @@ RuntimeCosts measureRuntime(int64_t count, int64_t repetitions) {
   costs.hostNodeUs = host - costs.boxedUs;
   costs.replayedCallUs = (many - few) / double(kManyCalls - kFewCalls);
   costs.boundaryUs = few - host - double(kFewCalls) * costs.replayedCallUs;
+  constexpr int64_t kPartitions = 11;
+  costs.launchedStepUs = emptyUs(1, 1, repetitions);
+  costs.launchedNodesUs = emptyUs(1, count, repetitions);
+  const double with = emptyUs(kPartitions, 1, repetitions);
+  const double without = emptyUs(kPartitions, 0, repetitions);
+  costs.partitionUs = (with - without) / double(kPartitions);
   return costs;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the runtime itself costs on the host device: a host node over its boxed dispatch, and the
-// boundary of a partition, the recomputation that stands for its graph apart.
+// What the runtime itself costs on the host device: a host node over its boxed dispatch, the boundary
+// of a partition, the recomputation that stands for its graph apart, and a step over its launches.
 
 #include <cstdint>
 
@@ -11,6 +11,10 @@ struct RuntimeCosts {
   double hostNodeUs = 0;      // what a host node costs more than that
   double replayedCallUs = 0;  // one call of a partition, computed anew by the host device
   double boundaryUs = 0;      // what a replayed partition costs over its calls
+  // Where launches do nothing, and so take no time.
+  double launchedStepUs = 0;   // a step of one partition of one call
+  double launchedNodesUs = 0;  // a step of one partition of `count` calls
+  double partitionUs = 0;      // one partition more, the host node before it apart
 };
 
 /// Measures with programs of `count` host nodes or partitions; the least of `repetitions`.

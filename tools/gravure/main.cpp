@@ -1,5 +1,6 @@
 // gravure: one command-line tool with subcommands. docs/gravure.md
 
+#include "ir/core/nearest_name.h"
 #include "ir/text/program_text.h"
 #include "tools/gravure/bench.h"
 #include "tools/gravure/command.h"
@@ -54,20 +55,20 @@ void keepOneHelp(cl::SubCommand& sub) {
   if (help) help->setDescription("print this");
 }
 
-/// The flag that `word` was most likely meant to be: one that begins so, or the nearest.
-std::string nearestFlag(llvm::StringRef word, const Flags& flags) {
-  std::string best;
-  unsigned least = ~0u;
+/// "; did you mean '--json'?" with the flag that begins as `word` does, or the nearest; "" if none does.
+/// `value`: what stood behind the name.
+std::string flagMeant(llvm::StringRef word, llvm::StringRef value, const Flags& flags) {
+  std::vector<std::string> names;
   for (llvm::StringRef name : flags.keys()) {
     const cl::Option* option = flags.lookup(name);
     if (name == "h" || (option && option->getOptionHiddenFlag() == cl::ReallyHidden)) continue;
-    const unsigned distance = name.starts_with(word) ? 0 : word.edit_distance(name);
-    if (distance < least || (distance == least && name < best)) {
-      best = name.str();
-      least = distance;
-    }
+    names.push_back(name.str());
   }
-  return best;
+  llvm::sort(names);
+  const auto longer =
+      llvm::find_if(names, [&](llvm::StringRef name) { return name.starts_with(word); });
+  const std::string meant = longer != names.end() ? *longer : nearestName(word, names);
+  return meant.empty() ? "" : "; did you mean '--" + meant + value.str() + "'?";
 }
 
 /// UsageError at the first word that begins with a dash and is no flag in full. LLVM alone would take any
@@ -81,10 +82,9 @@ void checkFlags(const Flags& flags, llvm::ArrayRef<const char*> words, const std
     if (!name.consume_front("--")) name.consume_front("-");
     const auto found = flags.find(name);
     if (found == flags.end()) {
-      throw UsageError("unknown flag '" + word.str() + "'; did you mean '--" +
-                       nearestFlag(name, flags) + word.substr(word.find('=')).str() +
-                       "'? (gravure" + (command.empty() ? "" : " " + command) +
-                       " --help lists all)");
+      throw UsageError("unknown flag '" + word.str() + "'" +
+                       flagMeant(name, word.substr(word.find('=')), flags) + " (gravure" +
+                       (command.empty() ? "" : " " + command) + " --help lists all)");
     }
     const cl::Option* option = found->second;
     const bool takesNext = option && option->getValueExpectedFlag() == cl::ValueRequired;

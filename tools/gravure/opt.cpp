@@ -11,7 +11,6 @@
 
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/Support/FileSystem.h>
-#include <llvm/Support/Format.h>
 #include <llvm/Support/raw_ostream.h>
 
 namespace gravure::tool {
@@ -228,9 +227,7 @@ void OptCommand::checkFlags() const {
 
 int OptCommand::run() {
   if (listPasses_) {
-    for (const Pass& pass : allPasses()) {
-      llvm::outs() << llvm::format("%-24s %s\n", pass.name, pass.summary);
-    }
+    printPasses(llvm::outs());
     return kOk;
   }
   checkFlags();

@@ -4,8 +4,33 @@
 
 #include <llvm/ADT/MapVector.h>
 #include <llvm/ADT/StringExtras.h>
+#include <llvm/Support/Format.h>
+#include <llvm/Support/raw_ostream.h>
 
 namespace gravure::tool {
+namespace {
+
+void printFacts(const char* title, FactSet facts, llvm::raw_ostream& os) {
+  std::vector<std::string> names;
+  facts.forEach([&](ProgramFact fact) { names.emplace_back(factName(fact)); });
+  if (!names.empty()) os << "    " << title << ": " << llvm::join(names, ", ") << '\n';
+}
+
+}  // namespace
+
+void printPasses(llvm::raw_ostream& os) {
+  const PassOptions byDefault;
+  for (const Pass& pass : allPasses()) {
+    os << llvm::left_justify(pass.name, 24) << ' ' << pass.summary << '\n';
+    printFacts("needs", pass.needs, os);
+    printFacts("makes", pass.makes, os);
+    printFacts("keeps", pass.keeps, os);
+    for (const PassOption& option : pass.options) {
+      os << "    {" << option.name << '=' << option.get(byDefault) << "}: " << option.expected
+         << '\n';
+    }
+  }
+}
 
 void printPassStats(const std::vector<PassRecord>& records, const Remarks& remarks,
                     llvm::raw_ostream& os) {

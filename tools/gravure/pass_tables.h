@@ -1,5 +1,5 @@
 #pragma once
-// What passes did and how long they took, one row a pass: --stats and --time-passes.
+// What passes are, what they did and how long they took: --list-passes, --stats and --time-passes.
 
 #include "passes/pass.h"
 
@@ -11,6 +11,9 @@ class raw_ostream;
 
 namespace gravure::tool {
 
+/// All passes in the order of the pipeline: what each does, which facts of the program it needs, makes
+/// and keeps, and its options with what they take and what they are without being given.
+void printPasses(llvm::raw_ostream& os);
 /// Rewrites that were asked for, and how often each remark was made.
 void printPassStats(const std::vector<PassRecord>& records, const Remarks& remarks,
                     llvm::raw_ostream& os);

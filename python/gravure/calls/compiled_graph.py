@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import weakref
@@ -13,6 +14,7 @@ from torch import fx
 
 from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
+from ..graphs.devices import free_bytes
 from ..graphs.traced_graphs import TracedGraphs
 from ..options import CompileOptions
 from ..torch_api.aot_autograd import boxed
@@ -31,6 +33,8 @@ _PENDING = 4096  # backwards that are still to come, at most
 _MOST_UNREPLAYED = 8  # programs in a row whose module was gone before they were replayed
 _MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
 _KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces of operators
+_COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor", "symm_mem"}
+_SPARE = 2  # arenas that are free when one more is made
 _PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
 logger = logging.getLogger("gravure")
 
@@ -68,6 +72,7 @@ class CompiledGraph:
         self._current: Instance | None = None  # of the last call
         self._several = False
         self._is_around = False
+        self._told: weakref.WeakSet[Instance] = weakref.WeakSet()  # that there are no further ones
         self._symbols: dict[Any, Place] = {}
         self._backward_symbols: dict[Any, Place] = {}  # those that it is given, too
         self._kept: list[int] = []  # positions of parameters and buffers
@@ -95,6 +100,10 @@ class CompiledGraph:
         return [*self._of_modules(), *others]
 
     def _of_modules(self) -> list[Instance]:
+        return [each for first in self._firsts() for each in (first, *list(first.further))]
+
+    def _firsts(self) -> list[Instance]:
+        """One for each module and its sizes: without those for further calls in flight."""
         # Others may end while this looks.
         return [each for several in list(self._instances.values()) for each in list(several)]
 
@@ -146,9 +155,14 @@ class CompiledGraph:
                 self._let_go(instance)
 
     def _let_go(self, instance: Instance) -> None:
+        for further in list(instance.further):
+            self._let_go(further)
         if reports.WRITTEN_TO and instance.program is not None:
             ended = program_report(instance, self.options, detailed=reports.IS_PAGE)
             self._ended.append(ended)
+        for first in self._firsts():
+            if instance in first.further:
+                first.further.remove(instance)
         for key, several in list(self._instances.items()):
             if instance in several:
                 several.remove(instance)
@@ -201,10 +215,23 @@ class CompiledGraph:
     @property
     def has_foreign_operators(self) -> bool:
         """Whether it calls operators of the user's."""
+        return not self._namespaces <= _KNOWN
+
+    @functools.cached_property
+    def _namespaces(self) -> set[str]:
         nodes = (node for module in self._maker.traced.modules for node in module.graph.nodes)
         targets = (node.target for node in nodes if node.op == "call_function")
-        namespaces = {t.namespace for t in targets if isinstance(t, OpOverload)}
-        return not namespaces <= _KNOWN
+        return {t.namespace for t in targets if isinstance(t, OpOverload)}
+
+    @functools.cached_property
+    def _may_be_several(self) -> bool:
+        """Whether calls in flight may have instances of their own.
+
+        Ranks would have to agree on their number; static results have one address.
+        """
+        options = self.options
+        wanted = options.max_in_flight > 1 and options.results in ("owned", "copied")
+        return wanted and not options.uncaptured and not self._namespaces & _COLLECTIVES
 
     def run_native(self, args: Sequence[Any]) -> list[Any] | None:
         """The results of the graph, as a node of autograd's; None, and nothing has run, where it
@@ -215,6 +242,9 @@ class CompiledGraph:
         results = instance.native(args)
         if results is None and self._heard(instance, args):
             results = instance.native(args)
+        if results is None and (other := self._beside(instance, args)) is not None:
+            if (results := other.native(args)) is None and self._heard(other, args):
+                results = other.native(args)
         return results
 
     def _heard(self, instance: Instance, args: Sequence[Any]) -> bool:
@@ -253,10 +283,58 @@ class CompiledGraph:
             instance = self._choose(args)
         return instance
 
+    def _beside(self, first: Instance, args: Sequence[Any]) -> Instance | None:
+        """Another instance for this call, where what an earlier one saved is held in `first`.
+
+        Where all are held and there is no other one to be had, it is one that runs the call
+        uncaptured.
+        """
+        if not first.defers or not first.holds_saved():
+            return None
+        found = next((each for each in first.further if not each.holds_saved()), None)
+        if found is None:
+            found = self._further(first, args)
+        if found is not None:
+            found.keep(args)
+        return found
+
+    def _further(self, first: Instance, args: Sequence[Any]) -> Instance | None:
+        """An instance more; the last one where there are too many, None if it is the first."""
+        why = self._in_flight_excess(first)
+        if not why:
+            made = self._make(first.sizes, keeps=True)
+            if made.program is not None and (made.native is None) == (first.native is None):
+                first.further.append(made)
+                self._several = True
+                return made
+            why = self.failure or "it cannot be made"
+        if first not in self._told:
+            self._told.add(first)
+            logger.info(
+                "%s: no further instance for calls in flight: %s; they run uncaptured",
+                self.label,
+                why,
+            )
+        if first.further:
+            return first.further[-1]
+        first.defer(False)
+        return None
+
+    def _in_flight_excess(self, first: Instance) -> str:
+        """Why there is no further instance beside these; "" if there may be."""
+        count = 1 + len(first.further)
+        if count >= self.options.max_in_flight:
+            return f"{count} calls are in flight, which max_in_flight allows"
+        need, free = first.program.stats()["arena_bytes"], free_bytes(self._maker.device())
+        if free is not None and _SPARE * need > free:
+            return f"an arena takes {need} bytes, and {free} are free"
+        return ""
+
     @boxed
     def run_forward(self, args: list[Any]) -> Any:
         """The forward, or the whole graph, with the arguments of AOTAutograd's."""
         instance = self._instance_for(args)
+        instance = self._beside(instance, args) or instance
         results = instance.forward(args)
         if self._several and self._marker is not None:
             if len(self._pending) >= _PENDING:
@@ -343,13 +421,14 @@ class CompiledGraph:
         if instance.program is None:
             self._any = instance
         else:
+            instance.defer(instance.backward is not None and self._may_be_several)
             instance.belong(self._owners or (), _ending(weakref.ref(self)))
             self._instances.setdefault(key, []).append(instance)
         return instance
 
     def _excess(self, key: Key, owners: Sequence[torch.Tensor]) -> tuple[str, str] | None:
         """What there is too much of for another program, and the remedy."""
-        made = [each.sizes for each in self._of_modules()]
+        made = [each.sizes for each in self._firsts()]
         sizes, modules = set(made), made.count(key[0])
         if key[0] not in sizes and len(sizes) >= self.options.max_shapes:
             return (

@@ -38,6 +38,8 @@ class Instance:
         self.backward = backward
         self.program = program
         self.whole: Any = None  # the program that was made first, where another one runs
+        self.further: list[Instance] = []  # for calls while what an earlier one saved is held
+        self.defers = False  # to one of those
         self.sizes = sizes
         self.missed = missed or []  # remarks on how it was made
         self._entry = call.entry if call else ""
@@ -51,6 +53,15 @@ class Instance:
 
     def let_go(self) -> None:
         """Nobody will call it any more."""
+
+    def defer(self, defers: bool) -> None:
+        """Whether a call while saved values are held is another instance's."""
+        self.defers = defers
+        self.program.set_defers(defers)
+
+    def holds_saved(self) -> bool:
+        """Whether what an earlier call saved lies in its arena still."""
+        return self.program.holds_saved()
 
     def belong(self, owners: Iterable[int], ended: Callable[[Instance], None]) -> None:
         """`ended` is called when one of the tensors at `owners`, among a call's arguments, dies."""
@@ -81,6 +92,7 @@ class Instance:
     def take_lean(self, lean: Instance, args: Sequence[Any]) -> None:
         """Autograd's node is `lean`'s from now on, whose backward goes without some gradients."""
         lean.program.set_whole(self.program)
+        lean.program.set_defers(self.defers)
         kept = self._pick(args)
         self._bind(lean.program, kept, range(len(kept)))
         self._own_native, self.native = self.native, lean.native

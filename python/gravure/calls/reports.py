@@ -15,6 +15,16 @@ from .instance import Instance
 ATENS = "ATen's kernels"
 WRITTEN_TO = os.environ.get("GRAVURE_REPORT", "")  # at exit; "" for nowhere
 IS_PAGE = WRITTEN_TO.endswith((".html", ".htm"))  # whose programs need every call
+_TOLD = ", is_compiling"  # the option
+_ATENS = (
+    "Capture takes the host's time out of a step and makes no kernel faster: a step that is as "
+    'long as its kernels gains by options={"codegen": "inductor"}, which fuses them and rounds '
+    "otherwise than eager"
+)
+_INDUCTORS = (
+    'codegen="aten" has eager\'s operators and bits, and is slower where a step is as long as its '
+    "kernels"
+)
 _PATIENCE = 3  # runs of a forward before its backward is missed
 
 
@@ -84,11 +94,39 @@ def program_report(
 
 
 def kernels_of(options: CompileOptions) -> str:
-    """Whose kernels are captured, as a person says it."""
+    """Whose kernels are captured, as a person says it, and of which way of the code."""
+    told = _TOLD if options.is_compiling else ""
     if options.codegen == "aten":
-        return ATENS
+        return ATENS + told
     mode = f", mode {options.mode}" if options.mode else ""
-    return f"Inductor's kernels{mode}"
+    return f"Inductor's kernels{mode}{told}"
+
+
+def choices(kernels: set[str], broken: int) -> list[str]:
+    """What is in force, and what another choice would bring: a sentence each.
+
+    `kernels`: of the graphs, as `kernels_of` says it. `broken`: graphs that Dynamo ended early.
+    """
+    found = []
+    for named in sorted(kernels):
+        if not named.startswith(ATENS):
+            of = ", in the bits of the same kernels uncaptured"
+            found.append(f"in force: {named}{of}. {_INDUCTORS}")
+            continue
+        of = ", in eager's bits" if named == ATENS else ""
+        found.append(f"in force: {named}{of}. {_ATENS}")
+    if any(named.endswith(_TOLD) for named in kernels):
+        found.append(
+            "is_compiling: code that asks takes the way that it has for compilers, which may have "
+            "slower kernels (attention of transformers gets a mask, and is not flash) and other "
+            "bits; leave it out where the code is one graph without"
+        )
+    if broken:
+        found.append(
+            f"graphs that end early: {broken}. What such a graph hands on is copied; mended, or in "
+            "gravure.compile_step, which refuses a break, a step has no such copies"
+        )
+    return found
 
 
 def host_nodes(remarks: list[dict[str, Any]]) -> dict[str, int]:

@@ -32,3 +32,12 @@ def device_of(graphs: Sequence[fx.GraphModule], label: str) -> str:
             label, f"its tensors are on {names}", "keep one graph on one CUDA device, or on the CPU"
         )
     return str(found.pop())
+
+
+def free_bytes(device: str) -> int | None:
+    """What can be had of its memory without taking it from anybody; None where nobody counts."""
+    found = torch.device("cpu" if device == "host" else device)
+    if found.type != "cuda":
+        return None
+    cached = torch.cuda.memory_reserved(found) - torch.cuda.memory_allocated(found)
+    return torch.cuda.mem_get_info(found)[0] + cached

@@ -31,7 +31,7 @@ from ..torch_api.aot_metadata import (
 )
 from ..torch_api.dynamo import TracingContext, source_of, tracing_settings, whole_graph
 from ..torch_api.dynamo_errors import refusal
-from ..torch_api.eager_tracing import traces_as_eager
+from ..torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from ..torch_api.operators import pytree
 from ..torch_api.step_settings import step_settings
 from .codegen import ATEN, Style
@@ -104,11 +104,17 @@ def _dynamo(
         return lambda *_: capture.placeholders
 
     def call(*args: Any) -> Any:
+        # A program takes its arguments in their order. From 2.12 on Dynamo has the order of their
+        # first uses (test_runtime.py, bert).
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                value.dtype  # noqa: B018
         return fn(*args)
 
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()
     fresh = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
+    must_trace_as_eager()
     try:
         with tracing_settings(replay_side_effects=False, suppress_errors=False), step_settings:
             marked = traces_as_eager(backend, is_compiling=is_compiling)

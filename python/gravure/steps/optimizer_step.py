@@ -21,6 +21,7 @@ from ..torch_api.fake_tensors import (
 )
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import chooses_foreach
+from ..torch_api.whether_compiled import not_compiling
 from .own_optimizers import refuse_hooks, refuse_others
 
 _CONSTANT = (type(None), bool, int, float, complex, str, Tensor)
@@ -214,7 +215,8 @@ class Update:
         with mode:
             fakes[count:count] = [torch.empty_like(fake) for fake in fakes[:count]]
         try:
-            module = make_fx(self._run, tracing_mode="fake")(*fakes)
+            with not_compiling():
+                module = make_fx(self._run, tracing_mode="fake")(*fakes)
         except ExportError:
             raise
         except Exception as error:

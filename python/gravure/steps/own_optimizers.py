@@ -77,3 +77,28 @@ def _is_own_step(kind: type[Optimizer]) -> bool:
             return step.__globals__["__name__"].startswith("torch.optim.")
         step = step.__wrapped__
     return False
+
+
+def stands_in_the_way(optimizer: Optimizer) -> str | None:
+    """Why a program would not know what a step of this optimizer does, now; None if it would.
+
+    A replaced `step` is no reason: who asks was called by it. Hooks run around the program.
+    """
+    kind = type(optimizer)
+    if kind not in OWN:
+        if kind is LBFGS:
+            return "a closure is called within the step"
+        if kind is SparseAdam:
+            return "it takes sparse gradients"
+        return f"{kind.__name__} is not one of torch.optim's own"
+    if not _is_own_step(kind):
+        return f"somebody replaced {kind.__name__}.step"
+    for key in vars(optimizer):
+        if key != "step" and callable(getattr(kind, key, None)):
+            return f"somebody replaced its {key}"
+    for key in _SCALER_SETS:
+        if getattr(optimizer, key, None) is not None:
+            return f"it has a {key}, as GradScaler sets it for one step"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return "it is differentiable, and a program keeps no graph"
+    return None

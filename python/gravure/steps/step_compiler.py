@@ -31,7 +31,7 @@ from ..text.fx_import import EntryWriter
 from ..text.program_text import HEADER
 from ..torch_api.dispatch import is_traceable_wrapper_subclass
 from ..torch_api.dynamo import TracingContext
-from ..torch_api.eager_tracing import traces_as_eager
+from ..torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from ..torch_api.fake_tensors import unset_fake_temporarily
 from ..torch_api.guard_checks import Scope
 from .optimizer_step import Update
@@ -119,6 +119,7 @@ class StepCompiler:
         self.training = number
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        must_trace_as_eager()
         program_class()
         written = self.write(graph, inputs)
         frozen = [i for i in written.kept if not inputs[i].requires_grad]

@@ -46,6 +46,7 @@ _SCALAR_TYPES: dict[torch.dtype, str] = {
     torch.bits4x2: "Bits4x2",
     torch.bits8: "Bits8",
     torch.bits16: "Bits16",
+    **{getattr(torch, "bcomplex32", None): "BComplex32"},  # from 2.14 on
     **{getattr(torch, f"uint{bits}"): f"UInt{bits}" for bits in range(1, 8)},
     **{getattr(torch, f"int{bits}"): f"Int{bits}" for bits in range(1, 8)},
 }

@@ -14,18 +14,24 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
-import torch._inductor.config as inductor_config
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.source import ConstantSource
-from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
-from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import default_partition
-from torch._guards import TracingContext, tracing
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatefulSymbolicContext
 
 from .fake_tensors import FakeTensorMode
+from .private_names import (
+    ConstantSource,
+    DimDynamic,
+    PlainAOTOutput,
+    ShapeEnv,
+    StatefulSymbolicContext,
+    TracingContext,
+    aot_autograd,
+    aot_module_simplified,
+    default_partition,
+    functorch_config,
+    inductor_config,
+    tracing,
+)
+from .whether_compiled import not_compiling
 
 __all__ = [
     "boxed",
@@ -53,14 +59,17 @@ _KEEP_DRAWS = {
 def _settings(*, paired_draws: bool, **further: Any) -> Iterator[None]:
     """Without the first both graphs do not come together, and cannot become one program; without
     the second a graph may come from a file, compiled by another backend. The third has checkpointed
-    draws repeated from generators of their own, not by a state that is read on the host."""
+    draws repeated from generators of their own, not by a state that is read on the host. Without
+    the last one, which is the default up to 2.11, gradients would be brought into strides in place
+    of memory formats, and no backward would be a node of ours (test_native_node.py)."""
     settings = {
         "force_non_lazy_backward_lowering": True,
         "enable_autograd_cache": False,
         "graphsafe_rng_functionalization": paired_draws,
+        "guess_tangent_strides_as_outputs": False,
         **further,
     }
-    with functorch_config.patch(settings), inductor_config.patch(_KEEP_DRAWS):
+    with functorch_config.patch(settings), inductor_config.patch(_KEEP_DRAWS), not_compiling():
         yield
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
-from torch._guards import TracingContext
 
-_ALIASES = (OutputType.alias_of_input, OutputType.is_input)
+from .private_names import OutputType, PlainTensorMeta, TracingContext
+
 _FORMATS = {  # as c10::MemoryFormat numbers them
     torch.contiguous_format: 0,
     torch.channels_last: 2,
@@ -73,6 +72,7 @@ class Metadata:
 
 def metadata_of(meta: Any) -> Metadata:
     """Of AOTAutograd's own value, once both graphs are there."""
+    aliases = (OutputType.alias_of_input, OutputType.is_input)
     return Metadata(
         arguments=tuple(
             Argument(info.requires_grad, info.mutates_metadata or info.mutates_storage_metadata)
@@ -82,7 +82,7 @@ def metadata_of(meta: Any) -> Metadata:
             Result(
                 info.requires_grad,
                 info.output_type is OutputType.non_alias,
-                info.base_idx if info.output_type in _ALIASES else None,
+                info.base_idx if info.output_type in aliases else None,
             )
             for info in meta.output_info
         ),

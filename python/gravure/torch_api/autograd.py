@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import torch
-from torch._C._autograd import _get_current_graph_task_keep_graph
+from .private_names import (
+    MissingName,
+    _get_current_graph_task_keep_graph,
+    _top_saved_tensors_default_hooks,
+    told,
+)
 
 
 def keeps_graph() -> bool:
     """Whether the backward that runs was called with retain_graph=True.
 
-    Without it a replay would overwrite saved values that are needed again.
+    Without it a replay would overwrite saved values that are needed again: then it is said of all.
     """
-    return _get_current_graph_task_keep_graph()
+    try:
+        return _get_current_graph_task_keep_graph()
+    except MissingName as error:
+        told(error)
+        return True
 
 
 def saved_tensor_hooks_are_set() -> bool:
     """Hooks on saved tensors must see each of them.
 
-    Without it they would see a bundle, and hand it to somebody's disk.
+    Without it they would see a bundle, and hand it to somebody's disk: then it is said always.
     """
-    return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
+    try:
+        return bool(_top_saved_tensors_default_hooks(True))
+    except MissingName as error:
+        told(error)
+        return True
 
 
 def has_gradient_hooks(tensor: object) -> bool:

@@ -5,21 +5,25 @@ and Inductor. Dynamo holds its lock while it calls a backend. What a call compil
 sizes or for parameters that were unfrozen, holds it, too: two at once would each put back what the
 other had put there.
 
-Private: that lock, `compile_lock`. Without it two threads that compile mix up their settings.
+Private: that lock, `compile_lock`. Without it two threads that compile mix up their settings; one
+of our own keeps apart at least what compiles for us.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from torch._dynamo.convert_frame import compile_lock
+from . import private_names
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
-__all__ = ["compile_lock", "one_at_a_time"]
+compile_lock: Any = (
+    private_names.compile_lock if private_names.is_there("compile_lock") else threading.RLock()
+)
 
 
 def one_at_a_time(compiles: Callable[Given, Made]) -> Callable[Given, Made]:

@@ -25,10 +25,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.tensor import TensorVariable
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from .private_names import (
+    ConstantVariable,
+    DisableTorchFunction,
+    HigherOrderOperator,
+    InstructionTranslatorBase,
+    MissingName,
+    TensorVariable,
+    TorchDispatchMode,
+    _disable_current_modes,
+    peek_interpreter_stack,
+)
 
 logger = logging.getLogger("gravure")
 
@@ -49,7 +57,7 @@ def decide_constant_branches(is_ours: Callable[[Any], bool]) -> None:
             for code in _JUMPS:
                 jump = translator.dispatch_table[code]
                 translator.dispatch_table[code] = _deciding(jump, is_ours)
-    except (AttributeError, IndexError, TypeError) as error:
+    except (AttributeError, IndexError, TypeError, MissingName) as error:
         logger.warning("this PyTorch breaks graphs at branches on constants: %r", error)
 
 
@@ -82,7 +90,7 @@ def _truth(node: fx.Node) -> bool | None:
     example = node.meta.get("example_value")
     if not isinstance(example, Tensor) or example.numel() != 1:
         return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None:
         return None
     needed = {node}
     pending = [node]
@@ -99,7 +107,7 @@ def _truth(node: fx.Node) -> bool | None:
         return None
     values: dict[fx.Node, Any] = {}
     try:
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), _Pure():
+        with _disable_current_modes(), DisableTorchFunction(), torch.no_grad(), _Pure():
             for n in order:
                 args, kwargs = fx.map_arg((n.args, n.kwargs), values.__getitem__)
                 if n.op == "call_method":
@@ -136,7 +144,7 @@ def _may_be_written(graph: fx.Graph, needed: set[fx.Node]) -> bool:
         schema = getattr(node.target, "_schema", None)
         if (
             node.op == "call_module"
-            or isinstance(node.target, torch._ops.HigherOrderOperator)
+            or isinstance(node.target, HigherOrderOperator)
             or "out" in node.kwargs
             or name == "setitem"
             or (name.endswith("_") and not name.endswith("__"))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
+from .private_names import IgnoredFunctionVariable, LoggingLoggerVariable, MissingName, told
 
 
 def silent_functions() -> set[Any]:
@@ -33,7 +33,12 @@ def discarding_output() -> Iterator[dict[str, None]]:
         frame = tx.frame_summary()
         found[f"{what}() at {frame.filename}:{frame.lineno}"] = None
 
-    call, call_method = IgnoredFunctionVariable.call_function, LoggingLoggerVariable.call_method
+    try:
+        call, call_method = IgnoredFunctionVariable.call_function, LoggingLoggerVariable.call_method
+    except MissingName as error:
+        told(error)
+        yield found
+        return
 
     def call_noted(self: Any, tx: Any, *args: Any) -> Any:
         note(getattr(self.value, "__name__", str(self.value)), tx)

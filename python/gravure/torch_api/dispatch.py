@@ -7,9 +7,22 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+
+from .private_names import (
+    MissingName,
+    TorchDispatchMode,
+    _AutoDispatchBelowAutograd,
+    _disable_current_modes,
+    _DisableAutocast,
+    _dispatch_tls_local_exclude_set,
+    _dispatch_tls_local_include_set,
+    _ForceDispatchKeyGuard,
+    _is_any_autocast_enabled,
+    is_traceable_wrapper_subclass,
+)
 
 __all__ = [
+    "TorchDispatchMode",
     "below_autograd",
     "in_autocast",
     "is_traceable_wrapper_subclass",
@@ -21,8 +34,18 @@ __all__ = [
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
+def _state() -> tuple[Any, ...]:
+    """Which keys are on and off. Without them, or the guard, compiled code is not run."""
+    return _dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set()
+
+
+try:
+    _PLAIN = _state()
+except MissingName:  # who needs it is told
+    _PLAIN = ()
+
+# TorchDispatchMode: sees each call of an operator. Without it no update is recorded.
 # is_traceable_wrapper_subclass: tells a tensor that holds others (DTensor). Without it a step reads
 # such a tensor as if it were a plain one.
 
@@ -34,7 +57,7 @@ def plainly() -> Iterator[None]:
     A program runs below autograd, where vmap, for one, takes other ways. Without it compiled code
     fails under a mode or a transform that the caller has on.
     """
-    with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.no_grad():
+    with _ForceDispatchKeyGuard(*(_PLAIN or _state())), torch.no_grad():
         yield
 
 
@@ -52,7 +75,7 @@ def below_autograd() -> Iterator[None]:
     As AOTAutograd runs its graphs. Without it oneDNN keeps no workspace of an LSTM for its
     backward, which then fails.
     """
-    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+    with _AutoDispatchBelowAutograd(), torch.enable_grad():
         yield
 
 
@@ -62,13 +85,13 @@ def in_autocast() -> bool:
     Without it backwards are traced as if they were called outside of autocast: other bits for those
     who call them inside.
     """
-    return torch._C._is_any_autocast_enabled()
+    return _is_any_autocast_enabled()
 
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
     """Autocast is off. Without it the casts that a graph already holds are made twice."""
-    with torch._C._DisableAutocast():
+    with _DisableAutocast():
         yield
 
 
@@ -77,4 +100,4 @@ def not_traced(function: Function) -> Function:
 
     Without it a backward that autograd calls where Dynamo watches is compiled once more.
     """
-    return torch._disable_dynamo(function)
+    return torch.compiler.disable(function)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.schemas import PlainTensorMeta, SubclassCreationMeta
 from torch.distributed.tensor import DTensor
+
+from .private_names import PlainTensorMeta, SubclassCreationMeta
 
 
 class _SameDTensor(SubclassCreationMeta):

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
-import torch
-import torch._dynamo
-import torch._dynamo.utils as dynamo_utils
 from torch import fx
-from torch._dynamo.exc import (
-    BackendCompilerFailed,
-    FailOnRecompileLimitHit,
-    TorchDynamoException,
-)
-from torch._guards import CompileContext, TracingContext
 
 from .discarded_output import silent_functions
+from .private_names import (
+    BackendCompilerFailed,
+    CompileContext,
+    FailOnRecompileLimitHit,
+    SkipFrame,
+    TorchDynamoException,
+    TracingContext,
+    _dynamo,
+    dynamo_utils,
+)
+
+logger = logging.getLogger("gravure")
 
 __all__ = [
     "BackendCompilerFailed",
@@ -31,6 +36,7 @@ __all__ = [
     "graph_breaks",
     "is_static",
     "recompile_limit",
+    "runs_as_it_is",
     "source_of",
     "tracing_settings",
     "whole_graph",
@@ -51,7 +57,7 @@ def tracing_settings(**further: Any) -> Iterator[None]:
     settings = {"allow_rnn": True, "ignore_logging_functions": silent_functions(), **further}
     # PyTorch would log its settings as JSON, which functions are not.
     unlogged = mock.patch.object(dynamo_utils, "_get_dynamo_config_for_logging", str)
-    with torch._dynamo.config.patch(settings), unlogged:
+    with _dynamo.config.patch(settings), unlogged:
         yield
 
 
@@ -60,7 +66,21 @@ def whole_graph(fn: Callable[..., Any], backend: Callable[..., Any]) -> Callable
 
     torch.compile would do, but that it wraps a backend in guards of its own.
     """
-    return torch._dynamo.optimize(backend, nopython=True)(fn)
+    return _dynamo.optimize(backend, nopython=True)(fn)
+
+
+def runs_as_it_is(why: str) -> NoReturn:
+    """Ends the backend's part in what Dynamo compiles: it leaves the function to Python.
+
+    By raising SkipFrame. Without it there is an error, which says `why`, too.
+    """
+    _warn(why)
+    raise SkipFrame(why)
+
+
+@functools.cache
+def _warn(why: str) -> None:
+    logger.warning('torch.compile(backend="gravure") compiles nothing: %s', why)
 
 
 def compile_number() -> str:
@@ -103,4 +123,4 @@ def graph_breaks() -> Counter[str]:
 
 def recompile_limit() -> int:
     """How many programs Dynamo makes of one function, for an error to name."""
-    return torch._dynamo.config.recompile_limit
+    return _dynamo.config.recompile_limit

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import re
 
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
 from ..errors import ExportError
+from .private_names import GuardOnDataDependentSymNode
 from .whether_compiled import REMEDY, asks
 
 

@@ -22,14 +22,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._decomp  # noqa: F401
 from torch import Tensor
-from torch._meta_registrations import _create_grouped_mm_output_tensor
-from torch._subclasses.fake_impls import op_implementations_dict
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ..library.namespace import LIBRARY
 from .compile_lock import compile_lock
+from .private_names import (
+    DispatchKey,
+    OpOverload,
+    _create_grouped_mm_output_tensor,
+    _decomp,  # noqa: F401
+    _get_cudnn_batch_norm_reserve_space_size,
+    guard_or_false,
+    op_implementations_dict,
+)
 
 _NAMES = (
     "cudnn_batch_norm",
@@ -54,7 +59,6 @@ _NAMES = (
     "_upsample_bilinear2d_aa",
     "_upsample_bicubic2d_aa",
 )
-_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 # `empty_like(like).bernoulli_(p)` as one node of a graph. The functional form that PyTorch has,
 # `bernoulli.p`, draws in another order where `like` is not contiguous.
@@ -120,7 +124,7 @@ def _fake_batch_norm(_mode: Any, _op: Any, x: Tensor, weight: Tensor, *rest: Any
     """Sizes of cuDNN's results; PyTorch's own fake gives the space that backward reads none."""
     training = rest[3]
     stats = x.shape[1] if training else 0
-    space = torch._C._get_cudnn_batch_norm_reserve_space_size(x, training) if training else 0
+    space = _get_cudnn_batch_norm_reserve_space_size(x, training) if training else 0
     return (
         torch.empty_like(x),
         weight.new_empty(stats),
@@ -152,7 +156,7 @@ def fake_grouped_mm(
 _FAKES = {_BATCH_NORM: _fake_batch_norm, GROUPED_MM: fake_grouped_mm}
 
 
-def _overloads() -> Iterator[torch._ops.OpOverload]:
+def _overloads() -> Iterator[OpOverload]:
     for name in _NAMES:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
@@ -167,12 +171,13 @@ def eager_kernels() -> Iterator[None]:
 
 
 def _exchanged() -> Iterator[None]:
+    keys = DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd
     before = []
     fakes_before = {op: op_implementations_dict.get(op) for op in _FAKES}
     try:
         for op in [*_overloads(), *_REPLACED]:
             before.append((op, dict(op.py_kernels)))
-            for key in _KEYS:
+            for key in keys:
                 op.py_kernels.pop(key, None)
                 if op in _REPLACED:
                     op.py_kernels[key] = _REPLACED[op]

@@ -25,17 +25,24 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch._dynamo.symbolic_convert import tls
-from torch._dynamo.variables.tensor import TensorVariable
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-from torch._subclasses.fake_impls import op_implementations_dict
 
 from .compile_lock import one_at_a_time
 from .constant_branches import decide_constant_branches
 from .eager_kernels import GROUPED_MM, fake_grouped_mm
+from .private_names import (
+    NAMES,
+    MissingName,
+    TensorVariable,
+    TorchInGraphFunctionVariable,
+    _foreach_lerp_,
+    first_missing,
+    op_implementations_dict,
+    tls,
+)
 from .whether_compiled import answer_as_eager
 
 _MARK = "_gravure_traces_as_eager"
+_OURS = "_gravure_handles"
 _TELLS = "_gravure_is_compiling"
 # What wrappers of Dynamo's, torch.compile's, functools' and DDPOptimizer call what they wrap.
 _WRAPPED = ("_torchdynamo_orig_backend", "compiler_fn", "func", "backend_compile_fn")
@@ -79,18 +86,70 @@ def _is_told_as_eager(backend: Any) -> bool:
     return False
 
 
+def must_trace_as_eager() -> None:
+    """Raises MissingName where graphs cannot be made, or Dynamo could not be changed: they would
+    have other bits."""
+    error = first_missing() or _change_dynamo()
+    if error is not None:
+        raise error
+
+
 @one_at_a_time
 @functools.cache
-def _change_dynamo() -> None:
-    TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)
-    for name in ("method_add_", "method_addcmul_", "method_addcdiv_"):
-        setattr(TensorVariable, name, _whole(getattr(TensorVariable, name)))
-    handlers = TorchInGraphFunctionVariable._get_handlers()
-    for function in (torch.addcdiv, torch._foreach_lerp_):
-        handlers[function] = _whole(handlers[function])
-    op_implementations_dict[GROUPED_MM] = _fake_while_marked
+def _change_dynamo() -> MissingName | None:
+    """What is in the way, if anything is."""
     decide_constant_branches(_is_marked)
     answer_as_eager(_is_told_as_eager)
+    try:
+        TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)
+        for name in _METHODS:
+            _set_method(name, _whole(_method(name)))
+        handlers = TorchInGraphFunctionVariable._get_handlers()
+        for function in _functions():
+            handlers[function] = _whole(handlers[function])
+        op_implementations_dict[GROUPED_MM] = _fake_while_marked
+        return _without_effect()
+    except MissingName as error:
+        return error
+    except (AttributeError, KeyError, TypeError) as error:
+        return _no_place(repr(error))
+
+
+_METHODS = ("add_", "addcmul_", "addcdiv_")
+
+
+def _functions() -> tuple[Any, ...]:
+    return torch.addcdiv, _foreach_lerp_
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """What Dynamo calls for this method of a tensor: from 2.14 on it looks into a table."""
+    table = getattr(TensorVariable, "tp_methods", None)
+    return getattr(TensorVariable, f"method_{name}") if table is None else table[name].handler
+
+
+def _set_method(name: str, handler: Callable[..., Any]) -> None:
+    table = getattr(TensorVariable, "tp_methods", None)
+    if table is None:
+        setattr(TensorVariable, f"method_{name}", handler)
+    else:
+        table[name].handler = handler  # subclasses have the same entries
+
+
+def _without_effect() -> MissingName | None:
+    """Dynamo is asked anew for each, as it will ask: it may have another table by now."""
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    found = {f"Tensor.{name}": _method(name) for name in _METHODS}
+    found |= {function.__name__: handlers[function] for function in _functions()}
+    found["unpacking"] = TensorVariable.unpack_var_sequence
+    for what, handler in found.items():
+        if not hasattr(handler, _OURS):
+            return _no_place(what)
+    return None
+
+
+def _no_place(what: str) -> MissingName:
+    return MissingName(NAMES["TensorVariable"], f"traces {what} in a way that is not known")
 
 
 def _unbinding(by_rows: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -104,6 +163,7 @@ def _unbinding(by_rows: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
             return by_rows(self, tx, idxes)  # which says what is wrong
         return self.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
 
+    setattr(unpack, _OURS, True)
     return unpack
 
 
@@ -119,6 +179,7 @@ def _whole(apart: Callable[..., Any]) -> Callable[..., Any]:
             return None
         return apart(self, tx, *args, **kwargs)
 
+    setattr(trace, _OURS, True)
     return trace
 
 

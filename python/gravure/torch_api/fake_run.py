@@ -21,12 +21,17 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch._C._dynamo import eval_frame
-from torch._dynamo import convert_frame, pgo
-from torch._dynamo.guards import DeletedGuardManagerWrapper
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .private_names import (
+    DeletedGuardManagerWrapper,
+    FakeTensorMode,
+    _unsafe_set_version_counter,
+    convert_frame,
+    eval_frame,
+    pgo,
+    pytree,
+)
 
 _DICTS = ("_parameters", "_buffers", "_modules")
 
@@ -52,7 +57,7 @@ def faked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         for one in kept:
             one.put_back()
         for tensor, version, grad in states:
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+            _unsafe_set_version_counter((tensor,), (version,))
             if tensor.is_leaf and tensor.grad is not grad:
                 tensor.grad = grad
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import detect_fake_mode
-from torch._subclasses.fake_tensor import (
+
+from .private_names import (
     DataDependentOutputException,
     FakeTensor,
     FakeTensorMode,
+    detect_fake_mode,
+    is_sym_node,
+    make_fx,
     unset_fake_temporarily,
 )
-from torch.fx.experimental.proxy_tensor import is_sym_node, make_fx
 
 __all__ = [
     "DataDependentOutputException",

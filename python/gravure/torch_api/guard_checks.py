@@ -20,13 +20,17 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.guards import (
+
+from .private_names import (
+    GlobalSource,
     GuardBuilder,
     GuardManagerType,
     GuardManagerWrapper,
+    LocalSource,
+    MissingName,
     _get_closure_vars,
+    told,
 )
-from torch._dynamo.source import GlobalSource, LocalSource
 
 logger = logging.getLogger("gravure")
 
@@ -164,6 +168,14 @@ class _Watched(torch.nn.Module):
 
 def unchanged(dictionaries: Sequence[dict[Any, Any]], lists: Sequence[list[Any]] = ()) -> Check:
     """Whether nothing is put into these, or taken out: members may change inside."""
+    try:
+        return _unchanged(dictionaries, lists)
+    except MissingName as error:
+        told(error)
+        return never
+
+
+def _unchanged(dictionaries: Sequence[dict[Any, Any]], lists: Sequence[list[Any]]) -> Check:
     watched = _Watched(dictionaries)
     values: list[Any] = [watched, *lists]
     manager = GuardManagerWrapper()

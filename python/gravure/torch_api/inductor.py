@@ -16,16 +16,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
-import torch._inductor.config as inductor_config
 from torch import Tensor, fx
-from torch._dynamo.utils import detect_fake_mode, preserve_rng_state
-from torch._functorch.aot_autograd import aot_module_simplified
-from torch._guards import TracingContext, tracing
-from torch._inductor.constant_folding import replace_node_with_constant
-from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+
+from .private_names import (
+    FakeTensorMode,
+    TracingContext,
+    V,
+    _disable_current_modes,
+    _inductor,
+    aot_module_simplified,
+    detect_fake_mode,
+    functorch_config,
+    inductor_config,
+    preserve_rng_state,
+    replace_node_with_constant,
+    tracing,
+)
 
 __all__ = [
     "compile_region",
@@ -49,7 +55,7 @@ _SETTINGS = {
 
 def settings_of(mode: str | None) -> dict[str, Any]:
     """What torch.compile's mode of this name asks of Inductor. Graphs are the runtime's in each."""
-    wanted = torch._inductor.list_mode_options(mode) if mode else {}
+    wanted = _inductor.list_mode_options(mode) if mode else {}
     return {name: value for name, value in wanted.items() if name not in _SETTINGS}
 
 
@@ -68,7 +74,7 @@ def compile_region(
     is how Inductor chooses kernels. The result takes its inputs as one list, which it empties.
     Raises what Inductor raises.
     """
-    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+    from .private_names import _recursive_joint_graph_passes, compile_fx_inner
 
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     fake = detect_fake_mode(examples) or FakeTensorMode()
@@ -95,7 +101,7 @@ def compile_region(
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """How Inductor takes operators apart, but for those that draw."""
-    from torch._inductor.decomposition import select_decomp_table
+    from .private_names import select_decomp_table
 
     with inductor_config.patch(_SETTINGS):
         return select_decomp_table()
@@ -103,7 +109,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 def cut_for_inductor(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
     """Forward and backward as Inductor cuts them: what is cheap is computed again."""
-    from torch._inductor.compile_fx import partition_fn
+    from .private_names import partition_fn
 
     with preserve_rng_state(), V.set_fake_mode(detect_fake_mode(inputs) or FakeTensorMode()):
         return partition_fn(joint, inputs, **rest)
@@ -131,6 +137,6 @@ def decompose_auto_functionalized(graph: fx.Graph) -> None:
 
     Without it a graph with such an operator of the user's gets no program.
     """
-    from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
+    from . import private_names
 
-    decompose_auto_functionalized(graph)
+    private_names.decompose_auto_functionalized(graph)

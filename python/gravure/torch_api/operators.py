@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._prims  # noqa: F401
-import torch.utils._pytree as pytree
+
+from .private_names import (
+    HigherOrderOperator,
+    OpOverload,
+    _prims,  # noqa: F401
+    pytree,
+)
 
 __all__ = [
     "HigherOrderOperator",
@@ -22,13 +27,10 @@ __all__ = [
 # pytree: flattens what nodes return as Dynamo and AOTAutograd do. torch.utils.pytree, which is
 # public, may flatten by another library, with other rules for dictionaries.
 
-# What a node of a graph calls, where it is an operator. Without it an operator cannot be told from
-# a function of Python's.
-OpOverload = torch._ops.OpOverload
-
-# What runs other graphs (cond, checkpointed draws). Without it a graph that holds one would be
-# taken for one of plain calls.
-HigherOrderOperator = torch._ops.HigherOrderOperator
+# OpOverload: what a node of a graph calls, where it is an operator. Without it an operator cannot
+# be told from a function of Python's.
+# HigherOrderOperator: what runs other graphs (cond, checkpointed draws). Without it a graph that
+# holds one would be taken for one of plain calls.
 
 # The square root of a symbolic number, whose public name some releases lack. Without it such a
 # number is refused.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.optimizer import (
+
+from .private_names import (
     _default_to_fused_or_foreach,
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
@@ -36,6 +38,12 @@ def is_schedulers(step: Any, kind: type[Optimizer]) -> bool:
     )
 
 
+def mark_as_schedulers(step: Any) -> None:
+    """Has schedulers find a step that calls note_step(). Without it a scheduler that was there
+    before warns that nobody called the optimizer."""
+    step._wrapped_by_lr_sched = True
+
+
 def note_step(optimizer: Optimizer) -> None:
     """Has schedulers find that the step was called. Without it they warn of a wrong order."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -49,3 +57,17 @@ def chooses_foreach(group: dict[str, Any]) -> bool:
     differentiable = group.get("differentiable", False)
     _, foreach = _default_to_fused_or_foreach(group["params"], differentiable, use_fused=False)
     return foreach
+
+
+def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:
+    """Its step without profiler and hooks, which PyTorch wraps the step of each class in.
+
+    Without it hooks run twice, and on stand-ins.
+    """
+    step = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The same in profiler and hooks. Without it a compiled optimizer's hooks do not run."""
+    return Optimizer.profile_hook_step(step)  # type: ignore[arg-type]

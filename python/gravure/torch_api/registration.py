@@ -9,11 +9,15 @@ them. Without it a wrong option is an error of that call, inside of a BackendCom
 from __future__ import annotations
 
 import functools
+import logging
 from importlib.metadata import EntryPoint
 from typing import Any
 
 import torch
-from torch._dynamo.backends import registry
+
+from . import private_names
+
+logger = logging.getLogger("gravure")
 
 _ENTRY_POINT = EntryPoint("gravure", "gravure.backend:compile_graph", "torch_dynamo_backends")
 
@@ -24,7 +28,10 @@ def register() -> None:
     An installed entry point is loaded and then registered by PyTorch, which refuses a second
     registration: so here too it is the entry point that is known, not the function.
     """
-    registry._BACKENDS.setdefault(_ENTRY_POINT.name, _ENTRY_POINT)
+    try:
+        private_names.registry._BACKENDS.setdefault(_ENTRY_POINT.name, _ENTRY_POINT)
+    except private_names.MissingName as error:
+        logger.debug("%s", error)
     _check_where_given()
 
 

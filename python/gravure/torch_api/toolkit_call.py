@@ -8,8 +8,9 @@ autograd's calls the program's entries directly.
 Private: `_backward_prologue_functional` and `_backward_epilogue_functional` are what AOTAutograd
 does around a backward, `_aot_graph_capture` and `_aot_state` what it knows of the graphs,
 `compiled_autograd` tells whether the backward is traced; `_local_tensor` is what a DTensor holds,
-`_is_view` and `_materialize_non_diff_grads` are as AOTAutograd's own node uses them, `pytree` gives
-results their structure. Only torchtitan 0.2.x needs this module, and it is slower without it.
+`_DisableAutocast` leaves autocast out, `_is_view` and `_materialize_non_diff_grads` are as
+AOTAutograd's own node uses them, `pytree` gives results their structure. Only torchtitan 0.2.x
+needs this module, and it is slower without it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import compiled_autograd
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
 from .aot_metadata import is_ordinary, is_plain
 from .dtensor_specs import is_fixed_dtensor, keep_specs
 from .guard_checks import Check, never, unchanged
+from .private_names import (
+    _backward_epilogue_functional,
+    _backward_prologue_functional,
+    _DisableAutocast,
+    compiled_autograd,
+    is_there,
+    pytree,
+)
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -51,6 +58,21 @@ class Held:
         return self._values
 
 
+def may_call_toolkit() -> bool:
+    """Whether this torch has what ToolkitCall needs."""
+    return all(
+        map(
+            is_there,
+            (
+                "_backward_epilogue_functional",
+                "_backward_prologue_functional",
+                "SubclassCreationMeta",
+                "compiled_autograd",
+            ),
+        )
+    )
+
+
 class ToolkitCall:
     """Calls `compiled`, which AOTAutograd made of `joint`, or its graphs without AOTAutograd.
 
@@ -64,12 +86,6 @@ class ToolkitCall:
         compiled: Callable[..., Any],
         entries: Callable[[], tuple[Run, Run] | None],
     ) -> None:
-        # Not at the top: only releases that torchtitan 0.2.x runs with have them.
-        from torch._functorch._aot_autograd.runtime_wrappers import (
-            _backward_epilogue_functional,
-            _backward_prologue_functional,
-        )
-
         self.prologue, self.epilogue = _backward_prologue_functional, _backward_epilogue_functional
         self.compiled = compiled
         self.subclasses = joint._aot_graph_capture.maybe_subclass_meta
@@ -113,7 +129,7 @@ class ToolkitFunction(torch.autograd.Function):
     def forward(ctx: Any, call: ToolkitCall, local: list[Any], *args: Tensor) -> tuple[Any, ...]:
         assert call.forward is not None
         metas = call.metadata.subclass_fw_graph_out_meta
-        with torch._C._DisableAutocast():
+        with _DisableAutocast():
             found = call.forward(local)
         saved = [value for value in found[len(metas) :] if isinstance(value, Tensor)]
         ctx.save_for_backward(*[value.detach() if value._is_view() else value for value in saved])
@@ -145,6 +161,6 @@ class ToolkitFunction(torch.autograd.Function):
             )
         del saved
         ctx.maybe_clear_saved_tensors()
-        with torch._C._DisableAutocast():
+        with _DisableAutocast():
             found = call.backward(args)
         return (None, None, *call.epilogue(meta, subclasses, found))

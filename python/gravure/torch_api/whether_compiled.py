@@ -3,7 +3,10 @@
 Libraries ask (`torch.compiler.is_compiling`), and take another way while they are traced, with
 other kernels and other bits. Dynamo's table of answers is one for all backends, so each answer
 looks who asks, and for whom: PyTorch's own code is told the truth, which its ways rely on, and so
-is everybody in what another backend compiles, or Gravure with the option `is_compiling`.
+is everybody in what another backend compiles, or Gravure with the option `is_compiling`. What is
+not traced by Dynamo, but by AOTAutograd or `make_fx`, is told so by a flag, `compiler`'s
+`_is_compiling_flag`: from 2.13 on Dynamo sets it while it compiles, and an optimizer's step would
+be traced in its way for tensors, with other bits (test_optimizer_step.py).
 
 Private: `TorchInGraphFunctionVariable` has Dynamo's table of answers, `SkipFunctionVariable` stands
 for a function that it does not look into, `ConstantVariable` for an answer. Without them code is
@@ -12,18 +15,25 @@ told that it is compiled, and a warning says so once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
+from unittest import mock
 
 import torch
-from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.functions import SkipFunctionVariable
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+from .private_names import (
+    ConstantVariable,
+    MissingName,
+    SkipFunctionVariable,
+    TorchInGraphFunctionVariable,
+    compiler,
+)
 
 logger = logging.getLogger("gravure")
 
@@ -71,8 +81,15 @@ def answer_as_eager(runs_as_eager: Callable[[Any], bool]) -> None:
         SkipFunctionVariable.call_function = _answer_skipped(
             SkipFunctionVariable.call_function, skipped, runs_as_eager
         )
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, MissingName) as error:
         _say_unknown(error)
+
+
+@contextlib.contextmanager
+def not_compiling() -> Iterator[None]:
+    """Within, what Dynamo does not trace is told so. For who holds the lock on compiling."""
+    with mock.patch.object(compiler, "_is_compiling_flag", False):
+        yield
 
 
 def asks(frame: traceback.FrameSummary) -> bool:

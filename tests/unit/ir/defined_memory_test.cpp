@@ -99,6 +99,45 @@ TEST_CASE("defined memory: waits, what is left and what is bound") {
   CHECK(memory.bound() == Bound{{0, 2}, {0, 5}, {0, 1}, {0, 4}});
 }
 
+TEST_CASE("defined memory: many open collectives on one buffer are bound by few pairs") {
+  constexpr int kMany = 5000;
+  const auto many = [&](const std::string& name, const std::string& call, const std::string& end) {
+    std::string statements;
+    for (int i = 0; i < kMany; ++i) {
+      const std::string number = std::to_string(i);
+      statements += "  %" + name + number + " : R = " + call;
+      statements += (end.empty() ? "" : number + end) + "\n";
+    }
+    return statements;
+  };
+  const std::string waits = many("w", "_c10d_functional::wait_tensor(%r", ")");
+  const auto check = [&](const Program& program) {
+    const DefinedMemory memory(program.entries[0]);
+    const Numbering numbering(program.entries[0]);
+    const StorageAccesses accesses(numbering);
+    CHECK(memory.bound().size() < 6 * kMany);
+    CHECK(accesses.clashes().size() < 6 * kMany);
+    Bound found;
+    for (const CollectiveSpan& span : accesses.spans()) {
+      for (int64_t wait : span.waits) found.emplace_back(span.begin, wait);
+    }
+    for (const CollectiveClash& clash : accesses.clashes())
+      found.emplace_back(accesses.spans()[clash.span].begin, clash.position);
+    const auto classes = fates(numbering.size(), found);
+    CHECK(classes == fates(numbering.size(), memory.bound()));
+    return classes;
+  };
+  // Each writes what all before it still write: one fate, which the first wait ends for all of them.
+  const auto inPlace =
+      check(programOf(many("r", "_c10d_functional::all_reduce_(%x, \"sum\", \"0\")", "") + waits));
+  for (int i = 0; i <= kMany; ++i) CHECK(inPlace[i] == 0);
+  // All read what many nodes then write: one fate.
+  const auto written =
+      check(programOf(many("r", "_c10d_functional::all_reduce(%x, \"sum\", \"0\")", "") +
+                      many("s", "aten::add_.Tensor(%x, %y)", "") + waits));
+  for (unsigned leader : written) CHECK(leader == 0);
+}
+
 TEST_CASE("defined memory agrees with the analysis on random programs") {
   std::mt19937_64 random(7);
   size_t collectives = 0, waits = 0, bound = 0;

@@ -223,6 +223,25 @@ TEST_CASE("pipeline: what passes leave is verified, without being asked to") {
                     Catch::Contains("the passes leave a program that is wrong"));
 }
 
+TEST_CASE("pipeline: a pass that says that it changed nothing, and did, is caught") {
+  Pass liar{.name = "liar", .summary = "", .run = [](Program& program, PassContext& context) {
+              Graph& graph = *program.entries[0].graph;
+              Node* first = *graph.nodes().begin();
+              first->moveBefore(graph.return_node());
+              context.unchanged = true;
+            }};
+  Program program = readProgram(expandTypes("graph step(%x : T {user_input \"x\"}):\n"
+                                            "  %a : T = aten::relu(%x)\n"
+                                            "  %b : T = aten::relu(%x)\n"
+                                            "  return (%b {output \"b\"})"));
+  PassContext context;
+  PipelineOptions options;
+  options.verifyFacts = true;
+  CHECK_THROWS_WITH(
+      runPipeline(program, context, {{&liar}}, options),
+      Catch::Contains("entry 'step' is not what it was when its memory was looked at"));
+}
+
 TEST_CASE("pipeline: a record tells how far a pass came") {
   Program program = step();
   PassContext context;

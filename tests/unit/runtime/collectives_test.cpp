@@ -179,6 +179,13 @@ TEST_CASE("settings that captured collectives cannot live with are refused", "[l
     set = {{name, "1"}};
     CHECK(refusedEnvironment("gloo", environment).empty());
   }
+  // The same library under the name that 2.15's class gives itself.
+  CHECK(isNccl("nccl"));
+  CHECK(isNccl("nccl2"));
+  CHECK_FALSE(isNccl("gloo"));
+  set = {{"NCCL_BLOCKING_WAIT", "1"}};
+  CHECK_THAT(refusedEnvironment("nccl2", environment), Catch::Contains("unset it"));
+  CHECK(ncclWouldRegister("nccl2", environment));
   CHECK(refused("NCCL_GRAPH_REGISTER", "0").empty());
   CHECK_FALSE(ncclWouldRegister("nccl", environment));
   CHECK_THAT(refused("NCCL_GRAPH_REGISTER", "1"), Catch::Contains("set it to 0"));

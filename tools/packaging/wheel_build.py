@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,12 @@ except ImportError:
     ) from None
 
 ROOT = Path(__file__).resolve().parents[2]
-RELEASE = "2.11"
+sys.path.append(str(ROOT / "python"))
+from gravure_native import DEFAULT, SUPPORTED  # noqa: E402
+
+# Of Gravure; a wheel's also says which torch it is for: 0.2.0+torch2.11. Importing it needs torch.
+VERSION = runpy.run_path(str(ROOT / "python/gravure/version.py"))["__version__"]
+PLOTLY = "plotly>=6"  # draws the report's page
 NATIVE = ("libgravure.so", "gravure", "built_for.json")
 
 
@@ -55,6 +61,11 @@ class Interpreter:
             self.found = {"problem": f"{python} cannot be asked for its torch: {error}"}
 
     @property
+    def release(self) -> str:
+        """Of its torch: `2.11`. "" without one."""
+        return ".".join(str(self.found.get("version", "")).split(".")[:2])
+
+    @property
     def packages(self) -> list[str]:
         """Those whose CUDA headers torch's own need, and that are missing."""
         return str(self.found.get("packages", "")).split()
@@ -63,7 +74,7 @@ class Interpreter:
         """Why its torch cannot be built for; "" if it can."""
         if "problem" in self.found:
             return str(self.found["problem"])
-        if not self.found["version"].startswith(f"{RELEASE}."):
+        if self.release not in SUPPORTED:
             return f"{self.python} has torch {self.found['version']}"
         if self.packages:
             return f"beside the torch of {self.python}, CUDA headers are missing"
@@ -104,19 +115,49 @@ def interpreter() -> Interpreter:
             problems.append(problem)
         if candidate.packages:
             break  # the torch to build for: no other one is taken instead
-    wanted = " ".join(f"'{pin}'" for pin in _pins("torch", "nvidia-cuda-crt", "nvidia-cuda-cccl"))
+    wanted = " ".join(f"'{pin}'" for pin in _pins(_wanted_release()))
     raise SystemExit(
-        f"gravure: there is no torch {RELEASE} to build for: {'; '.join(problems)}. Install it "
+        f"gravure: there is no torch {SUPPORTED[0]} to {SUPPORTED[-1]} to build for: "
+        f"{'; '.join(problems)}. Install one "
         f"into the environment that gravure goes into (pip install {wanted}), or name an "
         "interpreter that has it in GRAVURE_PYTHON."
     )
 
 
-def _pins(*names: str) -> list[str]:
-    """These packages with the versions in requirements.txt."""
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
+def _wanted_release() -> str:
+    """The release to build for where nobody has a torch."""
+    return os.environ.get("GRAVURE_TORCH_RELEASE", DEFAULT)
+
+
+def _pins(release: str, *names: str) -> list[str]:
+    """Of torch and the headers that it needs to be built with, these (all), with their versions."""
+    lines = (ROOT / f"requirements/torch-{release}.txt").read_text().splitlines()
     pins = {re.split(r"[=<>~]", line)[0]: line for line in lines if re.match(r"[a-z]", line)}
-    return [pins[name] for name in names]
+    wanted = names or [name for name in pins if name == "torch" or name.startswith("nvidia-")]
+    return [pins[name] for name in wanted if name in pins]
+
+
+def _release() -> str:
+    """The release that is built for, or would be once torch is there."""
+    found = (candidate.release for candidate in candidates() if candidate.release in SUPPORTED)
+    return next(found, _wanted_release())
+
+
+def version(sources: bool) -> str:
+    """Gravure's, and in a wheel which torch it is for."""
+    return VERSION if sources else f"{VERSION}+torch{_release()}"
+
+
+def dependencies(sources: bool) -> list[str]:
+    """A wheel runs with one release of torch; sources can be built for any that is supported."""
+    if sources:
+        return [f"torch>={SUPPORTED[0]},<{_next(SUPPORTED[-1])}", PLOTLY]
+    return [f"torch=={_release()}.*", PLOTLY]
+
+
+def _next(release: str) -> str:
+    major, minor = release.split(".")
+    return f"{major}.{int(minor) + 1}"
 
 
 def get_requires_for_build_wheel(settings: Any = None) -> list[str]:
@@ -124,21 +165,24 @@ def get_requires_for_build_wheel(settings: Any = None) -> list[str]:
     found = build_meta.get_requires_for_build_wheel(settings)
     for candidate in candidates():
         if candidate.packages:
-            return found + _pins(*candidate.packages)
+            return found + _pins(candidate.release, *candidate.packages)
         if not candidate.problem():
             return found
     named = "GRAVURE_PYTHON" in os.environ  # a named one without torch is an error, told later
-    return found if named else found + _pins("torch", "nvidia-cuda-crt", "nvidia-cuda-cccl")
+    return found if named else found + _pins(_wanted_release())
 
 
 get_requires_for_build_editable = get_requires_for_build_wheel
 
 
-def stage(folder: Path, command: str = "tools/wheel/stage") -> None:
+def stage(folder: Path, command: str = "tools/packaging/stage") -> None:
     """Bazel's part of the wheel, into `folder`. Exits with what is missing."""
     chosen = interpreter()
     print(f"gravure: building for torch {chosen.found['version']} of {chosen.python}", flush=True)
-    environment = chosen.environment | {"GRAVURE_PYTHON": chosen.python}
+    environment = chosen.environment | {
+        "GRAVURE_PYTHON": chosen.python,
+        "GRAVURE_TORCH_RELEASE": chosen.release,
+    }
     done = subprocess.run([str(ROOT / command), str(folder)], env=environment)
     if done.returncode != 0:
         raise SystemExit("gravure: the C++ was not built; the reason is above")

@@ -1,0 +1,57 @@
+"""`gravure.compile_optimizer(optimizer)`: its step as a program, in anybody's loop."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch.optim import Optimizer
+
+from .options import CompileOptions
+from .steps.compiled_update import CompiledUpdate
+from .torch_api.optimizers import is_schedulers, mark_as_schedulers, with_hooks
+
+Kind = TypeVar("Kind", bound=Optimizer)
+
+_NOT_FOR_OPTIMIZERS = ("on_missed", "max_shapes", "max_modules", "codegen", "mode", "stretches")
+
+
+def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = None) -> Kind:
+    """The same optimizer, whose `step()` runs a program of the operators that its own step runs.
+
+    In eager's bits. Numbers of `param_groups` are read at each step, so that schedulers work as
+    they are. State, `state_dict`, pickling, `zero_grad` and hooks stay the optimizer's own; groups
+    may be added, and parameters may have no gradient in some steps. A copy of it is not compiled.
+
+    A step that cannot be a program (a closure, a sparse gradient, an optimizer that is not one of
+    torch.optim's own, a `GradScaler` with a fused one) is the optimizer's own step, and a warning
+    says why, once. Raises TypeError for what is no optimizer, and ValueError for an option that
+    there is not.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")
+    for name in _NOT_FOR_OPTIMIZERS:
+        if name in (options or {}):
+            raise ValueError(f"compile_optimizer takes no option {name!r}")
+    chosen = CompileOptions.parse(options)
+    replaced = vars(optimizer).get("step")
+    if hasattr(replaced, "gravure_update"):
+        return optimizer
+    scheduled = is_schedulers(replaced, type(optimizer))
+    if replaced is not None and not scheduled:
+        raise ValueError(
+            f"somebody replaced the step of this {type(optimizer).__name__}; compile it before it "
+            "is wrapped, and the wrapper will call the compiled step"
+        )
+    update = CompiledUpdate(chosen)
+
+    def step(self: Optimizer, closure: Any = None) -> Any:
+        return update.step(self, closure)
+
+    hooked = with_hooks(step)
+    hooked.gravure_update = update  # type: ignore[attr-defined]
+    if scheduled:
+        mark_as_schedulers(hooked)
+    optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
+    return optimizer

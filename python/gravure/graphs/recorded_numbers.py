@@ -1,0 +1,162 @@
+"""Numbers that Python computes with while a graph is recorded: each becomes a node of the graph.
+
+A number has two values. Python decides by the real one: comparisons and branches. What it hands to
+an operator is a mark, another double for each number, by which it is known again behind PyTorch's
+argument parsers, which take a float and forget which one it was.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from ..errors import ExportError
+
+_FIRST = 0.25  # marks lie in front of 0.5, so that an operator's checks of its arguments pass
+_STEP = 2.0**-40
+
+
+class Unrecorded(ExportError):
+    """What the recorded code does cannot be a program."""
+
+
+class NumberBook:
+    """The numbers of one graph, and the conditions on them that its code branched on."""
+
+    def __init__(self, graph: fx.Graph, shift: int) -> None:
+        """`shift`: another one gives other marks."""
+        self.graph = graph
+        self.conditions: list[str] = []  # Python, of the inputs `n[i]` and the counters `c[i]`
+        self._at = _FIRST + shift * 2.0**-12
+        self._of_mark: dict[float, Number] = {}
+
+    def make(self, node: fx.Node, real: float, source: str | None) -> Number:
+        """`source`: it as Python; None where only the program can compute it."""
+        self._at += _STEP
+        number = Number(self._at)
+        number.book, number.node, number.real, number.source = self, node, real, source
+        node.meta["val"] = real
+        self._of_mark[self._at] = number
+        return number
+
+    def marked(self, value: float) -> Number | None:
+        """The number that this mark stands for."""
+        return self._of_mark.get(value)
+
+    def compute(self, function: Callable[..., Any], sign: str, *operands: Any) -> Number:
+        """One step of Python's arithmetic. `sign`: it as Python, with `{}` for each operand."""
+        if function is operator.truediv and isinstance(operands[1], Number):
+            divisor = operands[1]
+            if divisor.source is not None and not divisor:  # the program would go on
+                raise ZeroDivisionError("float division by zero")
+        nodes = [o.node if isinstance(o, Number) else o for o in operands]
+        real = function(*[o.real if isinstance(o, Number) else o for o in operands])
+        if not isinstance(real, float):
+            raise Unrecorded("a number of its step", f"becomes a {type(real).__name__}", _LEAVE)
+        return self.make(self.graph.call_function(function, tuple(nodes)), real,
+                         _source(sign, operands))  # fmt: skip
+
+    def decide(self, function: Callable[..., bool], sign: str, *operands: Any) -> bool:
+        """A branch: the graph holds for as long as the condition has the same outcome."""
+        source = _source(sign, operands)
+        if source is None:
+            raise Unrecorded(
+                "a branch of its step", "depends on a value that the program computes", _LEAVE
+            )
+        outcome = bool(function(*[o.real if isinstance(o, Number) else o for o in operands]))
+        self.conditions.append(f"bool({source}) is {outcome}")
+        return outcome
+
+
+_LEAVE = "its own step runs"
+
+
+def _source(sign: str, operands: tuple[Any, ...]) -> str | None:
+    texts = [o.source if isinstance(o, Number) else _literal(o) for o in operands]
+    return None if None in texts else f"({sign.format(*texts)})"
+
+
+def _literal(value: Any) -> str | None:
+    if isinstance(value, float):
+        return f'float("{value!r}")' if not math.isfinite(value) else f"({value!r})"
+    return f"({value!r})" if isinstance(value, (int, bool)) else None
+
+
+def _binary(function: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
+    def method(self: Number, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        pair = (other, self) if swapped else (self, other)
+        return self.book.compute(function, sign, *pair)
+
+    return method
+
+
+def _compared(function: Callable[..., Any], sign: str) -> Any:
+    def method(self: Number, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        return self.book.decide(function, sign, self, other)
+
+    return method
+
+
+def _refused(what: str) -> Any:
+    def method(self: Number, *_: Any) -> Any:
+        raise Unrecorded("a number of its step", what, _LEAVE)
+
+    return method
+
+
+class Number(float):
+    """A float whose arithmetic is recorded."""
+
+    __slots__ = ("book", "node", "real", "source")
+    book: NumberBook
+    node: fx.Node
+    real: float
+    source: str | None
+
+    __add__ = _binary(operator.add, "{} + {}")
+    __radd__ = _binary(operator.add, "{} + {}", swapped=True)
+    __sub__ = _binary(operator.sub, "{} - {}")
+    __rsub__ = _binary(operator.sub, "{} - {}", swapped=True)
+    __mul__ = _binary(operator.mul, "{} * {}")
+    __rmul__ = _binary(operator.mul, "{} * {}", swapped=True)
+    __truediv__ = _binary(operator.truediv, "{} / {}")
+    __rtruediv__ = _binary(operator.truediv, "{} / {}", swapped=True)
+    __pow__ = _binary(operator.pow, "{} ** {}")
+    __rpow__ = _binary(operator.pow, "{} ** {}", swapped=True)
+
+    def __neg__(self) -> Any:
+        return self.book.compute(operator.neg, "-{}", self)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return -self if self < 0 else self
+
+    __eq__ = _compared(operator.eq, "{} == {}")
+    __ne__ = _compared(operator.ne, "{} != {}")
+    __lt__ = _compared(operator.lt, "{} < {}")
+    __le__ = _compared(operator.le, "{} <= {}")
+    __gt__ = _compared(operator.gt, "{} > {}")
+    __ge__ = _compared(operator.ge, "{} >= {}")
+
+    def __bool__(self) -> bool:
+        return self.book.decide(bool, "{}", self)
+
+    # Identity is no number's: a table of numbers would miss another one of the same value.
+    __hash__ = _refused("is looked up in a table")  # type: ignore[assignment]
+    __int__ = __trunc__ = __index__ = _refused("is made an int")
+    __floor__ = __ceil__ = __round__ = _refused("is rounded")
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refused("is divided with a remainder")
+    __divmod__ = __rdivmod__ = _refused("is divided with a remainder")
+    __float__ = _refused("is made a plain float")
+    __repr__ = __str__ = __format__ = _refused("is written as text")
+    is_integer = as_integer_ratio = hex = _refused("is taken apart")

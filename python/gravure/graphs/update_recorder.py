@@ -1,0 +1,269 @@
+"""Records an update, code that changes tensors in place, as a graph of ATen's calls.
+
+Numbers that the code computes with are nodes of the graph, as what it reads of a tensor on the
+host is; what it creates from Python's values is a constant.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from ..torch_api.dispatch import TorchDispatchMode
+from ..torch_api.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from ..torch_api.operators import pytree, schema_of
+from .recorded_numbers import Number, NumberBook, Unrecorded
+
+_READ = torch.ops.aten._local_scalar_dense.default
+_OWN_STEP = "its own step runs"
+
+
+@dataclass(frozen=True)
+class Update:
+    """A recorded update. Its placeholders: the tensors, and after them the numbers it uses."""
+
+    graph: fx.GraphModule
+    numbers: list[int]  # which of the numbers given
+    conditions: list[str]  # Python, of all numbers given, `n`, and of the values of counters, `c`
+    counters: list[int]  # which tensors have a value that conditions read
+
+
+def record(
+    run: Callable[[list[Tensor], list[float]], None],
+    tensors: Sequence[Tensor],
+    numbers: Sequence[float],
+) -> Update:
+    """What `run` does with stand-ins of `tensors`, and with these numbers.
+
+    Raises Unrecorded where it does what is no program. It is run twice, with other marks: a mark
+    that went into a constant unseen shows itself.
+    """
+    first, second = (_record(run, tensors, numbers, shift) for shift in (1, 2))
+    if first.signature() != second.signature():
+        raise Unrecorded(
+            "a number of its step", "goes into something that is not recorded", _OWN_STEP
+        )
+    return first.update()
+
+
+class _Recording(TorchDispatchMode):
+    """Each call below autograd, as a node."""
+
+    def __init__(self, tensors: Sequence[Tensor], shift: int) -> None:
+        super().__init__()
+        self.root = torch.nn.Module()
+        self.graph = fx.Graph()
+        self.book = NumberBook(self.graph, shift)
+        self.alive: list[Tensor] = []
+        self.nodes: dict[int, fx.Node] = {}
+        self.counters: dict[int, str] = {}  # the value of a tensor on the CPU, as Python
+        self.values: dict[int, float] = {}
+        self.inputs: list[fx.Node] = []
+        self.given: list[fx.Node] = []
+
+    def add_tensor(self, fake: Tensor, real: Tensor) -> None:
+        node = self.graph.placeholder(f"tensor{len(self.inputs)}")
+        if real.device.type == "cpu" and real.dim() == 0 and real.dtype.is_floating_point:
+            self.counters[id(fake)] = f"c[{len(self.inputs)}]"
+            with unset_fake_temporarily():
+                self.values[id(fake)] = float(real.item())
+        self.inputs.append(node)
+        self.know(fake, node)
+
+    def know(self, value: Any, node: fx.Node) -> None:
+        node.meta["val"] = value
+        if isinstance(value, Tensor):
+            self.alive.append(value)
+            self.nodes[id(value)] = node
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace in ("profiler", "prim"):  # what is said, and asked of a stand-in
+            return func(*args, **kwargs)
+        if func is _READ:
+            raise Unrecorded("its step", "reads a number in a way that is not seen", _OWN_STEP)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Unrecorded("its step", f"draws random numbers ({func})", _OWN_STEP)
+        taken = pytree.tree_map(self._argument, (tuple(args), dict(kwargs)))
+        result = func(*args, **kwargs)
+        node = self.graph.call_function(func, *taken)
+        node.meta["val"] = result
+        self._advance(func, args, kwargs)
+        if isinstance(result, Tensor):
+            if id(result) not in self.nodes:
+                self.know(result, node)
+        elif isinstance(result, (tuple, list)):
+            for i, member in enumerate(result):
+                if isinstance(member, Tensor) and id(member) not in self.nodes:
+                    self.know(member, self.graph.call_function(operator.getitem, (node, i)))
+        return result
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in self.nodes:
+                if isinstance(value, FakeTensor):
+                    raise Unrecorded("its step", "uses a tensor from before", _OWN_STEP)
+                self._constant(value)
+            return self.nodes[id(value)]
+        if type(value) is float:
+            number = self.book.marked(value)
+            return value if number is None else number.node
+        return value
+
+    def _constant(self, value: Tensor) -> None:
+        with unset_fake_temporarily():
+            held = value.detach().clone()
+        name = f"constant{len(self.alive)}"
+        setattr(self.root, name, held)
+        node = self.graph.get_attr(name)
+        node.meta["val"] = value
+        self.alive.append(value)
+        self.nodes[id(value)] = node
+
+    def _advance(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keeps the values of counters that count; of what else is written they are unknown."""
+        schema = schema_of(func)
+        by = self._count(args[1], kwargs) if len(args) > 1 else None
+        for argument, value in zip(schema.arguments, args, strict=False):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for tensor in value if isinstance(value, (tuple, list)) else [value]:
+                source = self.counters.get(id(tensor))
+                if source is None:
+                    continue
+                if by is None or schema.name not in ("aten::add_", "aten::_foreach_add_"):
+                    del self.counters[id(tensor)]
+                    continue
+                exact = tensor.dtype == torch.float64
+                if tensor.dtype not in (torch.float32, torch.float64):
+                    del self.counters[id(tensor)]
+                    continue
+                total = self.values[id(tensor)] + by
+                self.values[id(tensor)] = total if exact else rounded(total)
+                self.counters[id(tensor)] = f"({source} + {by!r})" if exact else (
+                    f"rounded({source} + {by!r})"
+                )  # fmt: skip
+
+    def _count(self, value: Any, kwargs: dict[str, Any]) -> float | None:
+        """What is added, where it is the same each time."""
+        if kwargs.get("alpha", 1) != 1:
+            return None
+        if isinstance(value, Tensor):
+            node = self.nodes.get(id(value))
+            while node is not None and node.op == "call_function":
+                if node.target is not torch.ops.aten.lift_fresh.default:
+                    return None
+                node = node.args[0]  # type: ignore[assignment]
+            if node is None or node.op != "get_attr":
+                return None
+            held = getattr(self.root, str(node.target))
+            with unset_fake_temporarily():
+                return float(held.item()) if held.dim() == 0 else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return None if self.book.marked(float(value)) is not None else float(value)
+
+    def signature(self) -> list[Any]:
+        """All of the graph, with its constants."""
+        order = {node: i for i, node in enumerate(self.graph.nodes)}
+
+        def plain(value: Any) -> Any:
+            return f"%{order[value]}" if isinstance(value, fx.Node) else repr(value)
+
+        found: list[Any] = [self.book.conditions]
+        for node in self.graph.nodes:
+            held = ""
+            if node.op == "get_attr":
+                with unset_fake_temporarily():
+                    held = repr(getattr(self.root, str(node.target)).tolist())
+            parts = pytree.tree_leaves((node.args, node.kwargs))
+            found.append((str(node.target), held, list(map(plain, parts))))
+        return found
+
+    def update(self) -> Update:
+        self.graph.output(())
+        for node in reversed(list(self.graph.nodes)):
+            number = isinstance(node.meta.get("val"), float)
+            if number and not node.users and node.op != "placeholder":
+                self.graph.erase_node(node)
+        numbers = [i for i, node in enumerate(self.given) if node.users]
+        for node in self.given:
+            if not node.users:
+                self.graph.erase_node(node)
+        conditions = list(dict.fromkeys(self.book.conditions))
+        read = [i for i in range(len(self.inputs)) if any(f"c[{i}]" in c for c in conditions)]
+        return Update(fx.GraphModule(self.root, self.graph), numbers, conditions, read)
+
+
+class _Reads(TorchFunctionMode):
+    """Python's reads of a tensor's value, and tensors that it makes of numbers."""
+
+    def __init__(self, recording: _Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.item and id(args[0]) in self._recording.nodes:
+            return self._read(args[0])
+        if func in _CONVERSIONS:
+            raise Unrecorded("its step", f"reads a tensor by {func.__name__}", _OWN_STEP)
+        if func in (torch.as_tensor, torch.tensor) and len(args) == 1:
+            value = args[0]
+            if type(value) is Number:
+                return torch.full((), value, dtype=kwargs.get("dtype", torch.get_default_dtype()),
+                                  device=kwargs.get("device", "cpu"))  # fmt: skip
+        if func is Tensor.__setitem__ and type(args[2]) is Number:
+            value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)
+            return func(args[0], args[1], value)
+        return func(*args, **kwargs)
+
+    def _read(self, tensor: Tensor) -> float:
+        if not tensor.dtype.is_floating_point or tensor.numel() != 1:
+            raise Unrecorded("its step", f"reads a {tensor.dtype} on the host", _OWN_STEP)
+        recording = self._recording
+        node = recording.graph.call_function(_READ, (recording.nodes[id(tensor)],))
+        source = recording.counters.get(id(tensor))
+        real = recording.values[id(tensor)] if source is not None else _SOME
+        return recording.book.make(node, real, source)
+
+
+_SOME = 0.37  # for a value that nobody may branch on
+_CONVERSIONS = (Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__, Tensor.tolist)
+
+
+def rounded(value: float) -> float:
+    """To a float32, as a tensor of one holds it."""
+    return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
+
+
+def _record(
+    run: Callable[[list[Tensor], list[float]], None],
+    tensors: Sequence[Tensor],
+    numbers: Sequence[float],
+    shift: int,
+) -> _Recording:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(t.detach(), static_shapes=True) for t in tensors]
+    recording = _Recording(fakes, shift)
+    for fake, real in zip(fakes, tensors, strict=True):
+        recording.add_tensor(fake, real)
+    made = []
+    for i, value in enumerate(numbers):
+        node = recording.graph.placeholder(f"number{i}")
+        recording.given.append(node)
+        made.append(recording.book.make(node, value, f"n[{i}]"))
+    with mode, recording, _Reads(recording), torch.no_grad():
+        run(fakes, made)
+    return recording

@@ -1,0 +1,167 @@
+"""An optimizer's steps: which program is right for each, or the optimizer's own step."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..errors import ExportError
+from ..options import CompileOptions
+from ..torch_api.guard_checks import Check, never, unchanged
+from ..torch_api.optimizers import note_step, plain_step
+from .own_optimizers import stands_in_the_way
+from .update_program import Changing, UpdateProgram, state_of
+
+logger = logging.getLogger("gravure")
+
+_MOST_PROGRAMS = 16
+_MOST_TRIES = 3  # steps that make state
+
+
+class _Kind:
+    """Steps of the same parameters and the same settings, but for numbers."""
+
+    def __init__(self) -> None:
+        self.programs: list[UpdateProgram] = []
+        self.tries = 0
+        self.own = False  # its own step runs, for good
+        self.state: Any = None  # the optimizer's, which a loaded one replaces
+        self.same: Check = never
+
+
+class CompiledUpdate:
+    """What runs an optimizer's step."""
+
+    def __init__(self, options: CompileOptions) -> None:
+        self.options = options
+        self.programs = 0  # made so far
+        self.own_steps = 0  # that the optimizer's own code ran
+        self._kinds: dict[Any, _Kind] = {}
+        self._said: set[str] = set()
+
+    def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
+        note_step(optimizer)
+        if closure is None:
+            reason = stands_in_the_way(optimizer)
+            if reason is None:
+                if self._runs_program(optimizer):
+                    return None
+            else:
+                self._say(optimizer, reason)
+        else:
+            self._say(optimizer, "a closure is called within the step")
+        self.own_steps += 1
+        return plain_step(type(optimizer))(optimizer, closure)
+
+    def _runs_program(self, optimizer: Optimizer) -> bool:
+        """False where nothing has run."""
+        numbers: list[float] = []
+        key: list[Any] = []
+        parameters: list[Tensor] = []
+        gradients: list[Tensor] = []
+        try:
+            for group in optimizer.param_groups:
+                for name, value in group.items():
+                    if name != "params":
+                        key.append(name)
+                        _read(value, key, numbers)
+                for p in group["params"]:
+                    grad = p.grad
+                    if grad is None:
+                        continue
+                    parameters.append(p)
+                    gradients.append(grad)
+                    key += (id(p), p.dtype, p.shape, p.stride(), grad.dtype, grad.stride())
+            found = self._kinds.get(tuple(key))
+        except (TypeError, RuntimeError) as error:  # no key; or a sparse gradient has no strides
+            self._say(optimizer, f"its settings or gradients are of a kind apart ({error})")
+            return False
+        if not parameters:
+            return False  # nothing to do, but for the step's own words
+        if found is None:
+            found = self._kinds[tuple(key)] = _Kind()
+        if found.own:
+            return False
+        same = found.state is optimizer.state and found.same()
+        if not same and not self._rebind(optimizer, found, parameters):
+            found.programs.clear()
+        for program in found.programs:
+            if program.holds(numbers):
+                break
+        else:
+            made = self._make(optimizer, found, parameters, numbers)
+            if made is None:
+                return False
+            program = made
+        program.run(gradients, numbers)
+        return True
+
+    def _rebind(self, optimizer: Optimizer, kind: _Kind, parameters: list[Tensor]) -> bool:
+        held = state_of(optimizer, parameters)
+        if not all(program.same_state(held, parameters) for program in kind.programs):
+            return False
+        self._watch(optimizer, kind, parameters)
+        return True
+
+    def _watch(self, optimizer: Optimizer, kind: _Kind, parameters: list[Tensor]) -> None:
+        kind.state = state = optimizer.state
+        holders = [state[p] for p in parameters if p in state]
+        kind.same = unchanged([state, *holders])
+
+    def _make(
+        self, optimizer: Optimizer, kind: _Kind, parameters: list[Tensor], numbers: list[float]
+    ) -> UpdateProgram | None:
+        if self.programs >= _MOST_PROGRAMS:
+            self._say(
+                optimizer,
+                f"it has {_MOST_PROGRAMS} programs already: its settings, or which parameters have "
+                "a gradient, change in too many ways",
+            )
+            return None
+        try:
+            program = UpdateProgram(optimizer, parameters, numbers, self.options)
+        except Changing as error:
+            kind.tries += 1
+            if kind.tries >= _MOST_TRIES:
+                kind.own = True
+                self._say(optimizer, error.reason)
+            return None
+        except Exception as error:
+            kind.own = True
+            self._say(optimizer, error.reason if isinstance(error, ExportError) else repr(error))
+            return None
+        kind.programs.append(program)
+        self._watch(optimizer, kind, parameters)
+        self.programs += 1
+        return program
+
+    def _say(self, optimizer: Optimizer, reason: str) -> None:
+        if reason in self._said:
+            return
+        self._said.add(reason)
+        logger.warning(
+            "compile_optimizer: %s.step() runs as it is, in eager's kernels: %s",
+            type(optimizer).__name__,
+            reason,
+        )
+
+
+def _read(value: Any, key: list[Any], numbers: list[float]) -> None:
+    """Numbers are given to each step; all else is what a program is for."""
+    if isinstance(value, float):
+        numbers.append(float(value))
+        key.append(float)
+    elif isinstance(value, (tuple, list)):
+        key.append((type(value), len(value)))
+        for member in value:
+            _read(member, key, numbers)
+    elif isinstance(value, Tensor):
+        key.append(id(value))
+    elif value is None or isinstance(value, (bool, int, str, torch.dtype)):
+        key += (type(value), value)
+    else:
+        raise TypeError(f"a setting is a {type(value).__name__}")

@@ -1,0 +1,105 @@
+#pragma once
+// An entry all of whose partitions are captured, as one value.
+//
+// A step of such an entry needs two questions answered: is all as it was captured, and is the arena free
+// for it. A seal answers the first one in one pass over flat arrays, and says what is launched and how
+// results are handed out. It is made once, at the end of the first step that replayed all partitions,
+// and never changed: what it rests on breaks it, and the next such step makes another one.
+
+#include "runtime/program/flat_guards.h"
+#include "runtime/program/instruction.h"
+#include "runtime/results/loan_book.h"
+#include "runtime/step/moving_inputs.h"
+#include "runtime/step/partition.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace gravure {
+
+/// How one output leaves a step.
+struct HandOut {
+  enum class How : uint8_t {
+    Undecided,  // by where the value lies, which may be another place in each step
+    AsIs,       // the value
+    Apart,      // the value, as a tensor of its own: a partition hands on the same one each step
+    Input,      // the caller's own, of `input`
+    Static,     // by copy, where it does not lie there, to the tensor that is handed out each step
+    Same,       // that tensor, where the value lies
+    Lent,       // from the arena, until the entry runs again
+    Saved,      // from the arena, until the entry that reads it has run
+    Copied,
+    Members,  // of a list: those in the arena are copied
+  };
+  How how = How::Undecided;
+  bool asEager = false;  // CopySource::asEager
+  int64_t input = -1;
+};
+
+/// One launch of a sealed step.
+struct SealedLaunch {
+  std::shared_ptr<const CapturedPartition> captured;
+  /// Of operands that the seal's own guards do not cover: what host nodes made.
+  std::vector<std::pair<Slot, const OperandGuard*>> guards;
+
+  bool holds(const Frame& frame) const {
+    for (const auto& [slot, guard] : guards) {
+      if (!guard->holds(frame[slot])) return false;
+    }
+    return true;
+  }
+};
+
+class Seal {
+ public:
+  struct Contents {
+    FlatGuards tensors;                                          // by entry input
+    std::vector<std::pair<size_t, const OperandGuard*>> others;  // numbers, generators, None
+    std::vector<std::pair<size_t, const InputCheck*>> free;      // what no capture reads
+    std::vector<SealedLaunch> launches;                          // by EntryCode::launches
+    std::vector<HandOut> results;                                // by output
+    std::vector<std::shared_ptr<const LoanBook>> books;  // of results that a replay writes over
+    /// Whether saved values that it reads lie in the arena; unknown where no guard says so.
+    std::optional<bool> readsLent;
+  };
+  explicit Seal(Contents contents) : contents_(std::move(contents)) {}
+
+  /// True if all inputs are what was captured. Throws c10::Error for one that the program's types refuse.
+  bool holds(const std::vector<c10::IValue>& inputs) const;
+  /// True if somebody holds a result that the next replay would write over.
+  bool resultsHeld() const;
+
+  std::optional<bool> readsLent() const { return contents_.readsLent; }
+  const SealedLaunch& launch(size_t index) const { return contents_.launches[index]; }
+  const HandOut& result(size_t output) const { return contents_.results[output]; }
+  /// Whether it launches what `partitions` have.
+  bool launches(const std::vector<Partition>& partitions) const;
+
+ private:
+  const Contents contents_;
+};
+
+/// The seals of one entry: one for each set of inputs that it is captured for.
+class Seals {
+ public:
+  /// The one that holds; nullptr if none does. Throws as Seal::holds().
+  const Seal* find(const std::vector<c10::IValue>& inputs) const;
+  /// True if one of them launches what `partitions` have.
+  bool cover(const std::vector<Partition>& partitions) const;
+  void add(Seal::Contents contents);
+  /// Something that they rest on has changed.
+  void breakAll() { seals_.clear(); }
+
+ private:
+  std::vector<std::unique_ptr<const Seal>> seals_;
+};
+
+/// What a seal has for the inputs and launches of an entry, all of whose partitions are captured; results
+/// and books are left to be filled in. `staged`: ServedEntry::staged.
+Seal::Contents sealLaunches(const EntryCode& code, const std::vector<InputCheck>& checks,
+                            const MovingInputs& moving, const std::vector<Partition>& partitions,
+                            const std::vector<std::vector<at::Tensor>>& staged);
+
+}  // namespace gravure

@@ -1,0 +1,238 @@
+"""A compiled graph is called again while what an earlier call saved is held: captured all the same.
+
+Each loop runs in eager and compiled; all that it returns and all gradients agree in every bit, and
+from some step on every run of a program is a replay.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from running import bits, need_library
+from torch import Tensor
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STEPS, LATE = 14, 10  # from then on all are replays
+
+# A step of a loop: from the models, and how each is called, to what is compared.
+Step = Callable[[nn.ModuleDict, dict[str, Any], int], list[Tensor]]
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, 32), nn.Linear(32, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.gelu(self.first(self.norm(x))))
+
+
+def batch(seed: int, rows: int = 8) -> Tensor:
+    return torch.randn(rows, 16, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def layer_called_six_times(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+    x = batch(step)
+    for _ in range(6):
+        x = calls["a"](x)
+    x.square().mean().backward()
+    return [x]
+
+
+def siamese(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+    one, two = calls["a"](batch(step)), calls["a"](batch(step + 1000))
+    loss = F.mse_loss(one, two) - F.cosine_similarity(one, two).mean()
+    loss.backward()
+    return [one, two, loss]
+
+
+def preference(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+    """A policy and a frozen reference, each for what was chosen and what was not."""
+    good, bad = batch(step), batch(step + 1000)
+    chosen, rejected = calls["a"](good).mean(-1), calls["a"](bad).mean(-1)
+    with torch.no_grad():
+        references = calls["b"](good).mean(-1), calls["b"](bad).mean(-1)
+    loss = -F.logsigmoid(chosen - rejected - (references[0] - references[1])).mean()
+    loss.backward()
+    return [loss, *references]
+
+
+def gan(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+    """The discriminator is called three times a step, twice before its backward."""
+    noise = batch(step)
+    fake = calls["b"](noise)
+    real_score, fake_score = calls["a"](batch(step + 1000)), calls["a"](fake.detach())
+    loss = F.softplus(-real_score).mean() + F.softplus(fake_score).mean()
+    loss.backward()
+    models["b"].zero_grad()
+    for p in models["a"].parameters():
+        p.requires_grad_(False)
+    generated = F.softplus(-calls["a"](fake)).mean()
+    generated.backward()
+    for p in models["a"].parameters():
+        p.requires_grad_(True)
+    return [loss, generated]
+
+
+def one_forward_one_backward(
+    models: nn.ModuleDict, calls: dict[str, Any], step: int
+) -> list[Tensor]:
+    """Two stages by hand, three microbatches in flight on the first."""
+    held: list[tuple[Tensor, Tensor, Tensor]] = []
+    seen = []
+
+    def forward(i: int) -> None:
+        x = calls["a"](batch(10 * step + i, rows=4))
+        y = x.detach().requires_grad_()
+        loss = calls["b"](y).square().mean()
+        held.append((x, y, loss))
+
+    def backward() -> None:
+        x, y, loss = held.pop(0)
+        loss.backward()
+        x.backward(y.grad)
+        seen.append(loss.detach())
+
+    for i in range(3):
+        forward(i)
+    for i in range(3, 6):
+        backward()
+        forward(i)
+    while held:
+        backward()
+    return seen
+
+
+def backwards_in_another_order(
+    models: nn.ModuleDict, calls: dict[str, Any], step: int
+) -> list[Tensor]:
+    losses = [calls["a"](batch(10 * step + i)).square().mean() for i in range(3)]
+    for i in ((1, 2, 0), (2, 1, 0), (0, 2, 1))[step % 3]:
+        losses[i].backward()
+    return losses
+
+
+LOOPS: list[Step] = [
+    layer_called_six_times,
+    siamese,
+    preference,
+    gan,
+    one_forward_one_backward,
+    backwards_in_another_order,
+]
+
+
+def run(
+    step: Step, compiled: bool, steps: int = STEPS, **options: Any
+) -> tuple[list[Any], list[Counted]]:
+    """What each step returned, and left in gradients and parameters; what was counted by then."""
+    torch.manual_seed(0)
+    models = nn.ModuleDict({"a": Net(), "b": Net()}).to(DEVICE)
+    options = {"poison": True, **options}
+    calls: dict[str, Any] = {
+        name: torch.compile(model, backend="gravure", options=dict(options)) if compiled else model
+        for name, model in models.items()
+    }
+    optimizer = torch.optim.SGD(models.parameters(), lr=0.01)
+    found, counts = [], []
+    for i in range(steps):
+        counts.append(counted())
+        optimizer.zero_grad()
+        results = step(models, calls, i)
+        found.append([bits(t) for t in results])
+        found.append([bits(p.grad) for p in models.parameters() if p.grad is not None])
+        optimizer.step()
+    counts.append(counted())
+    found.append([bits(p) for p in models.parameters()])
+    return found, counts
+
+
+class Counted(NamedTuple):
+    """Programs that are there, their runs so far, and those of them that were uncaptured."""
+
+    programs: int
+    runs: int
+    uncaptured: int
+
+
+def counted() -> Counted:
+    stats = [p.stats for graph in gravure.report().graphs for p in graph.programs]
+    runs, uncaptured = sum(s["steps"] for s in stats), sum(s["uncaptured_steps"] for s in stats)
+    return Counted(len(stats), runs, uncaptured)
+
+
+@pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
+def test_every_run_after_the_tenth_step_is_a_replay_in_eagers_bits(step: Step) -> None:
+    expected, _ = run(step, compiled=False)
+    found, counts = run(step, compiled=True)
+    assert found == expected
+    assert counts[-1].runs > counts[LATE].runs
+    assert counts[-1].uncaptured == counts[LATE].uncaptured
+
+
+def test_what_goes_beyond_max_in_flight_runs_uncaptured_and_right() -> None:
+    expected, _ = run(backwards_in_another_order, compiled=False)
+    found, counts = run(backwards_in_another_order, compiled=True, max_in_flight=2)
+    assert found == expected
+    assert counts[-1].uncaptured > counts[LATE].uncaptured
+    assert counts[-1].programs == 2
+
+
+def test_one_instance_is_as_it_was() -> None:
+    expected, _ = run(siamese, compiled=False)
+    found, counts = run(siamese, compiled=True, max_in_flight=1)
+    assert found == expected
+    assert counts[-1].programs == 1
+
+
+def test_a_call_at_a_time_has_one_instance() -> None:
+    def plain(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+        loss = calls["a"](batch(step)).square().mean()
+        loss.backward()
+        return [loss]
+
+    assert run(plain, compiled=True)[1][-1].programs == 1
+
+
+def test_a_backward_with_retain_graph_is_right_beside_another_call() -> None:
+    def twice(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+        one, two = calls["a"](batch(step)).mean(), calls["a"](batch(step + 1000)).mean()
+        one.backward(retain_graph=True)
+        (one + two).backward()
+        return [one, two]
+
+    assert run(twice, compiled=True)[0] == run(twice, compiled=False)[0]
+
+
+def test_a_forward_whose_backward_never_comes_leaves_the_others_right() -> None:
+    def dropped(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+        one, two = calls["a"](batch(step)), calls["a"](batch(step + 1000))
+        two.square().mean().backward()
+        return [one, two]
+
+    assert run(dropped, compiled=True)[0] == run(dropped, compiled=False)[0]
+
+
+def test_instances_go_with_their_model() -> None:
+    run(siamese, compiled=True)
+    model = Net().to(DEVICE)
+    call = torch.compile(model, backend="gravure")
+    for i in range(STEPS):
+        siamese(nn.ModuleDict({"a": model}), {"a": call}, i)
+        model.zero_grad()
+    twin = copy.deepcopy(model)
+    assert gravure.drop_captures(model) == 2
+    one = siamese(nn.ModuleDict({"a": model}), {"a": call}, 0)
+    other = siamese(nn.ModuleDict({"a": twin}), {"a": twin}, 0)
+    assert [bits(t) for t in one] == [bits(t) for t in other]

@@ -1,0 +1,540 @@
+"""gravure.compile_optimizer: eager's bits in anybody's loop, and what a program is not made for."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+from gravure.steps.compiled_update import CompiledUpdate
+from gravure.steps.own_optimizers import OWN
+from running import DEVICES, bits, need_library
+from torch import Tensor, optim
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+Make = Callable[[Any], Optimizer]
+Schedule = Callable[[Optimizer], Any]
+
+
+class Net(nn.Module):
+    """A layer that the loss does not reach, and one that it reaches in some steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.expert, self.unused = nn.Linear(4, 4), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, *, expert: bool = False) -> Tensor:
+        y = self.second(torch.tanh(self.first(x)))
+        return self.expert(y) if expert else y
+
+
+def none(_: Optimizer) -> None:
+    return None
+
+
+class Pair:
+    """Equal models, the one with an optimizer as it is, the other with a compiled one."""
+
+    def __init__(self, make: Make, schedule: Schedule = none, model: type[nn.Module] = Net) -> None:
+        torch.manual_seed(0)
+        self.models = [model()]
+        self.models.append(copy.deepcopy(self.models[0]))
+        self.optimizers = [make(m) for m in self.models]
+        assert gravure.compile_optimizer(self.optimizers[1]) is self.optimizers[1]
+        self.schedulers = [schedule(o) for o in self.optimizers]
+        self.seed = 0
+
+    @property
+    def update(self) -> CompiledUpdate:
+        return self.optimizers[1].step.gravure_update  # type: ignore[attr-defined]
+
+    def backward(self, **how: Any) -> None:
+        self.seed += 1
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            optimizer.zero_grad()
+            torch.manual_seed(self.seed)
+            model(torch.randn(5, 8), **how).square().mean().backward()
+
+    def step(self, **how: Any) -> None:
+        self.backward(**how)
+        for optimizer, scheduler in zip(self.optimizers, self.schedulers, strict=True):
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+        self.compare()
+
+    def each(self, change: Callable[[nn.Module, Any], Any]) -> list[Any]:
+        return [change(*both) for both in zip(self.models, self.optimizers, strict=True)]
+
+    def compare(self) -> None:
+        one, other = self.each(lambda m, o: _all_of(m, o))
+        assert one == other
+
+
+def _all_of(model: nn.Module, optimizer: Optimizer) -> list[Any]:
+    found = []
+    for name, p in model.named_parameters():
+        found.append((name, bits(p), bits(p.grad)))
+        found += [(name, k, bits(v)) for k, v in optimizer.state.get(p, {}).items()]
+    return found
+
+
+def adamw(model: nn.Module, **settings: Any) -> Optimizer:
+    return optim.AdamW(model.parameters(), 0.02, **settings)
+
+
+def sgd(model: nn.Module, **settings: Any) -> Optimizer:
+    return optim.SGD(model.parameters(), 0.1, momentum=0.9, **settings)
+
+
+def cosine(optimizer: Optimizer) -> Any:
+    return lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize("way", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_a_schedule_compiles_once(make: Any, way: dict[str, bool]) -> None:
+    pair = Pair(lambda m: make(m, **way), cosine)
+    for _ in range(25):
+        pair.step()
+    assert pair.update.programs == 1
+    assert pair.update.own_steps == 1  # it makes the state
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_large_parameters_on_each_device(device: str) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 100_000, device=device))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * x.sum().to(device)
+
+    for make in (sgd, adamw):
+        pair = Pair(make, cosine, Wide)
+        for _ in range(12):
+            pair.step()
+        assert pair.update.programs == 1
+
+
+def test_every_number_of_a_group_is_read_at_each_step() -> None:
+    pair = Pair(adamw)
+    for i in range(12):
+        settings = {
+            "lr": 0.01 * (1 + i),
+            "betas": (0.9 - 0.01 * i, 0.99 - 0.001 * i),
+            "eps": 1e-8 * (1 + i),
+            "weight_decay": 0.1 / (1 + i),
+        }
+        pair.each(lambda _, o, settings=settings: o.param_groups[0].update(settings))
+        pair.step()
+    assert pair.update.programs == 1
+
+
+def test_a_number_that_is_branched_on_compiles_once_a_branch() -> None:
+    pair = Pair(adamw)
+    for decay in (0.1, 0.0, 0.2, 0.0, 0.3, 0.0, 0.4):
+        pair.each(lambda _, o, d=decay: o.param_groups[0].update(weight_decay=d))
+        pair.step()
+    assert pair.update.programs == 2
+
+
+def test_a_setting_that_is_structure_compiles_once_a_value() -> None:
+    pair = Pair(sgd)
+    for i in range(10):
+        pair.each(lambda _, o, i=i: o.param_groups[0].update(maximize=i % 2 == 1))
+        pair.step()
+    assert pair.update.programs == 2
+
+
+def test_a_step_count_that_is_set_is_used() -> None:
+    pair = Pair(adamw)
+    for count in (3.0, 100.0, 2.0**24):
+        pair.step()
+        pair.each(lambda m, o, c=count: o.state[m.first.weight]["step"].fill_(c))
+        pair.step()
+
+
+# ---- the whole of torch.optim
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    "Rprop": {"lr": 0.01},
+    "RMSprop": {"lr": 0.01, "momentum": 0.5, "centered": True},
+}
+_KINDS = sorted(OWN, key=lambda kind: kind.__name__)
+#: Its step reads a tensor that it computes, and branches on it.
+_RUN_AS_THEY_ARE = {"Adafactor"}
+
+
+class Matrices(nn.Module):
+    """What Muon takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16, bias=False)
+        self.second = nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def _kinds() -> Iterator[Any]:
+    for kind in _KINDS:
+        ways: list[dict[str, bool]] = [{}]
+        if "foreach" in kind.__init__.__code__.co_varnames:
+            ways.append({"foreach": True})
+        if "fused" in kind.__init__.__code__.co_varnames:
+            ways.append({"fused": True})
+        for way in ways:
+            yield pytest.param(kind, way, id="-".join([kind.__name__, *way]))
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one_cycle"])
+@pytest.mark.parametrize(("kind", "way"), list(_kinds()))
+def test_all_of_torch_optim(kind: Any, way: dict[str, bool], schedule: str) -> None:
+    settings = _SETTINGS.get(kind.__name__, {})
+    momentum = kind.__name__ in ("SGD", "RMSprop") or "betas" in kind.__init__.__code__.co_varnames
+
+    def one_cycle(optimizer: Optimizer) -> Any:
+        return lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=12, cycle_momentum=momentum)
+
+    def make(model: nn.Module) -> Optimizer:
+        return kind(model.parameters(), **settings, **way)
+
+    pair = Pair(make, cosine if schedule == "cosine" else one_cycle, Matrices)
+    for _ in range(10):
+        pair.step()
+    if kind.__name__ in _RUN_AS_THEY_ARE:
+        assert pair.update.own_steps == 10
+    else:
+        assert pair.update.own_steps <= 2
+        assert pair.update.programs <= 3
+
+
+_SCHEDULES: dict[str, Schedule] = {
+    "step": lambda o: lr_scheduler.StepLR(o, 3),
+    "multi_step": lambda o: lr_scheduler.MultiStepLR(o, [2, 5]),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 3),
+    "linear": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=6),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: lr_scheduler.PolynomialLR(o, 8),
+    "warm_restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 4),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda i: i / 4 if i < 4 else 1.0),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda _: 0.95),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.LinearLR(o)]
+    ),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [4]
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*epoch parameter.*")
+@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("schedule", _SCHEDULES.values(), ids=_SCHEDULES.keys())
+def test_schedulers(make: Make, schedule: Schedule) -> None:
+    pair = Pair(make, schedule)
+    for _ in range(10):
+        pair.step()
+    assert pair.update.programs <= 3
+
+
+# ---- what a program knew nothing of, or kept for ever
+
+
+class Wrapped(Optimizer):
+    """As Accelerate's: it calls another one's step."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_in_another_one_updates_in_each_step() -> None:
+    pair = Pair(sgd, cosine)
+    wrapped = [Wrapped(o) for o in pair.optimizers]
+    for _ in range(6):
+        pair.backward()
+        for w in wrapped:
+            w.step()
+        pair.compare()
+    assert pair.update.programs == 1
+
+
+class Scaled(optim.SGD):
+    """Its step reads an attribute."""
+
+    scale = 1.0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.add_(p.grad, alpha=-0.1 * self.scale)
+
+
+def test_an_attribute_that_a_foreign_step_reads(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair(lambda m: Scaled(m.parameters()))
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for i in range(4):
+            pair.each(lambda _, o, i=i: setattr(o, "scale", 1.0 + i))
+            pair.step()
+    said = [r.getMessage() for r in caplog.records if "Scaled" in r.getMessage()]
+    assert len(said) == 1
+    assert "not one of torch.optim's own" in said[0]
+
+
+def test_a_gradient_that_comes_from_elsewhere_is_applied() -> None:
+    pair = Pair(sgd)
+    for i in range(8):
+        pair.backward()
+        if i % 2:
+            pair.each(lambda m, _: m.unused(torch.ones(3, 2)).sum().backward())
+        pair.each(lambda _, o: o.step())
+        pair.compare()
+
+
+def test_a_step_that_is_patched_on_the_instance_is_obeyed_in_each_step() -> None:
+    pair = Pair(sgd)
+    calls: list[int] = []
+
+    def patch(i: int, optimizer: Any) -> None:
+        inner = optimizer.step
+
+        def step(closure: Any = None) -> Any:
+            calls.append(i)
+            optimizer.param_groups[0]["lr"] *= 0.9
+            return inner(closure)
+
+        optimizer.step = step
+
+    for i, optimizer in enumerate(pair.optimizers):
+        patch(i, optimizer)
+    for _ in range(4):
+        pair.step()
+    assert calls == [0, 1] * 4
+
+
+def test_hooks_run_whenever_they_are_registered() -> None:
+    pair = Pair(adamw)
+    calls: list[Any] = []
+    for i in range(5):
+        if i == 2:
+            pair.each(lambda _, o: o.register_step_pre_hook(lambda *a: calls.append("pre")))
+            pair.each(lambda _, o: o.register_step_post_hook(lambda *a: calls.append("post")))
+        pair.step()
+    assert calls == ["pre", "post"] * 6
+    assert pair.update.own_steps == 1
+    found = register_optimizer_step_post_hook(lambda *a: calls.append("all"))
+    try:
+        pair.step()
+    finally:
+        found.remove()
+    assert calls.count("all") == 2
+
+
+def test_a_hook_that_changes_a_number_or_a_gradient() -> None:
+    pair = Pair(sgd)
+
+    def hook(optimizer: Optimizer, *_: Any) -> None:
+        group = optimizer.param_groups[0]
+        group["lr"] *= 0.8
+        torch.nn.utils.clip_grad_norm_(group["params"], 0.1)
+
+    pair.each(lambda _, o: o.register_step_pre_hook(hook))
+    for _ in range(6):
+        pair.step()
+    assert pair.update.programs == 1
+
+
+# ---- what people do with an optimizer
+
+
+def test_parameters_without_a_gradient_in_some_steps() -> None:
+    pair = Pair(adamw, cosine)
+    for i in range(14):
+        pair.step(expert=i % 3 == 1)
+    assert pair.update.own_steps <= 3
+
+
+def test_groups_are_added() -> None:
+    def make(model: nn.Module) -> Optimizer:
+        return optim.AdamW(model.first.parameters(), 0.01)
+
+    pair = Pair(make)
+
+    def add(model: nn.Module, optimizer: Any) -> None:
+        group = {"lr": 0.03, "betas": (0.8, 0.9)}
+        optimizer.add_param_group({"params": model.second.parameters(), **group})
+
+    for i in range(8):
+        if i == 4:
+            pair.each(add)
+        pair.step()
+    assert pair.update.programs == 2
+
+
+def test_state_is_loaded_and_cleared() -> None:
+    pair = Pair(adamw, cosine)
+    for _ in range(4):
+        pair.step()
+    saved = pair.each(lambda _, o: copy.deepcopy(o.state_dict()))
+    for _ in range(3):
+        pair.step()
+    for optimizer, state in zip(pair.optimizers, saved, strict=True):
+        optimizer.load_state_dict(state)
+    for _ in range(3):
+        pair.step()
+    assert pair.update.programs == 1
+    pair.each(lambda _, o: o.state.clear())
+    for _ in range(3):
+        pair.step()
+
+
+def test_state_that_is_replaced_is_used() -> None:
+    pair = Pair(sgd)
+    for i in range(6):
+        if i == 3:
+            for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
+                state = optimizer.state[model.first.weight]
+                state["momentum_buffer"] = torch.full_like(state["momentum_buffer"], 0.5)
+        pair.step()
+    assert pair.update.programs == 1
+
+
+def test_a_copy_and_a_pickle_are_the_optimizers_own() -> None:
+    pair = Pair(adamw)
+    for _ in range(3):
+        pair.step()
+    kept = pair.optimizers
+    states = [o.state_dict() for o in kept]
+    assert str(states[0]) == str(states[1])
+    for copied in (copy.deepcopy(kept[1]), pickle.loads(pickle.dumps(kept[1]))):
+        assert type(copied) is optim.AdamW
+        assert "step" not in vars(copied)
+
+
+def test_a_scheduler_that_was_there_before() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = adamw(model)
+    scheduler = cosine(optimizer)
+    gravure.compile_optimizer(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that it was called before the optimizer
+        for _ in range(3):
+            model(torch.randn(5, 8)).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+    assert optimizer.step.gravure_update.programs == 1  # type: ignore[attr-defined]
+
+
+def test_once_more_is_the_same() -> None:
+    optimizer = gravure.compile_optimizer(sgd(Net()))
+    step = optimizer.step
+    cosine(optimizer)
+    assert gravure.compile_optimizer(optimizer) is optimizer
+    assert optimizer.step.gravure_update is step.gravure_update  # type: ignore[attr-defined]
+
+
+# ---- bad input
+
+
+def test_a_closure_is_called() -> None:
+    pair = Pair(sgd)
+    for _ in range(3):
+        pair.step()
+    pair.backward()
+    losses = pair.each(lambda m, o: o.step(lambda: m(torch.ones(2, 8)).sum().item()))
+    assert losses[0] == losses[1] is not None
+    pair.compare()
+
+
+def test_a_sparse_gradient() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(6, 4, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table(x.abs().long() % 6)
+
+    pair = Pair(lambda m: optim.SGD(m.parameters(), 0.1), model=Table)
+    for _ in range(3):
+        pair.backward()
+        pair.each(lambda _, o: o.step())
+        assert bits(pair.models[0].table.weight) == bits(pair.models[1].table.weight)
+    assert pair.update.own_steps == 3
+
+
+def test_a_step_without_gradients_changes_nothing() -> None:
+    pair = Pair(adamw)
+    pair.each(lambda _, o: o.step())
+    pair.compare()
+    for _ in range(3):
+        pair.step()
+    pair.each(lambda _, o: o.zero_grad())
+    pair.each(lambda _, o: o.step())
+    pair.compare()
+
+
+def test_a_scaler_that_is_left_in_a_fused_optimizer() -> None:
+    pair = Pair(lambda m: adamw(m, fused=True))
+    for _ in range(3):
+        pair.step()
+    for optimizer in pair.optimizers:
+        optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+    pair.step()  # is skipped
+    for optimizer in pair.optimizers:
+        del optimizer.found_inf  # type: ignore[attr-defined]
+    pair.step()
+
+
+def test_no_optimizer_and_no_option() -> None:
+    with pytest.raises(TypeError, match="expected a torch.optim one, not a Linear"):
+        gravure.compile_optimizer(nn.Linear(2, 2))  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="poision"):
+        gravure.compile_optimizer(sgd(Net()), options={"poision": True})
+    with pytest.raises(ValueError, match="codegen"):
+        gravure.compile_optimizer(sgd(Net()), options={"codegen": "aten"})
+
+
+def test_a_replaced_step_is_refused_before_anything_changes() -> None:
+    optimizer = sgd(Net())
+    own = lambda closure=None: None  # noqa: E731
+    optimizer.step = own  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="somebody replaced the step of this SGD"):
+        gravure.compile_optimizer(optimizer)
+    assert optimizer.step is own
+
+
+def test_a_program_raises_what_eager_raises() -> None:
+    pair = Pair(adamw)
+    for _ in range(3):
+        pair.step()
+    pair.each(lambda _, o: o.param_groups[0].update(betas=(1.0, 0.99)))
+    pair.backward()
+    for optimizer in pair.optimizers:
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()

@@ -380,9 +380,7 @@ void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>&
   state.seals.breakAll();
 }
 
-bool Runtime::holdsSaved() const {
-  return impl_->loans_->outstanding() > 0;
-}
+bool Runtime::holdsSaved() const { return impl_->loans_->outstanding() > 0; }
 
 void Runtime::leaveWarmUp() {
   const auto turn = impl_->waitForTurn("giving back the warm-up");

@@ -53,7 +53,7 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   if (!isPlainCall(values) || tangentNews_.load(std::memory_order_acquire)) return {};
   const auto lock = turn();
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
-  if (defers_ && runtime_->holdsSaved()) return {};
+  if (defers_ && !repeats_ && runtime_->holdsSaved()) return {};
   const Bound& state = bound("forward");
   const AliveTensors alive(state.weak);
   std::vector<c10::IValue> inputs = allInputs(state, alive, values);

@@ -37,7 +37,7 @@ def documented() -> list[str]:
 def remark_names() -> set[str]:
     """String literals that name a remark where one is made."""
     made = re.compile(
-        r'(?:add\(\s*RemarkKind::\w+,\s*(?:kPass|"runtime"),\s*|missed\(\s*|missedAs\([^;]*?,\s*)'
+        r'(?:add\(\s*RemarkKind::\w+,\s*(?:kPass|"runtime"),\s*|missed\(\s*|missed(?:As)?\([^;]*?,\s*)'
         r'"([a-z]+(?:-[a-z]+)+)"'
     )
     folders = ("passes", "runtime", "python/csrc")

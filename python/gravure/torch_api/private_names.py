@@ -45,6 +45,7 @@ class Without(enum.Enum):
     """What becomes of whom where a name is missing."""
 
     COMPILED = "nothing is compiled: functions run as they are, and compile_step is refused"
+    SKIPS = "where another one is missing, a compiled function ends in its error"
     BITS = "nothing is compiled, since graphs would have other bits than eager's"
     TRUTH = "code that asks is told that it is compiled"
     BRANCHES = "graphs break at branches on constants"
@@ -221,7 +222,7 @@ _ROWS = (
     Private("torch._dynamo.exc", "BackendCompilerFailed", Without.WORDS),
     Private("torch._dynamo.exc", "FailOnRecompileLimitHit", Without.WORDS),
     Private("torch._dynamo.exc", "TorchDynamoException", Without.WORDS),
-    Private("torch._dynamo.exc", "SkipFrame", Without.COMPILED),
+    Private("torch._dynamo.exc", "SkipFrame", Without.SKIPS),
     Private(_SHAPES, "GuardOnDataDependentSymNode", Without.WORDS),
     Private("torch._guards", "CompileContext", Without.COMPILED, "current_compile_id"),
     Private("torch._dynamo.convert_frame", "compile_lock", Without.LOCK),

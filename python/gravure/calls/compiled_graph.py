@@ -293,12 +293,12 @@ class CompiledGraph:
             return None
         found = next((each for each in first.further if not each.holds_saved()), None)
         if found is None:
-            found = self._further(first, args)
+            found = self._further(first)
         if found is not None:
             found.keep(args)
         return found
 
-    def _further(self, first: Instance, args: Sequence[Any]) -> Instance | None:
+    def _further(self, first: Instance) -> Instance | None:
         """An instance more; the last one where there are too many, None if it is the first."""
         why = self._in_flight_excess(first)
         if not why:

@@ -23,6 +23,7 @@ from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import chooses_foreach
 from ..torch_api.whether_compiled import not_compiling
 from .own_optimizers import refuse_hooks, refuse_others
+from .twin import python_side
 
 _CONSTANT = (type(None), bool, int, float, complex, str, Tensor)
 
@@ -251,9 +252,9 @@ class Update:
             twin.param_groups.append(dict(group, params=own, **_choice(group)))
         for i, key in self._settings:
             twin.param_groups[i][key] = next(rest)
-        before = _python_side(twin)
+        before = python_side(twin)
         type(self._optimizer).step(twin)
-        after = _python_side(twin)
+        after = python_side(twin)
         had_state = any(map(self._optimizer.state.get, self.parameters))
         if before.keys() < after.keys() and not had_state:
             raise self._missing("it has no state yet")
@@ -264,18 +265,6 @@ class Update:
                 "let it change tensors in place, or leave it outside of the step",
             )
         return []
-
-
-def _python_side(optimizer: Optimizer) -> dict[Any, Any]:
-    """All that a step could change besides the contents of tensors."""
-    found: dict[Any, Any] = {
-        key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")
-    }
-    for p, state in optimizer.state.items():
-        found |= {(id(p), key): value for key, value in state.items()}
-    for i, group in enumerate(optimizer.param_groups):
-        found |= {(i, key): value for key, value in group.items()}
-    return found
 
 
 def _choice(group: dict[str, Any]) -> dict[str, Any]:

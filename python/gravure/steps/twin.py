@@ -56,18 +56,19 @@ def twin_of(
 
 def run_step(twin: Optimizer) -> bool:
     """The step, without what is around it. Whether it changed tensors alone, and no other value."""
-    before = _python_side(twin)
+    before = python_side(twin)
     try:
         plain_step(type(twin))(twin)
     except Unrecorded:
-        if before.keys() == _python_side(twin).keys():
+        if before.keys() == python_side(twin).keys():
             raise  # else it stumbles over the state that it makes
         return False
-    after = _python_side(twin)
+    after = python_side(twin)
     return before.keys() == after.keys() and all(before[k] is after[k] for k in before)
 
 
-def _python_side(optimizer: Optimizer) -> dict[Any, Any]:
+def python_side(optimizer: Optimizer) -> dict[Any, Any]:
+    """All that a step could change besides the contents of tensors."""
     found: dict[Any, Any] = {
         key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")
     }

@@ -71,6 +71,17 @@ FOUND = {
     "parameter-written-open-sizes": Loop(
         "Mlp", (Action("forward", c=1), STEP, Action("backward")), "call", "momentum", dynamic=True
     ),
+    # The backward of a call for other rows, whose program was dropped since, ran by the next one's.
+    "backward-of-a-dropped-program": Loop(
+        "Mlp",
+        (
+            STEP,
+            Action("forward", 39, 12, 18),
+            Action("drop_captures"),
+            Action("hold_result"),
+            Action("backward"),
+        ),
+    ),
 }
 
 

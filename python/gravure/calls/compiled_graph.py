@@ -70,7 +70,7 @@ class CompiledGraph:
         self._any: Instance | None = None  # for all sizes and modules
         self._spare: Instance | None = None  # made while compiling, for the first call
         self._current: Instance | None = None  # of the last call
-        self._several = False
+        self._several = False  # or were: a backward may be of one that is gone
         self._is_around = False
         self._told: weakref.WeakSet[Instance] = weakref.WeakSet()  # that there are no further ones
         self._symbols: dict[Any, Place] = {}
@@ -168,6 +168,7 @@ class CompiledGraph:
                 several.remove(instance)
             if not several:
                 self._instances.pop(key, None)
+        self._several = True  # a backward of its calls may still come, beside the next one's
         if self._current is instance:
             self._current = None
         if self._spare is instance:
@@ -389,7 +390,8 @@ class CompiledGraph:
         instance = self._of_same_parameters(several, args)
         if instance is None:
             instance = self._instance(key, owners)
-            self._several = len(self._of_modules()) + (self._any is not None) > 1
+            count = len(self._of_modules()) + (self._any is not None)
+            self._several = self._several or count > 1
         if instance is not self._any:
             instance.keep(args)
         self._current = instance

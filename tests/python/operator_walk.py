@@ -8,6 +8,8 @@ prints what is wrong; --update writes operators_unjudged.txt anew.
 The inputs come from PyTorch's own samples (OpInfo), under modes that see each overload that they
 call; from those, by parameter name, for in-place, out= and copy variants; and else from the schema.
 Kernels that are called with inputs made from a schema may end the process, so they run in a fork.
+On a GPU, where no fork can have what its parent began, the whole walk is a process; where a kernel
+ends it, another one goes on behind that operator.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ import os
 import pickle
 import re
 import signal
+import subprocess
 import sys
+import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -827,6 +832,49 @@ def forked(names: list[str], work: Callable[[str], Any]) -> dict[str, Any]:
     return results
 
 
+class Journal:
+    """What was found of each operator, in a file: the walk goes on behind the one that ended it."""
+
+    def __init__(self, path: str) -> None:
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        self.found = {(by, name): rest[0] for by, name, *rest in lines if rest}
+        self.fatal = {name for by, name, *rest in lines if not rest} - {n for _, n in self.found}
+        self._file = open(path, "a")  # noqa: SIM115
+
+    def note(self, by: str, name: str, work: Callable[[], Any]) -> Any:
+        if name in self.fatal or (by, name) in self.found:
+            return self.found.get((by, name))
+        self._write(by, name)
+        found = work()
+        self._write(by, name, found)
+        return found
+
+    def _write(self, *values: Any) -> None:
+        print(json.dumps(values), file=self._file, flush=True)
+
+
+def walk_in_processes(device: str) -> dict[str, Any]:
+    """The report of a walk that goes on in another process wherever a kernel ends one."""
+    with tempfile.TemporaryDirectory() as folder:
+        journal, report = Path(folder, "journal"), Path(folder, "report")
+        journal.touch()
+        command = [sys.executable, __file__, "--device", device]
+        command += ["--journal", str(journal), "--report", str(report)]
+        while not report.exists():
+            before = journal.read_text()
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+            after = journal.read_text().splitlines()
+            if report.exists():
+                break
+            if not after or len(json.loads(after[-1])) == 3:
+                raise RuntimeError(f"the walk ended outside of an operator: {done.stderr[-4000:]}")
+            if after == before.splitlines():
+                raise RuntimeError(f"the walk does not go on: {done.stderr[-4000:]}")
+            by, name = json.loads(after[-1])
+            print(f"{name} ({by}) ended its process: {done.returncode}", flush=True)
+        return json.loads(report.read_text())
+
+
 # Not called with invented operands: they change the process, wait for it or end it.
 NOT_CALLED = (
     "aten::set_grad_enabled",
@@ -887,7 +935,12 @@ def no_kernel(name: str, device: str) -> str:
     return f"has kernels for {', '.join(kinds)} alone" if kinds else "has no kernel here"
 
 
-def walk(device: str = "cpu", invent: bool = True) -> Report:
+def walk(device: str = "cpu", invent: bool = True, journal: Journal | None = None) -> Report:
+    """`journal`: for a GPU, where a kernel that ends the process ends the walk."""
+
+    def kept(by: str, name: str, work: Callable[[], Any]) -> Any:
+        return work() if journal is None else journal.note(by, name, work)
+
     report = Report()
     schemas = registered()
     known = {name: Known.of(schema) for name, schema in schemas.items()}
@@ -914,7 +967,10 @@ def walk(device: str = "cpu", invent: bool = True) -> Report:
             report.unjudged[name] = why
             continue
         calls = samples.of.get(name, [])
-        wrong = judge(name, schema, facts, calls, device) if calls else None
+        wrong = None
+        if calls:
+            of_this = partial(judge, name, schema, facts, calls, device)
+            wrong = kept("samples", name, of_this)
         if wrong is None:
             left.append(name)
             continue
@@ -939,7 +995,8 @@ def walk(device: str = "cpu", invent: bool = True) -> Report:
         if by == "schema" and not invent:
             continue
         if device == "cuda":  # no fork has the parent's context
-            found = {name: work(name) for name in left} if by == "derived" else {}
+            names = left if by == "derived" else []
+            found = {name: kept(by, name, partial(work, name)) for name in names}
         else:
             found = forked(left, work)
         for name, wrong in found.items():
@@ -947,6 +1004,8 @@ def walk(device: str = "cpu", invent: bool = True) -> Report:
                 take(name, by, wrong)
         left = [name for name in left if name not in report.judged]
     report.unjudged |= dict.fromkeys(left, "no small inputs found")
+    if journal is not None:
+        report.unjudged |= dict.fromkeys(journal.fatal, "ends the process that calls it")
     return report
 
 
@@ -966,18 +1025,29 @@ def main() -> int:
     parser.add_argument("--report")
     parser.add_argument("--no-invent", action="store_true")
     parser.add_argument("--update", action="store_true")
+    parser.add_argument("--journal", help="a file that the walk of a GPU goes on from")
     chosen = parser.parse_args()
+    if chosen.device == "cuda" and not chosen.journal:
+        found = walk_in_processes(chosen.device)
+        if chosen.report:
+            Path(chosen.report).write_text(json.dumps(found))
+        return told(Report(found["judged"], found["unjudged"], found["wrong"]))
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     program_class()
     torch.manual_seed(0)
-    report = walk(chosen.device, not chosen.no_invent)
+    journal = Journal(chosen.journal) if chosen.journal else None
+    report = walk(chosen.device, not chosen.no_invent, journal)
     if chosen.update:
         UNJUDGED.write_text(unjudged_text(report))
     if chosen.report:
         data = {"judged": report.judged, "unjudged": report.unjudged, "wrong": report.wrong,
                 "text": unjudged_text(report)}  # fmt: skip
         Path(chosen.report).write_text(json.dumps(data))
+    return told(report)
+
+
+def told(report: Report) -> int:
     for name, wrong in sorted(report.wrong.items()):
         print(f"{name}: {'; '.join(wrong)}")
     counts = Counter(report.judged.values())

@@ -46,7 +46,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///   results             "owned", "copied", "static", or "accumulate": gradients are added to buffers,
   ///                       which are inputs named "w.grad"
   ///   agree               "capture" or "step": when ranks decide together (AgreeWhen)
-  ///   poison              "0": the host device does not overwrite dead memory
+  ///   poison              "0": the host device does not overwrite dead memory; "1": it does, and
+  ///                       outputs of any size are lent, so that a test of small ones sees it
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(Program program, const std::string& device, const LoadOptions& options);
   ~LoadedProgram() override;

@@ -176,8 +176,9 @@ void Runtime::Impl::enterArena(EntryState& entry, bool lent, const Seal* seal, S
   entry.uncaptured <<= 1;
 }
 
-/// Before `begins` runs: notes which results of the entries behind it somebody holds.
-void Runtime::Impl::watchResults(const EntryState& begins) {
+/// Before `begins` runs: notes which results of it, and of the entries behind it, somebody holds.
+void Runtime::Impl::watchResults(EntryState& begins) {
+  for (ResultWatch& watch : begins.watches) watch.ownEntryBegins();
   for (EntryState& entry : llvm::drop_begin(entries_, &begins - entries_.data() + 1)) {
     for (ResultWatch& watch : entry.watches) watch.nextStepBegins();
   }

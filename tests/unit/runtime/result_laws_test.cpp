@@ -87,6 +87,130 @@ TEST_CASE("a gradient that nobody holds is lent without a copy", "[law5]") {
   CHECK(pair.runtime->remarks().count("arena-anew") == 0);
 }
 
+namespace {
+
+/// Outputs of a forward: one that is saved, too, two that share memory, and one that is alone.
+const char* const kOutputs = R"(gravure 1
+graph forward(%x : Float(8, 4, strides=[4, 1], device=cpu) {user_input "x"}):
+  %xs : Float(8, 4, strides=[4, 1], device=cpu) = cudagraph::stage(%x)
+  %a.out : Float(8, 4, strides=[4, 1], device=cpu), %b.out : Float(8, 4, strides=[4, 1], device=cpu), %c.out : Float(4, 8, strides=[1, 4], device=cpu), %d.out : Float(8, 4, strides=[4, 1], device=cpu) = cudagraph::launch[index=0, tags=["staged: user input"]](%xs)
+    block0(%xs.0 : Float(8, 4, strides=[4, 1], device=cpu)):
+      %a : Float(8, 4, strides=[4, 1], device=cpu) = aten::tanh(%xs.0)
+      %b : Float(8, 4, strides=[4, 1], device=cpu) = aten::exp(%xs.0)
+      %c : Float(4, 8, strides=[1, 4], device=cpu) = aten::t(%b)
+      %d : Float(8, 4, strides=[4, 1], device=cpu) = aten::sin(%xs.0)
+      -> (%a, %b, %c, %d)
+  %a.own : Float(8, 4, strides=[4, 1], device=cpu), %b.own : Float(8, 4, strides=[4, 1], device=cpu), %c.own : Float(4, 8, strides=[1, 4], device=cpu), %d.own : Float(8, 4, strides=[4, 1], device=cpu) = cudagraph::own(%a.out, %b.out, %c.out, %d.out)
+  return (%a.own {output "a"}, %b.own {output "b"}, %c.own {output "c"}, %d.own {output "d"}, %a.out {saved "s"})
+graph backward(%s : Float(8, 4, strides=[4, 1], device=cpu) {saved "s"},
+               %g : Float(8, 4, strides=[4, 1], device=cpu) {tangent "a"}):
+  %gs : Float(8, 4, strides=[4, 1], device=cpu) = cudagraph::stage(%g)
+  %gx.out : Float(8, 4, strides=[4, 1], device=cpu) = cudagraph::launch[index=0, tags=["static: saved value", "staged: tangent"]](%s, %gs)
+    block0(%s.0 : Float(8, 4, strides=[4, 1], device=cpu), %gs.0 : Float(8, 4, strides=[4, 1], device=cpu)):
+      %gx : Float(8, 4, strides=[4, 1], device=cpu) = aten::tanh_backward(%gs.0, %s.0)
+      -> (%gx)
+  %gx.own : Float(8, 4, strides=[4, 1], device=cpu) = cudagraph::own(%gx.out)
+  return (%gx.own {gradient "x"})
+)";
+constexpr int64_t kOutputBytes = 8 * 4 * 4;
+
+/// Steps of it, with the outputs of the last one.
+struct OutputSteps {
+  std::unique_ptr<Runtime> runtime;
+  at::Tensor x;
+  std::vector<at::Tensor> outputs;
+
+  explicit OutputSteps(int64_t leastLentOutput) {
+    RuntimeOptions options;
+    options.leastLentOutput = leastLentOutput;
+    runtime = makeRuntime(kOutputs, options);
+  }
+  void step(bool writes = false) {
+    x = at::randn({8, 4});
+    const at::Tensor g = at::randn({8, 4});
+    const auto results = runtime->run("forward", {x});
+    outputs.clear();
+    for (size_t i = 0; i < 4; ++i) outputs.push_back(results[i].toTensor());
+    if (writes) outputs[0].zero_();  // the caller's, and nothing of what the backward reads
+    const auto gradients = runtime->run("backward", {results[4], g});
+    CHECK(sameBits(gradients[0].toTensor(), at::tanh_backward(g, x.tanh())));
+    CHECK(sameBits(outputs[3], x.sin()));
+  }
+  bool lent(size_t output) const { return inHostArena(outputs[output].const_data_ptr()); }
+};
+
+}  // namespace
+
+TEST_CASE("a large output that nobody holds when its entry runs again is lent", "[law5]") {
+  OutputSteps steps(kOutputBytes);
+  at::Tensor held, bits;
+  for (int step = 0; step < 9; ++step) {
+    CAPTURE(step);
+    steps.step();
+    CHECK(steps.lent(3) == (step >= 2 && step < 5));
+    if (step == 4) {  // the first time that somebody keeps it
+      held = steps.outputs[3].select(0, 1);
+      bits = held.clone();
+    }
+    if (step == 6) {
+      CHECK(sameBits(held, bits));
+      held = at::Tensor();
+    }
+    steps.outputs.clear();
+  }
+  CHECK(steps.runtime->stats().uncapturedSteps == 4 + 4);  // both entries, while it was held
+  CHECK(steps.runtime->remarks().count("result-held") == 1);
+}
+
+TEST_CASE("an output that is smaller is copied", "[law5]") {
+  OutputSteps steps(kOutputBytes + 1);
+  for (int step = 0; step < 4; ++step) {
+    steps.step();
+    CHECK(!steps.lent(3));
+    steps.outputs.clear();
+  }
+  CHECK(steps.runtime->stats().uncapturedSteps == 4);
+}
+
+TEST_CASE("an output that loops keep until the next one is there is copied", "[law5]") {
+  OutputSteps steps(0);
+  at::Tensor output, bits;  // as `out = model(x)` keeps it in a loop
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    steps.step();
+    if (output.defined()) CHECK(sameBits(output, bits));
+    output = steps.outputs[3];
+    bits = output.clone();
+    CHECK(!steps.lent(3));
+    steps.outputs.clear();
+  }
+  CHECK(steps.runtime->stats().uncapturedSteps == 4);
+  CHECK(steps.runtime->remarks().count("result-held") == 0);
+}
+
+TEST_CASE("an output that shares memory with a saved value or another output is copied", "[law5]") {
+  OutputSteps steps(0);
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    steps.step(/*writes=*/step >= 2);
+    for (size_t i = 0; i < 3; ++i) CHECK(!steps.lent(i));
+    CHECK(steps.lent(3) == (step >= 2));
+    CHECK(steps.outputs[1].storage().is_alias_of(steps.outputs[2].storage()));
+    steps.outputs.clear();
+  }
+  CHECK(steps.runtime->stats().uncapturedSteps == 4);
+}
+
+TEST_CASE("outputs without a backward are copied, since people collect them", "[law5]") {
+  RuntimeOptions options;
+  options.leastLentOutput = 0;
+  SideBySide pair(options);
+  for (int step = 0; step < 4; ++step) {
+    CHECK(pair.step());
+    CHECK(!inHostArena(pair.last[0].toTensor().const_data_ptr()));
+  }
+}
+
 TEST_CASE("gradients that share memory are copies of their own", "[law5]") {
   auto runtime = makeRuntime(R"(gravure 1
 graph step(%x : Float(8, 4, strides=[4, 1], device=cpu) {user_input "x"}):

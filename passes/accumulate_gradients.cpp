@@ -1,9 +1,9 @@
 #include "passes/accumulate_gradients.h"
 
-#include "ir/core/place.h"
+#include "ir/core/fresh_name.h"
+#include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
 #include "ir/memory/entry_memory.h"
-#include "passes/analysis/fresh_name.h"
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty_strided.h>
@@ -115,7 +115,7 @@ class Accumulator {
     entry_.inputs.push_back({InputRole::Buffer, name + kSuffix});
     Node* node = graph_.create(kAdd, {buffer, gradient}, 1);
     setOverload(node, "Tensor");
-    copyPlace(node, gradient->node());
+    copyLocation(node, gradient->node());
     node->output()->setType(type);
     node->output()->setDebugName(freshName(graph_, stem + ".sum"));
     if (const Node* at = placeBehind(gradient)) {

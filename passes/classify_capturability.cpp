@@ -2,7 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/memory/storage_accesses.h"
 #include "passes/analysis/verdict.h"
 
@@ -201,7 +201,7 @@ void classifyCapturability(Program& program, PassContext& context) {
   forEachVerdict(program, [&](Node* node, std::optional<Verdict> verdict) {
     clearHostReason(node);
     const std::string* request = requests.match(node);
-    if (!verdict && request && !factsOf(node).scalarOnly) {
+    if (!verdict && request && !factsOf(node).numbersOnly) {
       verdict = Verdict{HostReason::UserRequest, "the host request '" + *request + "' names it"};
     }
     if (!verdict) return;
@@ -216,13 +216,13 @@ void verifyClassifyCapturability(const Program& program, const PassContext&) {
   const c10::Device device = computeDevice(program);
   for (const Entry& entry : program.entries) {
     for (const Node* node : entry.graph->nodes()) {
-      const bool numbersAlone = factsOf(node).scalarOnly;
+      const bool isNumberNode = factsOf(node).numbersOnly;
       if (hostReasonOf(node)) {
-        TORCH_CHECK(!numbersAlone, "entry '", entry.name, "': ", describe(node),
-                    " works on numbers alone and needs no host reason");
+        TORCH_CHECK(!isNumberNode, "entry '", entry.name, "': ", describe(node),
+                    " is a number node and needs no host reason");
         continue;
       }
-      const std::string why = numbersAlone ? "" : whyHost(node, device);
+      const std::string why = isNumberNode ? "" : whyHost(node, device);
       TORCH_CHECK(why.empty(), "entry '", entry.name, "': ", describe(node),
                   " must run on the host: ", why);
     }

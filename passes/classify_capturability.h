@@ -6,8 +6,8 @@
 //   size), so it changes from step to step. A symbolic size of an input is none: it is guarded.
 //   Host constant: a CPU tensor without dimensions whose number is the same each step.
 // Before: any verified program; nodes are leaves or prim::If.
-// After: nodes that must run outside a graph carry host="reason"; all others may be captured. Nodes
-//   that work on numbers alone (facts.scalarOnly) carry none: they run on the host at no cost.
+// After: nodes that must run outside a graph carry host="reason"; all others may be captured. Number
+//   nodes (facts.numbersOnly) carry none: they work on numbers alone, on the host, at no cost.
 //   Nothing else changes. One Missed remark a host node, named as the reason.
 // Complexity: linear in nodes plus edges.
 // Refuses: an operator that PyTorch does not know (factsOf).
@@ -17,7 +17,7 @@
 namespace gravure {
 
 void classifyCapturability(Program& program, PassContext& context);
-/// Nodes on numbers alone have no reason. A node without one is of an operator that may be captured, all
+/// Number nodes have no reason. A node without one is of an operator that may be captured, all
 /// its sizes are known, and its tensors are on the program's device, but for CPU tensors without
 /// dimensions among its operands. What follows from other nodes (which numbers come from device data)
 /// is proven by running: `gravure opt --check-bits`.

@@ -3,9 +3,9 @@
 #include "ir/core/args.h"
 #include "ir/core/attributes.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/core/place.h"
+#include "ir/core/fresh_name.h"
+#include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
-#include "passes/analysis/fresh_name.h"
 #include "passes/plan_memory.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -151,7 +151,7 @@ class Emitter {
     node->copyAttributes(*partition);
     forgetFacts(node);
     dropAttribute(node, attr::staging);
-    copyPlace(node, partition);
+    copyLocation(node, partition);
     for (Value* operand : partition->inputs()) node->addInput(operand);
     Block* from = partition->blocks().at(0);
     Block* to = node->addBlock();

@@ -36,7 +36,7 @@ class FateFinder {
     for (const CollectiveClash& clash : accesses_.clashes()) {
       unite(spans[clash.span].begin, clash.position);
     }
-    return number(fates);
+    return denseFates(fates);
   }
 
  private:
@@ -47,15 +47,15 @@ class FateFinder {
     isMember_[start] = isMember_[other] = true;
   }
 
-  std::vector<int32_t> number(int32_t& fates) {
+  std::vector<int32_t> denseFates(int32_t& fates) {
     together_.compress();
     std::vector<int32_t> ofClass(together_.getNumClasses(), -1), fate(numbering_.size(), -1);
     fates = 0;
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       if (!isMember_[i]) continue;
-      int32_t& number = ofClass[together_[i]];
-      if (number < 0) number = fates++;
-      fate[i] = number;
+      int32_t& known = ofClass[together_[i]];
+      if (known < 0) known = fates++;
+      fate[i] = known;
     }
     return fate;
   }
@@ -97,7 +97,7 @@ Fates decide(const Dependences& dependences) {
   for (int32_t i = 0; i < numbering.size(); ++i) {
     const Node* node = numbering.node(i);
     const bool host = hostReasonOf(node).has_value();
-    colouring.captured.push_back(!host && !numbering.facts(i).scalarOnly);
+    colouring.captured.push_back(!host && !numbering.facts(i).numbersOnly);
     if (host && colouring.fate[i] >= 0 && fates.cause[colouring.fate[i]] == -1) {
       fates.cause[colouring.fate[i]] = i;
     }
@@ -227,7 +227,7 @@ class FateVerifier {
   /// is none.
   int32_t between(const Members& members) const {
     const int32_t first = members.front(), last = members.back();
-    // By node of the stretch: the host node that it depends on behind a member, -1 without one;
+    // By node of the span: the host node that it depends on behind a member, -1 without one;
     // kNone if it depends on no member.
     constexpr int32_t kNone = -2;
     std::vector<int32_t> over(last - first + 1, kNone);
@@ -239,7 +239,7 @@ class FateVerifier {
       const bool member = fate_[i] == fate_[first];
       if (member && own >= 0) return own;
       if (member) own = -1;
-      const bool outside = isHost(i) || numbering_.facts(i).scalarOnly;
+      const bool outside = isHost(i) || numbering_.facts(i).numbersOnly;
       if (outside && own == -1) own = i;
     }
     return -1;

@@ -11,8 +11,8 @@
 //   that it can be moved past neither, all members are host nodes: host="open-collective".
 //   One Missed remark a node that this made a host node, one Passed remark ("collective-whole") a fate
 //   that stays capturable.
-// Complexity: linear in nodes plus edges; each fate that other host nodes may pull apart adds its
-//   stretch of the program.
+// Complexity: linear in nodes plus edges; each fate that other host nodes may pull apart adds the
+//   nodes from its first member to its last.
 // Refuses: nothing; verifyProgram has found collectives without a wait.
 
 #include "passes/pass.h"

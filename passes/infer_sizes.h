@@ -1,5 +1,5 @@
 #pragma once
-// infer-sizes: sizes that follow from others take the place of sizes known only at run time.
+// infer-sizes: sizes that follow from others replace sizes known only at run time.
 //
 // Terms: those of size_terms.h.
 // Before: the pieces of a split, worked on one by one, are put together again; tracing knows the sum

@@ -1,9 +1,9 @@
 #include "passes/join_gradients.h"
 
 #include "ir/core/args.h"
-#include "ir/core/place.h"
+#include "ir/core/fresh_name.h"
+#include "ir/core/location.h"
 #include "ir/memory/entry_memory.h"
-#include "passes/analysis/fresh_name.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
@@ -148,7 +148,7 @@ void join(Graph& graph, Value* value, const Sum& sum) {
   args->args.emplace_back(std::move(list));
   args->args.emplace_back(sum.parts.front().dim);
   setArgs(joined, std::move(args));
-  copyPlace(joined, last);
+  copyLocation(joined, last);
   joined->insertBefore(last);
   joined->output()->setType(value->type());
   joined->output()->setDebugName(freshName(graph, value->debugName() + ".joined"));
@@ -156,7 +156,7 @@ void join(Graph& graph, Value* value, const Sum& sum) {
   Node* settled = graph.create(kAdd, {joined->output()}, 1);
   setOverload(settled, "Scalar");
   setArgs(settled, inputAndInt(0));
-  copyPlace(settled, last);
+  copyLocation(settled, last);
   settled->insertBefore(last);
   settled->output()->setType(value->type());
   const std::string name = value->debugName();

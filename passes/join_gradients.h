@@ -12,7 +12,7 @@
 //     %s.joined : Float(2, 64, …) = aten::stack([%g0, %g1], 0)
 //     %s : Float(2, 64, …) = aten::add.Scalar(%s.joined, 0)
 //   With slice_backward, aten::cat. One Passed remark ("gradients-joined") a sum.
-// Bits: at each place one term of the sum is a gradient's element and all others are 0, so the sum is
+// Bits: at each index one term of the sum is a gradient's element and all others are 0, so the sum is
 //   that element whatever the order; but -0 becomes 0, and a NaN the one that additions make: hence
 //   the addition of 0.
 // Refuses: sums that leave a part out or have one twice, placed gradients and sums within that something

@@ -2,7 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/memory/entry_memory.h"
 
 #include <llvm/ADT/DenseSet.h>
@@ -95,7 +95,7 @@ std::vector<Merge> findMerges(const Entry& entry, const KeptAnalyses& analyses) 
     const auto element = elementOf(node->input(0));
     if (!element) continue;
     const int32_t written = lastWrite[accesses.storageOf(element->tensor)];
-    Open& open = openOn[Numbering::numberOf(element->tensor)];
+    Open& open = openOn[Numbering::indexOf(element->tensor)];
     if (open.merge < 0 || open.lastWrite != written) {
       open = {static_cast<int32_t>(merges.size()), written};
       merges.push_back({element->tensor, {}});
@@ -124,7 +124,7 @@ void apply(Graph& graph, const Merge& merge) {
   all->insertBefore(first);
   setHostReason(all, HostReason::HostSync);
   if (const auto fate = fateOf(first)) setFate(all, *fate);
-  copyPlace(all, first);
+  copyLocation(all, first);
   std::vector<std::string> names(all->outputs().size());
   for (Value* output : all->outputs()) output->setType(first->output()->type());
   for (const auto& [read, element] : merge.reads) {

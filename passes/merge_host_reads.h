@@ -7,7 +7,7 @@
 // Before: host reasons as classify-capturability wrote them.
 // After: where two or more host reads of one tensor stand with no write to its storage between them:
 //     %a : int, %b : int, … = cudagraph::read_host(%t)
-//   at the place of the first, one output an element, with the names, types, source and module of the
+//   where the first stood, one output an element, with the names, types, source and module of the
 //   reads; host="host-sync". The reads are gone, and the selects and unbinds that nothing else uses.
 //   One Passed remark ("host-reads-merged") a merge.
 // Moving a read up to the first is legal: the tensor is there, its data is the same, and reading has

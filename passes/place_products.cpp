@@ -1,9 +1,9 @@
 #include "passes/place_products.h"
 
 #include "ir/core/args.h"
-#include "ir/core/place.h"
+#include "ir/core/fresh_name.h"
+#include "ir/core/location.h"
 #include "ir/memory/entry_memory.h"
-#include "passes/analysis/fresh_name.h"
 #include "passes/analysis/piece_rows.h"
 #include "passes/analysis/sharing.h"
 #include "passes/analysis/size_terms.h"
@@ -67,7 +67,7 @@ class PlacementFinder {
     llvm::DenseSet<const Value*> pieces;
     for (const Value* piece : cat->inputs()) {
       if (!pieces.insert(piece).second || !isProduct(piece, whole)) return std::nullopt;
-      first = std::min(first, numbering_.definedBy(Numbering::numberOf(piece)));
+      first = std::min(first, numbering_.definedBy(Numbering::indexOf(piece)));
     }
     for (const Value* piece : cat->inputs()) {
       Value* rows = rowsBefore(piece, first);
@@ -93,8 +93,8 @@ class PlacementFinder {
     const auto unknown = (*terms_.sizesOf(piece))[0].unknown();
     const auto number = unknown ? numbers_.find(*unknown) : numbers_.end();
     if (number == numbers_.end()) return nullptr;
-    return numbering_.definedBy(Numbering::numberOf(number->second)) < first ? number->second
-                                                                             : nullptr;
+    return numbering_.definedBy(Numbering::indexOf(number->second)) < first ? number->second
+                                                                            : nullptr;
   }
 
   const std::shared_ptr<const EntryMemory> memory_;
@@ -130,7 +130,7 @@ class PlacementWriter {
     Node* node = graph_.create(kind, inputs, outputs);
     if (*overload) setOverload(node, overload);
     setArgs(node, std::move(args));
-    copyPlace(node, like);
+    copyLocation(node, like);
     return node->insertBefore(before);
   }
 

@@ -16,42 +16,42 @@ namespace {
 
 constexpr const char* kPass = "plan-memory";
 
-/// Where an offset is written: the output of a leaf node, or the operand of a partition.
-struct Place {
+/// An offset that is written at an output of a leaf node, or at an operand of a partition.
+struct PlannedOffset {
   Node* node = nullptr;
   c10::Symbol attribute;
   size_t position = 0;
   int32_t buffer = -1;
 };
 
-/// The planned values of a program and the places of their offsets. Several partitions may take one
-/// staged copy.
+/// The planned values of a program, and where their offsets are written. Several partitions may take
+/// one staged copy.
 class PlannedValues {
  public:
   PlannedValues(const Program& program, const KeptAnalyses& analyses)
       : kept_(analyses.timelineOf(program, StagedOperands::Copied)), timeline_(*kept_),
         device_(computeDevice(program)) {
     buffers.reserve(timeline_.storages().size());
-    places.reserve(timeline_.storages().size());
+    offsets.reserve(timeline_.storages().size());
     for (size_t e = 0; e < program.entries.size(); ++e) {
       for (Node* node : program.entries[e].graph->nodes()) add(node, timeline_.entryRange(e).first);
     }
   }
 
   std::vector<Buffer> buffers;
-  std::vector<Place> places;
-  std::vector<Node*> unplaced;  // partitions, and leaves none of whose outputs has a place
-  int64_t unsized = 0;          // allocating results whose size is known only at run time
+  std::vector<PlannedOffset> offsets;
+  std::vector<Node*> without;  // partitions, and leaves none of whose outputs has an offset
+  int64_t unsized = 0;         // allocating results whose size is known only at run time
 
  private:
   void add(Node* node, int64_t entryBegin) {
     if (!isPartition(node)) {
-      const size_t before = places.size();
+      const size_t before = offsets.size();
       addResults(node);
-      if (places.size() == before) unplaced.push_back(node);
+      if (offsets.size() == before) without.push_back(node);
       return;
     }
-    unplaced.push_back(node);
+    without.push_back(node);
     if (node->kind() == cg::partition) addStaged(node, entryBegin);
     for (Node* inner : node->blocks().at(0)->nodes()) add(inner, entryBegin);
   }
@@ -68,7 +68,7 @@ class PlannedValues {
       if (!bytes || *bytes == 0) continue;
       const int64_t begin = timeline_.stepOf(node);
       const std::string label = "%" + output->debugName();
-      places.push_back({node, attr::arena, o, addBuffer(output, begin, *bytes, label)});
+      offsets.push_back({node, attr::arena, o, addBuffer(output, begin, *bytes, label)});
     }
   }
 
@@ -86,7 +86,7 @@ class PlannedValues {
         const std::string label = "%" + operand->debugName() + ".staged";
         known->second = addBuffer(copy, isInput ? entryBegin : firstStep(node), *bytes, label);
       }
-      places.push_back({node, attr::staging, i, known->second});
+      offsets.push_back({node, attr::staging, i, known->second});
     }
   }
 
@@ -118,20 +118,20 @@ class PlannedValues {
   llvm::DenseMap<const Value*, int32_t> staged_;  // buffer of its copy
 };
 
-size_t positionsOf(const Place& place) {
-  return place.attribute == attr::arena ? place.node->outputs().size()
-                                        : place.node->inputs().size();
+size_t positionsOf(const PlannedOffset& planned) {
+  return planned.attribute == attr::arena ? planned.node->outputs().size()
+                                          : planned.node->inputs().size();
 }
 
-/// Places of one node and attribute follow one another.
-void write(const std::vector<Place>& places, const MemoryPlan& plan) {
-  for (size_t i = 0; i < places.size();) {
-    const Place& first = places[i];
+/// Those of one node and attribute follow one another.
+void write(const std::vector<PlannedOffset>& planned, const MemoryPlan& plan) {
+  for (size_t i = 0; i < planned.size();) {
+    const PlannedOffset& first = planned[i];
     std::vector<int64_t> offsets(positionsOf(first), -1);
-    for (; i < places.size() && places[i].node == first.node &&
-           places[i].attribute == first.attribute;
+    for (; i < planned.size() && planned[i].node == first.node &&
+           planned[i].attribute == first.attribute;
          ++i) {
-      offsets[places[i].position] = plan.buffers[places[i].buffer].offset;
+      offsets[planned[i].position] = plan.buffers[planned[i].buffer].offset;
     }
     first.node->is_(first.attribute, std::move(offsets));
   }
@@ -160,10 +160,10 @@ int64_t countOffsets(const Block* block) {
 MemoryPlan readBack(PlannedValues& values, const PassOptions& options) {
   MemoryPlan plan;
   plan.alignment = options.alignment;
-  for (const Place& place : values.places) {
-    const std::vector<int64_t> offsets = intsAttr(place.node, place.attribute);
-    const int64_t offset = place.position < offsets.size() ? offsets[place.position] : -1;
-    Buffer& buffer = values.buffers[place.buffer];
+  for (const PlannedOffset& planned : values.offsets) {
+    const std::vector<int64_t> written = intsAttr(planned.node, planned.attribute);
+    const int64_t offset = planned.position < written.size() ? written[planned.position] : -1;
+    Buffer& buffer = values.buffers[planned.buffer];
     TORCH_CHECK(buffer.offset < 0 || buffer.offset == offset, "plan-memory: ", buffer.label,
                 " is at ", buffer.offset, " for one partition and at ", offset, " for another");
     buffer.offset = offset;
@@ -191,9 +191,9 @@ MemoryPlan writtenPlan(const Program& program, const PassOptions& options,
 
 void planMemory(Program& program, PassContext& context) {
   PlannedValues values(program, context.analyses);
-  for (Node* node : values.unplaced) dropOld(node);
+  for (Node* node : values.without) dropOld(node);
   const MemoryPlan plan = planBuffers(std::move(values.buffers), context.options.alignment);
-  write(values.places, plan);
+  write(values.offsets, plan);
   std::string message = llvm::formatv("arena of {0} bytes for {1} buffers; load {2}, ratio {3:f4}",
                                       plan.bytes, plan.buffers.size(), plan.load, plan.ratio())
                             .str();
@@ -205,7 +205,7 @@ void planMemory(Program& program, PassContext& context) {
 
 void verifyPlanMemory(const Program& program, const PassContext& context) {
   PlannedValues values(program, context.analyses);
-  const auto expected = static_cast<int64_t>(values.places.size());
+  const auto expected = static_cast<int64_t>(values.offsets.size());
   const MemoryPlan plan = readBack(values, context.options);
   const std::string fault = plan.verify();
   TORCH_CHECK(fault.empty(), "plan-memory: ", fault);

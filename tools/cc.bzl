@@ -48,6 +48,21 @@ def room(deps = [], used_by = [], **kwargs):
         **kwargs
     )
 
+def inner_room(name, folder, deps = [], copts = [], visibility = ["//visibility:private"]):
+    """A room in a folder without a BUILD file of its own: everything in `folder`.
+
+    For what becomes one file of a package (a library, a tool). alwayslink as above.
+    """
+    native.cc_library(
+        name = name,
+        srcs = native.glob([folder + "/*.cpp"]),
+        hdrs = native.glob([folder + "/*.h"]),
+        copts = COPTS + copts,
+        alwayslink = True,
+        visibility = visibility,
+        deps = deps,
+    )
+
 _LAYERS = {
     "ir": ["//ir"],
     "passes": ["//passes"],

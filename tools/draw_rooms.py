@@ -91,6 +91,17 @@ def _rest_of(layer: str) -> list[Room]:
     return found
 
 
+def inner_rooms() -> list[Room]:
+    """Folders of one package: of the library that Python loads, and of the tool."""
+    rooms = []
+    for package in ("python", "tools"):
+        for block in (ROOT / package / "BUILD.bazel").read_text().split("\n)\n"):
+            folder = re.search(r'^inner_room\(.*^    folder = "([^"]+)"', block, re.M | re.S)
+            if folder is not None:
+                rooms.append(Room(f"{package}/{folder[1]}", _comment(block), frozenset()))
+    return rooms
+
+
 def _deps(text: str) -> str:
     found = re.search(r"deps = \[(.*?)\]", text, re.S)
     return found[1] if found else ""
@@ -207,7 +218,7 @@ def drawn(text: str) -> str:
     rooms = cpp_rooms() + python_rooms()
     for name, part in (
         ("rooms", picture(rooms)),
-        ("table", table(rooms)),
+        ("table", table(rooms + inner_rooms())),
         ("way", way()),
     ):
         begin, end = f"<!-- drawn: {name} -->", f"<!-- end: {name} -->"

@@ -94,7 +94,7 @@ const Value* DefinedMemory::resultBehind(const Value* value) const {
 /// Each result is over with the first wait on it, by whatever name; a wait on another name of its
 /// storage, which is no view of a result of this collective, is one on all that lie in it.
 void DefinedMemory::findWaits(size_t step) {
-  const size_t number = collectives_.size();
+  const size_t index = collectives_.size();
   DefinedCollective& work = collectives_.emplace_back();
   work.start = steps_[step].node;
   work.position = steps_[step].position;
@@ -146,9 +146,9 @@ void DefinedMemory::findWaits(size_t step) {
   }
   for (int64_t storage : work.writes) {
     const auto at = writeEnd.find(storage);
-    opened_[step].push_back({storage, {number, at == writeEnd.end() ? end : at->second}});
+    opened_[step].push_back({storage, {index, at == writeEnd.end() ? end : at->second}});
   }
-  for (int64_t storage : work.reads) openedForReading_[step].push_back({storage, {number, end}});
+  for (int64_t storage : work.reads) openedForReading_[step].push_back({storage, {index, end}});
   if (work.waits.empty()) return;
   for (int64_t position : {work.waits.front(), work.waits.back()}) {
     for (int64_t storage : work.reads) accesses_.push_back({position, storage, false});

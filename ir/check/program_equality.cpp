@@ -2,7 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/text/constant_text.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"

@@ -5,7 +5,7 @@
 #include "ir/check/node_check.h"
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"

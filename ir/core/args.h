@@ -33,7 +33,7 @@ struct Arg;
 struct AbsentArg {
   bool operator==(const AbsentArg&) const = default;
 };
-/// Input number `index` of the node.
+/// Input `index` of the node.
 struct InputArg {
   uint32_t index = 0;
   bool operator==(const InputArg&) const = default;

@@ -40,8 +40,8 @@ namespace attr {
 extern const c10::Symbol call;      // CallAttribute (never printed as an attribute)
 extern const c10::Symbol overload;  // string, of a node whose operator was not looked up (likewise)
 extern const c10::Symbol host;      // string: name of a HostReason
-extern const c10::Symbol fate;      // int: nodes of one number are captured together or not at all
-extern const c10::Symbol index;     // int: number of a partition, dense, in program order
+extern const c10::Symbol fate;      // int: nodes of one fate are captured together or not at all
+extern const c10::Symbol index;     // int: of a partition, dense, in program order
 extern const c10::Symbol tags;      // strings, one an operand of a partition: see OperandTag
 extern const c10::Symbol
     arena;  // ints, one an output: planned offset in bytes, -1 if not in the arena
@@ -81,7 +81,7 @@ std::optional<HostReason> hostReasonOf(const Node* node);
 void setHostReason(Node* node, HostReason reason);
 void clearHostReason(Node* node);
 
-/// The number written by group-collectives: nodes that share it are captured together or not at all.
+/// The fate written by group-collectives: nodes that share it are captured together or not at all.
 std::optional<int64_t> fateOf(const Node* node);
 void setFate(Node* node, int64_t fate);
 void clearFate(Node* node);

@@ -1,6 +1,6 @@
 #include "ir/core/remark.h"
 
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/core/program.h"
 
 #include <llvm/Support/JSON.h>

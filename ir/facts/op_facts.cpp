@@ -87,7 +87,7 @@ ParameterSet aliasedBy(const c10::Argument& result, const FunctionSchema& schema
 void readSchema(const FunctionSchema& schema, OpFacts& facts) {
   const auto& parameters = schema.arguments();
   const auto holds = [](const c10::Argument& argument) { return holdsTensors(*argument.type()); };
-  facts.scalarOnly = llvm::none_of(parameters, holds) && llvm::none_of(schema.returns(), holds);
+  facts.numbersOnly = llvm::none_of(parameters, holds) && llvm::none_of(schema.returns(), holds);
   facts.writtenArgs.resize(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (writesThrough(parameters[i].alias_info())) facts.writtenArgs.set(i);
@@ -130,7 +130,7 @@ bool takesProcessGroup(const FunctionSchema& schema) {
 void readUnsaid(const FunctionSchema& schema, const OpRow& row, OpFacts& facts) {
   const auto host = [&](HostReason reason) {
     if (!facts.reason) facts.reason = reason;
-    facts.scalarOnly = false;
+    facts.numbersOnly = false;
   };
   if (isOpaque(schema)) {
     facts.effects = true;
@@ -158,7 +158,7 @@ void readUnsaid(const FunctionSchema& schema, const OpRow& row, OpFacts& facts) 
     host(HostReason::HostSync);
   }
   // TorchScript's own operators on tensors have no kernels that the dispatcher knows, and no tags.
-  if (!facts.handle && !facts.scalarOnly) host(HostReason::OpaqueCallable);
+  if (!facts.handle && !facts.numbersOnly) host(HostReason::OpaqueCallable);
 }
 
 /// What the schema leaves unsaid: tables by name, and PyTorch's tags.
@@ -178,9 +178,9 @@ void readTagsAndTables(const FunctionSchema& schema, OpFacts& facts) {
   facts.wait = row.wait;
   facts.blocking = row.blocking;
   facts.effects = row.effects;
-  facts.scalarOnly = facts.scalarOnly || row.readsMetadata;
+  facts.numbersOnly = facts.numbersOnly || row.readsMetadata;
   facts.reason = row.reason;
-  if (facts.reason) facts.scalarOnly = false;
+  if (facts.reason) facts.numbersOnly = false;
   const ParameterSet tensors = tensorParameters(schema);
   if (row.writesAll) facts.writtenArgs |= tensors;
   for (const char* name : row.writes) {
@@ -208,10 +208,10 @@ std::unique_ptr<OpFacts> structuralFacts(c10::Symbol kind) {
   if (kind == cg::readHost) facts->reason = HostReason::HostSync;
   if (kind == cg::saveRngState) {
     facts->reason = HostReason::UncapturableRng;
-    facts->random = true;  // must keep its place among draws
+    facts->random = true;  // must keep its order among draws
   }
   if (kind == c10::prim::If) facts->reason = HostReason::ControlFlow;
-  facts->scalarOnly = kind == c10::prim::Constant;
+  facts->numbersOnly = kind == c10::prim::Constant;
   return facts;
 }
 
@@ -309,6 +309,11 @@ void keepFacts(Node* node, const OpFacts* facts) {
   CallAttribute& call = callOf(node);
   call.facts = facts;
   call.schema = facts ? facts->schema : nullptr;
+}
+
+bool isView(const OpFacts& facts) {
+  if (facts.writes || facts.wait || facts.aliasedArgs.empty()) return false;
+  return llvm::all_of(facts.aliasedArgs, [](const ParameterSet& sources) { return sources.any(); });
 }
 
 bool drawsRandom(const Node* node) {

@@ -33,13 +33,14 @@ struct OpFacts {
 
   /// Host reason that holds wherever the operator is called, whatever its operands are.
   std::optional<HostReason> reason;
-  bool random = false;      // draws from a generator
-  bool collective = false;  // starts or performs communication among ranks
-  bool wait = false;        // waits for a collective
-  bool blocking = false;    // a collective that blocks the host
-  bool effects = false;     // must keep its place among others with effects (prints, asserts, I/O)
-  bool scalarOnly = false;  // works on ints, floats and bools alone; runs on the host at no cost
-  bool writes = false;      // some parameter is written: see writtenArgs
+  bool random = false;       // draws from a generator
+  bool collective = false;   // starts or performs communication among ranks
+  bool wait = false;         // waits for a collective
+  bool blocking = false;     // a collective that blocks the host
+  bool effects = false;      // must keep its order among others with effects (prints, asserts, I/O)
+  bool numbersOnly = false;  // a number node: works on numbers, or on a tensor's sizes and strides,
+                             // alone; runs on the host at no cost
+  bool writes = false;       // some parameter is written: see writtenArgs
   bool maybeAliases = false;  // an output may share an input's storage: see aliasedArgs
   ParameterSet writtenArgs;
   /// For return r: the parameters whose storage the output may share.
@@ -60,6 +61,9 @@ void keepFacts(Node* node, const OpFacts* facts);
 /// After `node` has come to call another operator than the one that its attributes were copied from.
 inline void forgetFacts(Node* node) { keepFacts(node, nullptr); }
 
+/// True if the operator only makes views: every result shares an operand's storage, nothing is written,
+/// and nothing is waited for.
+bool isView(const OpFacts& facts);
 /// True if `node` draws from a generator when it runs: its operator is random, and no constant
 /// argument (dropout_p=0., train=False) keeps it from drawing.
 bool drawsRandom(const Node* node);

@@ -29,7 +29,7 @@ std::vector<int32_t> positions(size_t n) {
 /// (the idea of TLSF: Masmano et al., 2004).
 class FreeBlocks {
  public:
-  explicit FreeBlocks(size_t expected) : heads_(kLevels * kClasses, -1) {
+  explicit FreeBlocks(size_t expected) : heads_(kOctaves * kClasses, -1) {
     blocks_.reserve(expected);
   }
 
@@ -50,7 +50,7 @@ class FreeBlocks {
   }
 
  private:
-  static constexpr int kLevels = 64;
+  static constexpr int kOctaves = 64;
   static constexpr int kClasses = 64;
   static constexpr int kScan = 8;  // entries of one class that are looked at
 
@@ -63,22 +63,22 @@ class FreeBlocks {
 
   static int classOf(int64_t size) {
     if (size < kClasses) return static_cast<int>(size);
-    const int level = 63 - __builtin_clzll(static_cast<uint64_t>(size));  // >= 6
-    const int sub = static_cast<int>(size >> (level - 6)) & (kClasses - 1);
-    return (level - 5) * kClasses + sub;
+    const int octave = 63 - __builtin_clzll(static_cast<uint64_t>(size));  // >= 6
+    const int sub = static_cast<int>(size >> (octave - 6)) & (kClasses - 1);
+    return (octave - 5) * kClasses + sub;
   }
 
   int32_t findFree(int64_t size) const {
     const int own = classOf(size);
     if (const int32_t found = smallestOf(own, size); found >= 0) return found;
-    int level = own / kClasses;
+    int octave = own / kClasses;
     uint64_t mask =
-        own % kClasses == kClasses - 1 ? 0 : full_[level] & (~uint64_t{0} << (own % kClasses + 1));
+        own % kClasses == kClasses - 1 ? 0 : full_[octave] & (~uint64_t{0} << (own % kClasses + 1));
     while (mask == 0) {
-      if (++level == kLevels) return -1;
-      mask = full_[level];
+      if (++octave == kOctaves) return -1;
+      mask = full_[octave];
     }
-    return smallestOf(level * kClasses + __builtin_ctzll(mask), size);
+    return smallestOf(octave * kClasses + __builtin_ctzll(mask), size);
   }
 
   int32_t smallestOf(int cls, int64_t size) const {
@@ -184,7 +184,7 @@ class FreeBlocks {
   std::vector<Block> blocks_;
   std::vector<int32_t> spare_;
   std::vector<int32_t> heads_;
-  uint64_t full_[kLevels] = {};  // classes that hold a block
+  uint64_t full_[kOctaves] = {};  // classes that hold a block
   int32_t last_ = -1;
   int64_t top_ = 0;
 };

@@ -30,8 +30,8 @@ void Numbering::add(Node* node, Partitions partitions) {
 void Numbering::addEdges(const Node* node) {
   usedBegin_.push_back(static_cast<int32_t>(used_.size()));
   resultsBegin_.push_back(static_cast<int32_t>(results_.size()));
-  for (const Value* output : node->outputs()) results_.push_back(numberOf(output));
-  const auto use = [&](const Value* value) { used_.push_back(numberOf(value)); };
+  for (const Value* output : node->outputs()) results_.push_back(indexOf(output));
+  const auto use = [&](const Value* value) { used_.push_back(indexOf(value)); };
   const auto visit = [&](const Node* inner) {
     for (const Value* input : inner->inputs()) use(input);
     for (const Block* block : inner->blocks()) {
@@ -42,25 +42,25 @@ void Numbering::addEdges(const Node* node) {
 }
 
 void Numbering::define(const Value* value, int32_t node) {
-  const auto number = static_cast<size_t>(numberOf(value));
-  if (number >= definedBy_.size()) {
-    values_.resize(number + 1, nullptr);
-    definedBy_.resize(number + 1, -1);
-    tensorOf_.resize(number + 1, -1);
+  const auto index = static_cast<size_t>(indexOf(value));
+  if (index >= definedBy_.size()) {
+    values_.resize(index + 1, nullptr);
+    definedBy_.resize(index + 1, -1);
+    tensorOf_.resize(index + 1, -1);
   }
-  values_[number] = const_cast<Value*>(value);
-  definedBy_[number] = node;
+  values_[index] = const_cast<Value*>(value);
+  definedBy_[index] = node;
   if (!isTensorValue(value)) return;
-  tensorOf_[number] = tensorCount();
-  tensors_.push_back(static_cast<int32_t>(number));
+  tensorOf_[index] = tensorCount();
+  tensors_.push_back(static_cast<int32_t>(index));
 }
 
-void Numbering::defineOutputs(const Node* node, int32_t number) {
+void Numbering::defineOutputs(const Node* node, int32_t index) {
   for (const Block* block : node->blocks()) {
-    for (const Value* parameter : block->inputs()) define(parameter, number);
-    for (const Node* inner : block->nodes()) defineOutputs(inner, number);
+    for (const Value* parameter : block->inputs()) define(parameter, index);
+    for (const Node* inner : block->nodes()) defineOutputs(inner, index);
   }
-  for (const Value* output : node->outputs()) define(output, number);
+  for (const Value* output : node->outputs()) define(output, index);
 }
 
 }  // namespace gravure

@@ -89,7 +89,7 @@ void SpanFinder::next(const Node* node, int64_t position) {
 }
 
 void SpanFinder::start(const Node* node, int64_t position) {
-  const size_t number = spans.size();
+  const size_t index = spans.size();
   CollectiveSpan& span = spans.emplace_back();
   span.start = node;
   span.begin = position;
@@ -109,10 +109,10 @@ void SpanFinder::start(const Node* node, int64_t position) {
   }
   for (const Value* operand : node->inputs()) add(span.reads, operand);
   for (size_t w = 0; w < span.writes.size(); ++w) {
-    open_[span.writes[w]].writers.all.push_back({number, w, resultsIn.lookup(span.writes[w])});
+    open_[span.writes[w]].writers.all.push_back({index, w, resultsIn.lookup(span.writes[w])});
     span.writeEnds.push_back(-1);
   }
-  for (int64_t storage : span.reads) open_[storage].readers.all.push_back({number});
+  for (int64_t storage : span.reads) open_[storage].readers.all.push_back({index});
   isOpen_.push_back(true);
   resultsLeft_.push_back(span.left.size());
   ++openCount_;
@@ -206,9 +206,9 @@ void SpanFinder::followResults(const Node* node) {
 }
 
 void SpanFinder::finish(int64_t end) {
-  for (size_t number = 0; number < spans.size(); ++number) {
-    CollectiveSpan& span = spans[number];
-    if (isOpen_[number]) span.end = end;
+  for (size_t index = 0; index < spans.size(); ++index) {
+    CollectiveSpan& span = spans[index];
+    if (isOpen_[index]) span.end = end;
     for (int64_t& writeEnd : span.writeEnds) {
       if (writeEnd < 0) writeEnd = span.end;
     }
@@ -258,7 +258,7 @@ void StorageAccesses::joinTensors(StagedOperands staged) {
       for (size_t o = 0; o < node->outputs().size(); ++o) {
         for (const Value* source : aliasedInputs(node, o)) {
           join(source, node->output(o));
-          alias_[Numbering::numberOf(node->output(o))] = true;
+          alias_[Numbering::indexOf(node->output(o))] = true;
         }
       }
     }
@@ -305,12 +305,12 @@ void StorageAccesses::joinTensors(StagedOperands staged) {
   first_.assign(classes.getNumClasses(), -1);
   maker_.assign(classes.getNumClasses(), -1);
   for (int32_t t = 0; t < numbering_.tensorCount(); ++t) {
-    const int32_t number = numbering_.valueOfTensor(t);
+    const int32_t index = numbering_.valueOfTensor(t);
     const auto storage = static_cast<int32_t>(classes[t]);
-    storage_[number] = storage;
+    storage_[index] = storage;
     if (first_[storage] >= 0) continue;
-    first_[storage] = number;
-    maker_[storage] = numbering_.definedBy(number);
+    first_[storage] = index;
+    maker_[storage] = numbering_.definedBy(index);
   }
   for (const CopyMade& copy : made) {
     if (storageOf(copy.operand) < 0) continue;
@@ -385,7 +385,7 @@ bool StorageAccesses::isNeverWritten(const Value* value) const {
   if (storage < 0 || isWrittenByNode(storage)) return false;
   const auto open = openUntil_.find(storage);
   return open == openUntil_.end() ||
-         open->second <= numbering_.definedBy(Numbering::numberOf(value));
+         open->second <= numbering_.definedBy(Numbering::indexOf(value));
 }
 
 llvm::DenseSet<int32_t> resultStorages(const Entry& entry, const StorageAccesses& accesses) {

@@ -77,7 +77,7 @@ struct WaitAccess {
 /// What partitions read that are entered: operands, or copies of those that are tagged `staged`.
 enum class StagedOperands : uint8_t { Aliased, Copied };
 
-/// The accesses of one entry in program order. Positions are numbers of nodes.
+/// The accesses of one entry in program order. Positions are indices of nodes.
 class StorageAccesses {
  public:
   /// `numbering` must outlive it. `staged` counts where it has entered partitions.
@@ -90,10 +90,10 @@ class StorageAccesses {
   const Numbering& numbering() const { return numbering_; }
   int32_t storageCount() const { return static_cast<int32_t>(first_.size()); }
   /// -1 for values that hold no storage.
-  int32_t storageOf(int32_t number) const { return storage_[number]; }
-  int32_t storageOf(const Value* value) const { return storage_[Numbering::numberOf(value)]; }
-  /// True for a node's result, by number, that shares an operand's storage. Branches' are none.
-  bool isAlias(int32_t number) const { return alias_[number]; }
+  int32_t storageOf(int32_t index) const { return storage_[index]; }
+  int32_t storageOf(const Value* value) const { return storage_[Numbering::indexOf(value)]; }
+  /// True for a node's result, by index, that shares an operand's storage. Branches' are none.
+  bool isAlias(int32_t index) const { return alias_[index]; }
   /// The first value in it: an input of the entry if there is one.
   Value* firstOf(int32_t storage) const { return numbering_.value(first_[storage]); }
   /// -1 for the caller's. A staged copy's is the node at which its operand is read.
@@ -140,11 +140,11 @@ class StorageAccesses {
   /// One that only its blocks know, and do not use, does not come: makerOf() tells of it.
   template <typename Visit>
   void forEachInUse(int32_t i, Visit&& visit) const {
-    const auto see = [&](int32_t number) {
-      if (storage_[number] >= 0) visit(storage_[number]);
+    const auto see = [&](int32_t index) {
+      if (storage_[index] >= 0) visit(storage_[index]);
     };
-    for (int32_t number : numbering_.used(i)) see(number);
-    for (int32_t number : numbering_.results(i)) see(number);
+    for (int32_t index : numbering_.used(i)) see(index);
+    for (int32_t index : numbering_.results(i)) see(index);
     for (const WaitAccess& access : waitAccessesOf(i)) visit(static_cast<int32_t>(access.storage));
   }
   /// Calls `visit(storage, position)` where an operand is copied for partitions.
@@ -168,9 +168,9 @@ class StorageAccesses {
   void findSpans();
 
   const Numbering& numbering_;
-  std::vector<int32_t> storage_;  // by number of a value
+  std::vector<int32_t> storage_;  // by index of a value
   std::vector<bool> alias_;       // likewise
-  std::vector<int32_t> first_;    // by storage: number of its first value
+  std::vector<int32_t> first_;    // by storage: index of its first value
   std::vector<int32_t> maker_;    // by storage
   int32_t externals_ = 0;         // the first storages, which inputs bring
   std::vector<bool> held_, written_;

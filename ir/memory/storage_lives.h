@@ -18,15 +18,15 @@
 
 namespace gravure {
 
-/// Places [begin, end) in an order of nodes; empty where nothing has the storage in use.
+/// Positions [begin, end) in an order of nodes; empty where nothing has the storage in use.
 struct Life {
   int32_t begin = 0;
   int32_t end = 0;
 
   bool isEmpty() const { return begin == end; }
-  void add(int32_t place) {
-    begin = isEmpty() ? place : std::min(begin, place);
-    end = std::max(end, place + 1);
+  void add(int32_t position) {
+    begin = isEmpty() ? position : std::min(begin, position);
+    end = std::max(end, position + 1);
   }
 };
 
@@ -44,7 +44,7 @@ class LiveBytes {
  private:
   std::vector<int64_t> bytes_;  // by sized storage
   std::vector<bool> toTheEnd_;  // by sized storage
-  std::vector<int32_t> begin_;  // by node: first place in inUse_; and one more
+  std::vector<int32_t> begin_;  // by node: where its own begin in inUse_; and one more
   std::vector<int32_t> inUse_;  // sized storages
 };
 

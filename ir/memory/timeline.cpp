@@ -44,7 +44,7 @@ class TimelineBuilder {
   }
 
  private:
-  /// An entry at its place among all.
+  /// An entry, and where it begins among all.
   struct PlacedEntry {
     PlacedEntry(const Entry& entry, const EntryMemory& memory, int64_t firstStep,
                 int32_t firstStorage)

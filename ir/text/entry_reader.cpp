@@ -1,7 +1,7 @@
 #include "ir/text/entry_reader.h"
 
 #include "ir/core/call_attribute.h"
-#include "ir/text/graph_room.h"
+#include "ir/text/graph_capacity.h"
 
 #include <llvm/ADT/ArrayRef.h>
 
@@ -55,7 +55,7 @@ Entry EntryReader::read() {
     entry_.name = std::string(name.text);
   }
   entry_.graph = std::make_shared<Graph>();
-  makeRoom(*entry_.graph, expectedNames_);
+  reserveNodes(*entry_.graph, expectedNames_);
   lexer_.expect('(');
   while (!lexer_.at(')')) {
     if (!entry_.inputs.empty()) lexer_.expect(',', "',' or ')'");
@@ -160,7 +160,7 @@ void EntryReader::readStatement(Block* block, int depth) {
   keepFacts(node, target.facts);
   if (lexer_.accept('[')) readAttributes(node);
   setArguments(node, target, arguments_.read(target, name));
-  readPlace(node);
+  readLocation(node);
   block->appendNode(node);
   while (isBlockName(lexer_.peek())) readBlock(node, depth);
   if (target.kind == c10::prim::Constant) {
@@ -242,14 +242,14 @@ void EntryReader::setArguments(Node* node, const CallTarget& target, CallArgs ca
 }
 
 /// `@"model.py:12" in "layer"`
-void EntryReader::readPlace(Node* node) {
+void EntryReader::readLocation(Node* node) {
   if (lexer_.accept('@')) {
     std::string source = lexer_.stringOf(lexer_.expect(TokenKind::String, "a source line"));
-    if (!source.empty()) vocabulary_.places.setSource(node, source);
+    if (!source.empty()) vocabulary_.locations.setSource(node, source);
   }
   if (lexer_.acceptName("in")) {
     std::string module = lexer_.stringOf(lexer_.expect(TokenKind::String, "a module's path"));
-    if (!module.empty()) vocabulary_.places.setModule(node, module);
+    if (!module.empty()) vocabulary_.locations.setModule(node, module);
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // One entry of program text: `graph name(…): … return (…)`.
 
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/core/program.h"
 #include "ir/text/argument_reader.h"
 #include "ir/text/call_target.h"
@@ -43,7 +43,7 @@ class Vocabulary {
   CallTargets targets;
   llvm::StringMap<c10::Symbol> attributes;
   LastArgs lastArgs;
-  Places places;
+  Locations locations;
   /// How much more folded constants may be copied: keeps reading linear in the text.
   size_t foldBudget;
 
@@ -81,7 +81,7 @@ class EntryReader {
   void readAttributes(Node* node);
   c10::Symbol attributeName(const Token& name);
   void setArguments(Node* node, const CallTarget& target, CallArgs call);
-  void readPlace(Node* node);
+  void readLocation(Node* node);
   void readBlock(Node* node, int depth);
   void foldList(const CallTarget& target, const Token& name, const Outputs& outputs);
   void defineConstant(Node* node, const Token& name, const Output& output);

@@ -1,6 +1,6 @@
 #include "ir/core/call_attribute.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
 #include "ir/text/constant_text.h"
 #include "ir/text/program_text.h"
@@ -46,7 +46,7 @@ class TextPrinter {
   void printArguments(const Node* node);
   void printArg(const Node* node, const Arg& arg, IntMeaning meaning);
   void printMembers(const Node* node, const std::vector<Arg>& members, IntMeaning meaning);
-  void printPlace(const Node* node);
+  void printLocation(const Node* node);
   void printDefinition(const Value* value);
   void printName(const Value* value);
   void printType(const Value* value);
@@ -164,7 +164,7 @@ void TextPrinter::printNode(const Node* node) {
   }
   printAttributes(node);
   printArguments(node);
-  if (options_.sources) printPlace(node);
+  if (options_.sources) printLocation(node);
 }
 
 void TextPrinter::printTyped(c10::ArrayRef<const Value*> values) {
@@ -288,7 +288,7 @@ void TextPrinter::printMembers(const Node* node, const std::vector<Arg>& members
   }
 }
 
-void TextPrinter::printPlace(const Node* node) {
+void TextPrinter::printLocation(const Node* node) {
   if (const std::string& source = sourceOf(node); !source.empty()) {
     out_ += " @";
     appendString(out_, source);

@@ -21,7 +21,7 @@ bool hasPartitions(const EntryMemory& entered) { return !entered.numbering->ente
 
 }  // namespace
 
-KeptAnalyses::OfEntry& KeptAnalyses::placeOf(const Entry& entry, OfEntry& scratch) const {
+KeptAnalyses::OfEntry& KeptAnalyses::keptOf(const Entry& entry, OfEntry& scratch) const {
   if (!keeps_) return scratch;
   const Graph* graph = entry.graph.get();
   const auto known =
@@ -35,48 +35,53 @@ KeptAnalyses::OfEntry& KeptAnalyses::placeOf(const Entry& entry, OfEntry& scratc
 /// Where nothing is kept, only what is asked for is worth building.
 std::shared_ptr<const EntryMemory> KeptAnalyses::memoryOf(const Entry& entry) const {
   OfEntry scratch;
-  OfEntry& place = placeOf(entry, scratch);
-  if (place.asNodes || !keeps_) return ensure(place.asNodes, entry, Partitions::AsNodes);
-  // Before there are partitions, both ways to number an entry are one.
-  const Memory& entered = ensure(place.aliased, entry, Partitions::Entered);
-  if (!hasPartitions(*entered)) return place.asNodes = entered;
-  return ensure(place.asNodes, entry, Partitions::AsNodes);
+  OfEntry& kept = keptOf(entry, scratch);
+  if (kept.asNodes || !keeps_) return ensure(kept.asNodes, entry, Partitions::AsNodes);
+  // Before there are partitions, both numberings of an entry are one.
+  const Memory& entered = ensure(kept.aliased, entry, Partitions::Entered);
+  if (!hasPartitions(*entered)) return kept.asNodes = entered;
+  return ensure(kept.asNodes, entry, Partitions::AsNodes);
 }
 
 std::shared_ptr<const EntryMemory> KeptAnalyses::enteredMemoryOf(const Entry& entry,
                                                                  StagedOperands staged) const {
   OfEntry scratch;
-  OfEntry& place = placeOf(entry, scratch);
-  const Memory& aliased = ensure(place.aliased, entry, Partitions::Entered);
+  OfEntry& kept = keptOf(entry, scratch);
+  const Memory& aliased = ensure(kept.aliased, entry, Partitions::Entered);
   if (staged == StagedOperands::Aliased || !hasPartitions(*aliased)) return aliased;
-  if (!place.copied) {
-    place.copied = std::make_shared<const EntryMemory>(aliased->numbering, StagedOperands::Copied);
+  if (!kept.copied) {
+    kept.copied = std::make_shared<const EntryMemory>(aliased->numbering, StagedOperands::Copied);
   }
-  return place.copied;
+  return kept.copied;
 }
 
 std::shared_ptr<const Dependences> KeptAnalyses::dependencesOf(const Entry& entry) const {
   OfEntry scratch;
-  OfEntry& place = placeOf(entry, scratch);
-  if (!place.dependences)
-    place.dependences = std::make_shared<const Dependences>(entry, memoryOf(entry));
-  return place.dependences;
+  OfEntry& kept = keptOf(entry, scratch);
+  if (!kept.dependences)
+    kept.dependences = std::make_shared<const Dependences>(entry, memoryOf(entry));
+  return kept.dependences;
 }
 
 std::shared_ptr<const Timeline> KeptAnalyses::timelineOf(const Program& program,
                                                          StagedOperands staged) const {
   std::shared_ptr<const Timeline> scratch;
-  auto& place = keeps_ ? timelines_[static_cast<size_t>(staged)] : scratch;
-  if (!place) {
+  auto& kept = keeps_ ? timelines_[static_cast<size_t>(staged)] : scratch;
+  if (!kept) {
     std::vector<Memory> memories;
     for (const Entry& entry : program.entries) memories.push_back(enteredMemoryOf(entry, staged));
-    place = std::make_shared<const Timeline>(Timeline::build(program, memories));
+    kept = std::make_shared<const Timeline>(Timeline::build(program, memories));
   }
-  return place;
+  return kept;
 }
 
 void KeptAnalyses::forget() {
   entries_.clear();
+  timelines_ = {};
+}
+
+void KeptAnalyses::forget(const Entry& entry) {
+  llvm::erase_if(entries_, [&](const OfEntry& each) { return each.graph == entry.graph.get(); });
   timelines_ = {};
 }
 

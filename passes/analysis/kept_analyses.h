@@ -4,8 +4,9 @@
 //
 // runPipeline keeps them for the program that it runs passes on. A pass that only marks nodes leaves
 // what is kept as it is, and so does one that says that it changed nothing (PassContext::unchanged);
-// behind any other all is forgotten. What was handed out stays with whoever has it, right or not: a pass that
-// rewrites an entry and then asks about it again calls forget() in between.
+// behind any other all is forgotten. What was handed out stays with whoever has it, right or not. A pass
+// that is about to rewrite an entry calls forget(entry), so that its analyses take no memory beside what
+// the rewrite needs, and so that it may ask about the entry again behind it.
 // Outside of a pipeline nothing is kept, and each call builds anew.
 
 #include "ir/core/program.h"
@@ -37,6 +38,8 @@ class KeptAnalyses {
   /// From here on what is asked for is kept.
   void beginToKeep() { keeps_ = true; }
   void forget();
+  /// Forgets what is known of one entry, and of the program as a whole.
+  void forget(const Entry& entry);
   /// Forgets what depends on the tags of partitions' operands.
   void forgetCopies();
   /// TORCH_INTERNAL_ASSERT that what is kept is what would be built now.
@@ -48,8 +51,8 @@ class KeptAnalyses {
     std::shared_ptr<const EntryMemory> asNodes, aliased, copied;
     std::shared_ptr<const Dependences> dependences;
   };
-  /// Where what is found out about the entry is kept; `scratch` where nothing is.
-  OfEntry& placeOf(const Entry& entry, OfEntry& scratch) const;
+  /// What is kept about the entry; `scratch` where nothing is kept.
+  OfEntry& keptOf(const Entry& entry, OfEntry& scratch) const;
 
   bool keeps_ = false;
   // Asking does not change what is known: verifiers may ask.

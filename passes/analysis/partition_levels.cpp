@@ -144,21 +144,21 @@ std::vector<int32_t> orderByLevel(const Levels& levels) {
 
 namespace {
 
-struct Stretch {
+struct FateExtent {
   int32_t first = -1, last = -1;             // members, in program order
   int32_t lowest = INT32_MAX, highest = -1;  // their levels without fates
 };
 
-std::vector<Stretch> stretches(const Colouring& colouring, const Levels& free) {
-  std::vector<Stretch> result(colouring.fates);
+std::vector<FateExtent> extentsOf(const Colouring& colouring, const Levels& free) {
+  std::vector<FateExtent> result(colouring.fates);
   for (int32_t i = 0; i < colouring.dependences->size(); ++i) {
     const int32_t fate = colouring.bindingFate(i);
     if (fate < 0) continue;
-    Stretch& stretch = result[fate];
-    if (stretch.first < 0) stretch.first = i;
-    stretch.last = i;
-    stretch.lowest = std::min(stretch.lowest, free.of[i]);
-    stretch.highest = std::max(stretch.highest, free.of[i]);
+    FateExtent& extent = result[fate];
+    if (extent.first < 0) extent.first = i;
+    extent.last = i;
+    extent.lowest = std::min(extent.lowest, free.of[i]);
+    extent.highest = std::max(extent.highest, free.of[i]);
   }
   return result;
 }
@@ -166,18 +166,18 @@ std::vector<Stretch> stretches(const Colouring& colouring, const Levels& free) {
 enum class Reach : uint8_t { None, FromMember, ThroughHost };
 
 /// True if some chain of dependences leads from a member over a host node to a member.
-bool isPulledApart(const Colouring& colouring, int32_t fate, const Stretch& stretch) {
-  std::vector<Reach> reach(stretch.last - stretch.first + 1, Reach::None);
-  for (int32_t i = stretch.first; i <= stretch.last; ++i) {
+bool isPulledApart(const Colouring& colouring, int32_t fate, const FateExtent& extent) {
+  std::vector<Reach> reach(extent.last - extent.first + 1, Reach::None);
+  for (int32_t i = extent.first; i <= extent.last; ++i) {
     Reach at = Reach::None;
     for (int32_t p : colouring.dependences->before(i)) {
-      if (p >= stretch.first) at = std::max(at, reach[p - stretch.first]);
+      if (p >= extent.first) at = std::max(at, reach[p - extent.first]);
     }
     const bool member = colouring.bindingFate(i) == fate;
     if (member && at == Reach::ThroughHost) return true;
     if (member) at = std::max(at, Reach::FromMember);
     if (at != Reach::None && !colouring.captured[i]) at = Reach::ThroughHost;
-    reach[i - stretch.first] = at;
+    reach[i - extent.first] = at;
   }
   return false;
 }
@@ -189,7 +189,7 @@ std::vector<int32_t> fatesPulledApart(const Colouring& colouring) {
   Colouring free = colouring;
   free.fate.assign(free.fate.size(), -1);
   const auto levels = earliestLevels(free, true);
-  const auto all = stretches(colouring, *levels);
+  const auto all = extentsOf(colouring, *levels);
   std::vector<int32_t> apart;
   for (int32_t fate = 0; fate < colouring.fates; ++fate) {
     // A chain over a host node changes colour twice.

@@ -1,7 +1,7 @@
 #pragma once
 // Orders of a two-coloured dependence graph with few alternations.
 //
-// Terms. Colour: captured, or host (nodes with a host reason, and nodes on numbers alone). Fate:
+// Terms. Colour: captured, or host (nodes with a host reason, and number nodes). Fate:
 //   captured nodes of one fate must share a run. Run: neighbours of one colour in an order.
 // Level of a node: the most colour changes on any chain of dependences that ends at it, plus one if
 //   its chain starts with the colour that level 0 does not have. Nodes of one level have one colour
@@ -67,7 +67,7 @@ std::vector<int32_t> orderByLevel(const Levels& levels);
 
 /// Fates that a host node pulls apart: a host node depends on a member, and another member on that
 /// host node. If there is none, one of those that pull each other apart over host nodes, if any.
-/// Linear, plus for each fate that spans several levels its stretch of the program.
+/// Linear, plus for each fate that spans several levels the nodes from its first member to its last.
 std::vector<int32_t> fatesPulledApart(const Colouring& colouring);
 
 }  // namespace gravure

@@ -10,7 +10,7 @@
 namespace gravure {
 namespace {
 
-/// Calls `visit(now, before)` for the places that two states of an entry have in common: passes add some
+/// Calls `visit(now, before)` for the ports that two states of an entry have in common: passes add some
 /// and take some away, and keep the others in order.
 template <typename Info, typename Visit>
 void forEachCommon(const std::vector<Info>& now, const std::vector<Info>& before, Visit&& visit) {
@@ -33,9 +33,9 @@ Sharing::Sharing(const Program& program, const KeptAnalyses& analyses) {
   joinSaved();
 }
 
-int32_t Sharing::leaderOf(const EntryPlaces& places, const Value* value) {
-  const int32_t storage = places.memory->accesses.storageOf(value);
-  return storage < 0 ? -1 : static_cast<int32_t>(places.joined.findLeader(storage));
+int32_t Sharing::leaderOf(const EntryPorts& ports, const Value* value) {
+  const int32_t storage = ports.memory->accesses.storageOf(value);
+  return storage < 0 ? -1 : static_cast<int32_t>(ports.joined.findLeader(storage));
 }
 
 int32_t Sharing::addClass() {
@@ -52,113 +52,112 @@ int32_t Sharing::uniteClasses(int32_t a, int32_t b) {
 }
 
 void Sharing::addEntry(const Entry& entry, std::shared_ptr<const EntryMemory> memory) {
-  EntryPlaces& places = entries_.emplace_back();
-  places.name = entry.name;
-  places.graph = entry.graph.get();
-  places.memory = std::move(memory);
-  const StorageAccesses& accesses = places.memory->accesses;
-  places.joined.grow(accesses.storageCount());
-  addPlaces(entry, places);
+  EntryPorts& ports = entries_.emplace_back();
+  ports.name = entry.name;
+  ports.graph = entry.graph.get();
+  ports.memory = std::move(memory);
+  const StorageAccesses& accesses = ports.memory->accesses;
+  ports.joined.grow(accesses.storageCount());
+  addPorts(entry, ports);
   // What is written here and came in: writes to what the entry itself makes are over when it ends.
-  for (const auto& [storage, number] : places.classOfLeader) {
-    if (accesses.isExternal(storage) && accesses.isWrittenByNode(storage))
-      isPrivate_[number] = false;
+  for (const auto& [storage, cls] : ports.classOfLeader) {
+    if (accesses.isExternal(storage) && accesses.isWrittenByNode(storage)) isPrivate_[cls] = false;
   }
 }
 
-void Sharing::addPlaces(const Entry& entry, EntryPlaces& places) {
+void Sharing::addPorts(const Entry& entry, EntryPorts& ports) {
   const auto add = [&](const Value* value, bool isSaved) {
-    const int32_t storage = leaderOf(places, value);
+    const int32_t storage = leaderOf(ports, value);
     if (storage < 0) return -1;
-    const auto [known, isNew] = places.classOfLeader.try_emplace(storage, -1);
+    const auto [known, isNew] = ports.classOfLeader.try_emplace(storage, -1);
     if (isNew) known->second = addClass();
     if (!isSaved) isPrivate_[known->second] = false;
     return known->second;
   };
-  places.inputs = entry.inputs;
-  places.outputs = entry.outputs;
+  ports.inputs = entry.inputs;
+  ports.outputs = entry.outputs;
   for (size_t i = 0; i < entry.inputs.size(); ++i) {
     const bool isSaved = entry.inputs[i].role == InputRole::Saved;
-    places.inputClass.push_back(add(entry.graph->inputs()[i], isSaved));
+    ports.inputClass.push_back(add(entry.graph->inputs()[i], isSaved));
   }
   for (size_t o = 0; o < entry.outputs.size(); ++o) {
     const bool isSaved = entry.outputs[o].role == OutputRole::Saved;
-    places.outputClass.push_back(add(entry.graph->outputs()[o], isSaved));
+    ports.outputClass.push_back(add(entry.graph->outputs()[o], isSaved));
   }
 }
 
 /// What is saved and not taken, or taken and not saved, is the caller's.
 void Sharing::joinSaved() {
   struct Saved {
-    int32_t number = -1;
+    int32_t cls = -1;
     bool taken = false;
   };
   llvm::StringMap<Saved> saved;
-  for (EntryPlaces& places : entries_) {
-    for (size_t i = 0; i < places.inputs.size(); ++i) {
-      if (places.inputs[i].role != InputRole::Saved || places.inputClass[i] < 0) continue;
-      const auto from = saved.find(places.inputs[i].name);
+  for (EntryPorts& ports : entries_) {
+    for (size_t i = 0; i < ports.inputs.size(); ++i) {
+      if (ports.inputs[i].role != InputRole::Saved || ports.inputClass[i] < 0) continue;
+      const auto from = saved.find(ports.inputs[i].name);
       if (from == saved.end()) {
-        isPrivate_[classOf(places.inputClass[i])] = false;
+        isPrivate_[classOf(ports.inputClass[i])] = false;
       } else {
         from->second.taken = true;
-        uniteClasses(from->second.number, places.inputClass[i]);
+        uniteClasses(from->second.cls, ports.inputClass[i]);
       }
     }
-    for (size_t o = 0; o < places.outputs.size(); ++o) {
-      if (places.outputs[o].role != OutputRole::Saved || places.outputClass[o] < 0) continue;
-      saved.try_emplace(places.outputs[o].name, Saved{places.outputClass[o], false});
+    for (size_t o = 0; o < ports.outputs.size(); ++o) {
+      if (ports.outputs[o].role != OutputRole::Saved || ports.outputClass[o] < 0) continue;
+      saved.try_emplace(ports.outputs[o].name, Saved{ports.outputClass[o], false});
     }
   }
   for (const auto& each : saved) {
-    if (!each.second.taken) isPrivate_[classOf(each.second.number)] = false;
+    if (!each.second.taken) isPrivate_[classOf(each.second.cls)] = false;
   }
 }
 
-Sharing::EntryPlaces& Sharing::entryOf(const Value* value) {
+Sharing::EntryPorts& Sharing::entryOf(const Value* value) {
   const Graph* graph = value->node()->owningGraph();
   const auto found =
-      llvm::find_if(entries_, [&](const EntryPlaces& places) { return places.graph == graph; });
+      llvm::find_if(entries_, [&](const EntryPorts& ports) { return ports.graph == graph; });
   TORCH_INTERNAL_ASSERT(found != entries_.end(), "%", value->debugName(), " is of no entry");
   return *found;
 }
 
 bool Sharing::mayJoin(llvm::ArrayRef<const Value*> values) {
-  EntryPlaces& places = entryOf(values.front());
+  EntryPorts& ports = entryOf(values.front());
   int32_t first = -1;
   bool several = false, allPrivate = true;
   for (const Value* value : values) {
-    const auto known = places.classOfLeader.find(leaderOf(places, value));
-    if (known == places.classOfLeader.end()) continue;
-    const int32_t number = classOf(known->second);
-    several |= first >= 0 && first != number;
-    allPrivate &= isPrivate_[number];
-    first = number;
+    const auto known = ports.classOfLeader.find(leaderOf(ports, value));
+    if (known == ports.classOfLeader.end()) continue;
+    const int32_t cls = classOf(known->second);
+    several |= first >= 0 && first != cls;
+    allPrivate &= isPrivate_[cls];
+    first = cls;
   }
   return !several || allPrivate;
 }
 
 void Sharing::join(llvm::ArrayRef<const Value*> values) {
-  EntryPlaces& places = entryOf(values.front());
+  EntryPorts& ports = entryOf(values.front());
   int32_t all = -1;  // the storage that leads those so far
-  int32_t number = -1;
+  int32_t cls = -1;
   for (const Value* value : values) {
-    const int32_t storage = leaderOf(places, value);
+    const int32_t storage = leaderOf(ports, value);
     if (storage < 0) continue;
-    if (const auto known = places.classOfLeader.find(storage); known != places.classOfLeader.end())
-      number = number < 0 ? classOf(known->second) : uniteClasses(number, known->second);
-    all = all < 0 ? storage : static_cast<int32_t>(places.joined.join(all, storage));
+    if (const auto known = ports.classOfLeader.find(storage); known != ports.classOfLeader.end())
+      cls = cls < 0 ? classOf(known->second) : uniteClasses(cls, known->second);
+    all = all < 0 ? storage : static_cast<int32_t>(ports.joined.join(all, storage));
   }
-  if (number >= 0) places.classOfLeader[all] = number;
+  if (cls >= 0) ports.classOfLeader[all] = cls;
 }
 
-std::string Sharing::placeText(size_t entry, bool isInput, size_t number) const {
-  const EntryPlaces& places = entries_[entry];
+std::string Sharing::portText(size_t entry, bool isInput, size_t index) const {
+  const EntryPorts& ports = entries_[entry];
   const std::string role =
-      isInput ? roleName(places.inputs[number].role) : roleName(places.outputs[number].role);
-  const std::string& name = isInput ? places.inputs[number].name : places.outputs[number].name;
-  return std::string(isInput ? "input " : "result ") + std::to_string(number) + " (" + role +
-         (name.empty() ? "" : " \"" + name + "\"") + ") of " + places.name;
+      isInput ? roleName(ports.inputs[index].role) : roleName(ports.outputs[index].role);
+  const std::string& name = isInput ? ports.inputs[index].name : ports.outputs[index].name;
+  return std::string(isInput ? "input " : "result ") + std::to_string(index) + " (" + role +
+         (name.empty() ? "" : " \"" + name + "\"") + ") of " + ports.name;
 }
 
 std::string Sharing::breaksRule(const Sharing& before) const {
@@ -166,23 +165,22 @@ std::string Sharing::breaksRule(const Sharing& before) const {
     int32_t before = -1;
     size_t entry = 0;
     bool isInput = false;
-    size_t number = 0;
+    size_t index = 0;
   };
-  llvm::DenseMap<int32_t, Known> known;  // by class: the first place of it
+  llvm::DenseMap<int32_t, Known> known;  // by class: the first port of it
   std::string broken;
-  const auto isPrivate = [&](int32_t number) { return before.isPrivate_[number]; };
-  const auto look = [&](int32_t now, int32_t earlier, size_t entry, bool isInput, size_t number) {
+  const auto isPrivate = [&](int32_t cls) { return before.isPrivate_[cls]; };
+  const auto look = [&](int32_t now, int32_t earlier, size_t entry, bool isInput, size_t index) {
     if (!broken.empty() || now < 0 || earlier < 0) return;
     now = classOf(now), earlier = before.classOf(earlier);
-    const Known first =
-        known.try_emplace(now, Known{earlier, entry, isInput, number}).first->second;
+    const Known first = known.try_emplace(now, Known{earlier, entry, isInput, index}).first->second;
     if (first.before == earlier) return;
     if (isPrivate_[now] && isPrivate(first.before) && isPrivate(earlier)) return;
-    broken = placeText(first.entry, first.isInput, first.number) + " and " +
-             placeText(entry, isInput, number) + " share memory, and did not before";
+    broken = portText(first.entry, first.isInput, first.index) + " and " +
+             portText(entry, isInput, index) + " share memory, and did not before";
   };
   for (size_t e = 0; e < entries_.size() && e < before.entries_.size(); ++e) {
-    const EntryPlaces &mine = entries_[e], &theirs = before.entries_[e];
+    const EntryPorts &mine = entries_[e], &theirs = before.entries_[e];
     forEachCommon(mine.inputs, theirs.inputs, [&](size_t i, size_t at) {
       look(mine.inputClass[i], theirs.inputClass[at], e, true, i);
     });

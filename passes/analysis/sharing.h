@@ -1,12 +1,12 @@
 #pragma once
 // Which inputs and results of a program share memory, and which a pass may let share it.
 //
-// Terms. Place: a tensor among the inputs and results of an entry, of any role. Class: places that may
+// Terms. Port: a tensor among the inputs and results of an entry, of any role. Class: ports that may
 //   lie in one memory: in one storage of their entry (ir/memory/storage_accesses.h), and from what one
 //   entry saves to what a later one takes under that name. Private class: saved values that a later entry takes, all of them, to
 //   which no entry writes that takes them. All else the caller sees: he may write into it whenever he
 //   likes, and autograd notices it only where PyTorch's own tensors would share memory.
-// Rule. Classes may become one if one of them at most has places, or all that have places are private.
+// Rule. Classes may become one if one of them at most has ports, or all that have ports are private.
 //   So no result shares memory with another one, with an input or with a saved value unless the
 //   program as it was given says so; what is saved may be parts of one memory, which is only read.
 // Complexity: linear in nodes plus edges.
@@ -36,12 +36,12 @@ class Sharing {
   void join(llvm::ArrayRef<const Value*> values);
 
   /// "" if the rule led from `before`, an earlier state of the same program, to this one; else a
-  /// sentence that names two places. Places that only one of them has do not count.
+  /// sentence that names two ports. Ports that only one of them has do not count.
   std::string breaksRule(const Sharing& before) const;
 
  private:
-  /// Places of one entry, and its storages.
-  struct EntryPlaces {
+  /// Ports of one entry, and its storages.
+  struct EntryPorts {
     std::string name;
     const Graph* graph = nullptr;
     std::vector<InputInfo> inputs;
@@ -49,24 +49,22 @@ class Sharing {
     std::vector<int32_t> inputClass, outputClass;  // -1: no memory
     std::shared_ptr<const EntryMemory> memory;
     llvm::IntEqClasses joined;                       // storages
-    llvm::DenseMap<int32_t, int32_t> classOfLeader;  // of leaders that have places
+    llvm::DenseMap<int32_t, int32_t> classOfLeader;  // of leaders that have ports
   };
   void addEntry(const Entry& entry, std::shared_ptr<const EntryMemory> memory);
-  void addPlaces(const Entry& entry, EntryPlaces& places);
+  void addPorts(const Entry& entry, EntryPorts& ports);
   void joinSaved();
   int32_t addClass();
-  int32_t classOf(int32_t number) const {
-    return static_cast<int32_t>(classes_.findLeader(number));
-  }
+  int32_t classOf(int32_t cls) const { return static_cast<int32_t>(classes_.findLeader(cls)); }
   int32_t uniteClasses(int32_t a, int32_t b);
-  EntryPlaces& entryOf(const Value* value);
+  EntryPorts& entryOf(const Value* value);
   /// "result 0 (output "y") of forward"
-  std::string placeText(size_t entry, bool isInput, size_t number) const;
+  std::string portText(size_t entry, bool isInput, size_t index) const;
   /// The storage that leads those of `value`; -1 for values without memory.
-  static int32_t leaderOf(const EntryPlaces& places, const Value* value);
+  static int32_t leaderOf(const EntryPorts& ports, const Value* value);
 
-  std::vector<EntryPlaces> entries_;
-  llvm::IntEqClasses classes_;   // of places that may lie in one memory
+  std::vector<EntryPorts> entries_;
+  llvm::IntEqClasses classes_;   // of ports that may lie in one memory
   std::vector<bool> isPrivate_;  // by class, of leaders
 };
 

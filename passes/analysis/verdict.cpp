@@ -262,7 +262,7 @@ bool isDeviceCopy(const Node* node) {
 
 std::optional<Verdict> verdictOf(const Node* node, c10::Device device, const ValueFacts& values) {
   const OpFacts& facts = factsOf(node);
-  if (facts.scalarOnly) return std::nullopt;
+  if (facts.numbersOnly) return std::nullopt;
   const Value* state = rngStateOf(node);
   if (state && isTensorValue(state)) {
     return Verdict{HostReason::UncapturableRng,

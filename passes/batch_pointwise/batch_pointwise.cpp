@@ -1,9 +1,9 @@
 #include "passes/batch_pointwise/batch_pointwise.h"
 
 #include "ir/core/args.h"
-#include "ir/core/place.h"
+#include "ir/core/fresh_name.h"
+#include "ir/core/location.h"
 #include "ir/text/type_text.h"
-#include "passes/analysis/fresh_name.h"
 #include "passes/batch_pointwise/pointwise_batches.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -26,7 +26,7 @@ Arg inputList(size_t first, size_t count) {
 struct Unit {
   std::vector<Node*> nodes;     // in order
   std::vector<int32_t> before;  // units
-  int32_t place = 0;            // ready units come by place, then by number
+  int32_t position = 0;         // ready units come by position, then by index
 };
 
 /// Leaves out the batches that may not be made; true if there are any. Batches before them do not use
@@ -71,7 +71,7 @@ class BatchWriter {
 
  private:
   int32_t unitOfValue(const Value* value) const {
-    const int32_t definer = numbering_.definedBy(Numbering::numberOf(value));
+    const int32_t definer = numbering_.definedBy(Numbering::indexOf(value));
     return definer < 0 ? -1 : unitOfNode_[definer];
   }
   void dependOn(Unit& unit, const Value* value) const {
@@ -82,7 +82,7 @@ class BatchWriter {
   Node* create(const char* name, llvm::ArrayRef<Value*> inputs, size_t outputs, const Node* like) {
     Node* node =
         graph_.create(c10::Symbol::fromQualString(std::string("aten::") + name), inputs, outputs);
-    copyPlace(node, like);
+    copyLocation(node, like);
     return node;
   }
 
@@ -97,7 +97,7 @@ class BatchWriter {
     whole->setDebugName(freshName(graph_, piece->debugName() + ".whole"));
   }
 
-  /// A tensor of the entry, or the piece that has taken its place.
+  /// A tensor of the entry, or the piece that stands for it.
   Value* current(const Value* value) const {
     const auto piece = pieces_.find(value);
     return piece != pieces_.end() ? piece->second : const_cast<Value*>(value);
@@ -122,7 +122,7 @@ class BatchWriter {
     for (const Value* piece : pieces) {
       values.push_back(current(piece));
       dependOn(unit, piece);
-      unit.place = std::max(unit.place, numbering_.definedBy(Numbering::numberOf(piece)));
+      unit.position = std::max(unit.position, numbering_.definedBy(Numbering::indexOf(piece)));
     }
     Node* cat = create("cat", values, 1, pieces.front()->node());
     auto args = c10::make_intrusive<ArgList>();
@@ -149,7 +149,7 @@ class BatchWriter {
     }
     Node* node = graph_.create(first->kind(), inputs, 1);
     node->copyAttributes(*first);
-    copyPlace(node, first);
+    copyLocation(node, first);
     node->output()->setType(wholeType(first->output(), batch.rows));
     name(node->output(), first->output());
     unit.nodes.push_back(node);
@@ -158,7 +158,7 @@ class BatchWriter {
     wholes_[batch.result] = node->output();
     unitOfWhole_[batch.result] = static_cast<int32_t>(units_.size());
     for (int32_t i : batch.members) {
-      unit.place = std::max(unit.place, i);
+      unit.position = std::max(unit.position, i);
       unitOfNode_[i] = unitOfWhole_[batch.result];
       units_[i].nodes.clear();
       gone_.push_back(numbering_.node(i));
@@ -169,9 +169,9 @@ class BatchWriter {
   /// The split that gives what used the members' results their pieces back.
   void addPieces(const PointwiseBatch& batch, Value* whole, Unit& unit) {
     std::vector<Value*> inputs{whole};
-    const int32_t level = plan_.levels[batch.members.front()];
+    const int32_t depth = plan_.depths[batch.members.front()];
     for (size_t p = 0; p < batch.members.size(); ++p) {
-      inputs.push_back(rowsOf(batch, p, level, unit));
+      inputs.push_back(rowsOf(batch, p, depth, unit));
     }
     const Node* first = numbering_.node(batch.members.front());
     Node* split = create("split_with_sizes", inputs, batch.members.size(), first);
@@ -192,14 +192,14 @@ class BatchWriter {
     unit.nodes.push_back(split);
   }
 
-  /// How many rows piece `p` has: a number that is there below the batch's level, or asked of an
+  /// How many rows piece `p` has: a number that is there below the batch's depth, or asked of an
   /// operand.
-  Value* rowsOf(const PointwiseBatch& batch, size_t p, int32_t level, Unit& unit) {
+  Value* rowsOf(const PointwiseBatch& batch, size_t p, int32_t depth, Unit& unit) {
     const auto unknown = batch.pieceRows[p].unknown();
     const auto known = unknown ? numbers_.find(*unknown) : numbers_.end();
     if (known != numbers_.end()) {
-      const int32_t definer = numbering_.definedBy(Numbering::numberOf(known->second));
-      if (definer < 0 || plan_.levels[definer] < level) {
+      const int32_t definer = numbering_.definedBy(Numbering::indexOf(known->second));
+      if (definer < 0 || plan_.depths[definer] < depth) {
         dependOn(unit, known->second);
         return known->second;
       }
@@ -236,10 +236,10 @@ class BatchWriter {
         ++open[u];
       }
     }
-    using Ready = std::pair<int32_t, int32_t>;  // place, unit
+    using Ready = std::pair<int32_t, int32_t>;  // position, unit
     std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
     for (size_t u = 0; u < units_.size(); ++u) {
-      if (open[u] == 0) ready.emplace(units_[u].place, static_cast<int32_t>(u));
+      if (open[u] == 0) ready.emplace(units_[u].position, static_cast<int32_t>(u));
     }
     size_t done = 0;
     for (; !ready.empty(); ++done) {
@@ -253,10 +253,10 @@ class BatchWriter {
         }
       }
       for (int32_t next : behind[u]) {
-        if (--open[next] == 0) ready.emplace(units_[next].place, next);
+        if (--open[next] == 0) ready.emplace(units_[next].position, next);
       }
     }
-    TORCH_INTERNAL_ASSERT(done == units_.size(), "batches of one level depend on each other");
+    TORCH_INTERNAL_ASSERT(done == units_.size(), "batches of one depth depend on each other");
   }
 
   Graph& graph_;
@@ -266,7 +266,7 @@ class BatchWriter {
   const PointwiseBatches& plan_;
   Remarks& remarks_;
   std::vector<Value*> wholes_;  // by whole
-  std::vector<Unit> units_;     // nodes of the entry by number, then wholes and batches
+  std::vector<Unit> units_;     // nodes of the entry by index, then wholes and batches
   std::vector<int32_t> unitOfNode_;
   std::vector<int32_t> unitOfWhole_;
   llvm::DenseMap<int32_t, Value*> numbers_;      // by unknown
@@ -307,7 +307,7 @@ void batchPointwise(Program& program, PassContext& context) {
         if (again) {
           BatchWriter(entry, *dependences, terms, plan, context.remarks).run();
           context.unchanged = false;
-          context.analyses.forget();
+          context.analyses.forget(entry);
         }
         again &= !last;
       }

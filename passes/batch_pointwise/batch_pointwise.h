@@ -22,7 +22,7 @@
 //   Passed remark ("pointwise-batched") a batch.
 // What it is for: a call of unknown size runs on the host and costs a launch; the whole's size is
 //   known, so its call can be captured.
-// Legal where each element of a result follows from the operands' elements at its place alone, and in
+// Legal where each element of a result follows from the operands' elements at its index alone, and in
 //   the same way wherever it lies: PyTorch's tag `pointwise`; on the CPU, whose vectors and their
 //   remainders may round otherwise, for operators with one exact rounding only. Pieces then lie within
 //   a whole, at multiples of PassOptions::pieceAlignment bytes: what reads them must not care. cuBLAS chooses the

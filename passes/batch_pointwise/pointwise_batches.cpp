@@ -41,7 +41,7 @@ bool isCast(const Node* node) {
   return to && deviceOf(node->input(0)) == to;
 }
 
-/// True if each element of the only result follows from the operands' elements at its place, in the
+/// True if each element of the only result follows from the operands' elements at its index, in the
 /// same way wherever they lie.
 bool isPointwiseAnywhere(const Node* node, const OpFacts& facts, c10::Device device) {
   if (!facts.handle) return false;
@@ -72,19 +72,19 @@ class BatchFinder {
   }
 
  private:
-  /// Nodes of one operator and one level that differ in their pieces alone.
+  /// Nodes of one operator and one depth that differ in their pieces alone.
   using Class = std::vector<int32_t>;
-  using Key = std::tuple<int32_t, std::string, std::string>;  // level, operator, overload
+  using Key = std::tuple<int32_t, std::string, std::string>;  // depth, operator, overload
 
   void findLevels() {
-    plan_.levels.assign(numbering_.size(), 0);
+    plan_.depths.assign(numbering_.size(), 0);
     for (int32_t i = 0; i < numbering_.size(); ++i) {
-      int32_t level = 0;
-      for (int32_t before : dependences_.before(i)) level = std::max(level, plan_.levels[before]);
+      int32_t depth = 0;
+      for (int32_t before : dependences_.before(i)) depth = std::max(depth, plan_.depths[before]);
       const OpFacts& facts = numbering_.facts(i);
-      const bool makesNothing = facts.scalarOnly || isView(facts) ||
+      const bool makesNothing = facts.numbersOnly || isView(facts) ||
                                 llvm::none_of(numbering_.node(i)->outputs(), isTensorValue);
-      plan_.levels[i] = level + (makesNothing ? 0 : 1);
+      plan_.depths[i] = depth + (makesNothing ? 0 : 1);
     }
   }
 
@@ -131,7 +131,7 @@ class BatchFinder {
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       if (!isCandidate(i)) continue;
       const Node* node = numbering_.node(i);
-      auto& classes = classes_[{plan_.levels[i], node->kind().toQualString(), overloadOf(node)}];
+      auto& classes = classes_[{plan_.depths[i], node->kind().toQualString(), overloadOf(node)}];
       const auto fits = llvm::find_if(classes, [&](const Class& other) {
         return canJoin(numbering_.node(other.front()), node);
       });
@@ -169,14 +169,14 @@ class BatchFinder {
     return at->second;
   }
 
-  /// A whole that can be had below `level`, -1 if there is none.
-  int32_t findWhole(const std::vector<const Value*>& pieces, int32_t level) const {
+  /// A whole that can be had below `depth`, -1 if there is none.
+  int32_t findWhole(const std::vector<const Value*>& pieces, int32_t depth) const {
     const auto found = wholeOf_.find(pieces);
     if (found == wholeOf_.end()) return -1;
     const Whole& whole = plan_.wholes[found->second];
     if (whole.origin != Whole::Origin::Value) return found->second;
-    const int32_t definer = numbering_.definedBy(Numbering::numberOf(whole.value));
-    return definer < 0 || plan_.levels[definer] < level ? found->second : -1;
+    const int32_t definer = numbering_.definedBy(Numbering::indexOf(whole.value));
+    return definer < 0 || plan_.depths[definer] < depth ? found->second : -1;
   }
 
   LinearSum rowsOf(int32_t i) { return (*terms_.sizesOf(numbering_.node(i)->output()))[0]; }
@@ -238,7 +238,7 @@ class BatchFinder {
   }
   int32_t wholeFor(const PointwiseBatch& batch, size_t k) {
     auto pieces = piecesOf(batch, k);
-    const int32_t found = findWhole(pieces, plan_.levels[batch.members.front()]);
+    const int32_t found = findWhole(pieces, plan_.depths[batch.members.front()]);
     if (found >= 0) return found;
     wholeOf_.erase(pieces);  // one that comes too late
     return addWhole({std::move(pieces), Whole::Origin::Cat, nullptr});
@@ -251,7 +251,7 @@ class BatchFinder {
     for (size_t k = 0; k < firstOf(batch)->inputs().size(); ++k) {
       auto pieces = piecesOf(batch, k);
       if (!isPieceOf(batch, k) || llvm::is_contained(made, pieces) ||
-          findWhole(pieces, plan_.levels[batch.members.front()]) >= 0) {
+          findWhole(pieces, plan_.depths[batch.members.front()]) >= 0) {
         continue;
       }
       worth -= kBytesPerCall + batch.rows * rowOf(pieces.front())->back();
@@ -287,7 +287,7 @@ class BatchFinder {
   const c10::Device device_;
   PointwiseBatches& plan_;
   const llvm::DenseSet<int32_t> results_;      // storages
-  std::map<Key, std::vector<Class>> classes_;  // by level first
+  std::map<Key, std::vector<Class>> classes_;  // by depth first
   std::map<std::vector<const Value*>, int32_t> wholeOf_;
 };
 

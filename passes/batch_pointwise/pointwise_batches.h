@@ -20,25 +20,25 @@ struct Whole {
 };
 
 struct PointwiseBatch {
-  /// Nodes by number, in the order of the whole's rows: two or more, of one level.
+  /// Nodes by index, in the order of the whole's rows: two or more, of one depth.
   std::vector<int32_t> members;
-  /// For each input of a member: the whole that takes its place, -1 if all members share the input.
+  /// For each input of a member: the whole that replaces it, -1 if all members share the input.
   std::vector<int32_t> operands;
   int32_t result = -1;  // the whole that the batch makes
   int64_t rows = 0;     // of the wholes
   std::vector<LinearSum> pieceRows;
 };
 
-/// Levels: a node is one level above the highest that it depends on; nodes that only make views or
-/// work on numbers stand on that level themselves. So of two nodes on one level that do neither, none
-/// depends on the other, and batches of nodes of one level leave no circle.
+/// Depth: a node is one deeper than the deepest that it depends on; nodes that only make views, and
+/// number nodes, are as deep as that. So of two nodes of one depth that are neither, none depends on the
+/// other, and batches of nodes of one depth leave no circle.
 struct PointwiseBatches {
-  /// By level, ascending. Invariant: an operand's whole comes before the batch's result.
+  /// By depth, ascending. Invariant: an operand's whole comes before the batch's result.
   std::vector<PointwiseBatch> batches;
   std::vector<Whole> wholes;
   /// aten::cat nodes that put the pieces of a batch together, and its whole.
   std::vector<std::pair<int32_t, int32_t>> undone;
-  std::vector<int32_t> levels;  // by node
+  std::vector<int32_t> depths;  // by node
 
   /// `terms` has learnt the entry. `sharing` is the program's, and learns what comes to lie in one
   /// memory. `alignment`: PassOptions::pieceAlignment. `device`: the program's.

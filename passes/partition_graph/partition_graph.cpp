@@ -62,7 +62,7 @@ void markKept(const PartitionPlan& plan) {
 }
 
 /// Runs that may not be captured become host runs, as if the user had named their nodes: the last ones,
-/// so that numbers stay dense. False if the order of the entry may not change either.
+/// so that indices stay dense. False if the order of the entry may not change either.
 bool limitPlan(const Entry& entry, PartitionPlan& plan, RewriteLimit& rewrites) {
   const std::string order = "order of entry '" + entry.name + "'";
   const bool reorders = rewrites.next(kPass, order.c_str(), nullptr);
@@ -85,7 +85,7 @@ class RewriteChecker {
       if (isPartition(node)) {
         checkPartition(node);
       } else {
-        const bool host = hostReasonOf(node) || factsOf(node).scalarOnly;
+        const bool host = hostReasonOf(node) || factsOf(node).numbersOnly;
         TORCH_CHECK(host, where(node), " has no host reason and stands in no partition");
         checkFate(node, -1);
       }
@@ -126,7 +126,7 @@ class RewriteChecker {
     bool calls = false;
     for (const Node* inner : block->nodes()) {
       calls = true;
-      TORCH_CHECK(!hostReasonOf(inner) && !factsOf(inner).scalarOnly && inner->blocks().empty(),
+      TORCH_CHECK(!hostReasonOf(inner) && !factsOf(inner).numbersOnly && inner->blocks().empty(),
                   where(inner), " must run on the host and stands in partition ", index_);
       checkFate(inner, index_);
       for (const Value* input : inner->inputs()) need(input);
@@ -180,7 +180,12 @@ void partitionGraph(Program& program, PassContext& context) {
     TORCH_INTERNAL_ASSERT(clash.empty(), "partition plan of entry '", entry.name, "': ", clash);
     const bool reorders = limitPlan(entry, plan, context.rewrites);
     remark(entry, plan, index, context);
-    reorders ? applyPlan(entry, plan, index) : markKept(plan);
+    if (reorders) {
+      context.analyses.forget(entry);
+      applyPlan(entry, plan, index);
+    } else {
+      markKept(plan);
+    }
     index += plan.partitionCount();
   }
   context.partitionPlans = std::make_shared<const std::vector<PartitionPlan>>(std::move(plans));

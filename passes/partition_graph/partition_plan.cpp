@@ -41,9 +41,9 @@ class Planner {
       TORCH_CHECK(!isPartition(node), "partition-graph: entry '", entry.name, "': ", describe(node),
                   " is a partition already; give the pass a program without them");
       const bool host = findAttribute(node, attr::host);
-      const bool numbers = numbering.facts(i).scalarOnly;
+      const bool numbers = numbering.facts(i).numbersOnly;
       base_.captured.push_back(!host && !numbers);
-      isFree_.push_back(!host && numbers);
+      isNumberNode_.push_back(!host && numbers);
       const int64_t compiled = compiledCalls(node);
       calls_.push_back(compiled ? compiled : !isView(numbering.facts(i)));
       base_.fate.push_back(static_cast<int32_t>(fateOf(node).value_or(-1)));
@@ -154,11 +154,11 @@ class Planner {
     Candidate candidate = start();
     Colouring colouring = base_;
     do {
-      candidate.order = runsInProgramOrder(colouring, isFree_);
+      candidate.order = runsInProgramOrder(colouring, isNumberNode_);
     } while (dropSplitFates(candidate, colouring));
     // Host runs stand on both sides of a captured one, so no other run changes.
     if (dropSmallRuns(candidate, colouring))
-      candidate.order = runsInProgramOrder(colouring, isFree_);
+      candidate.order = runsInProgramOrder(colouring, isNumberNode_);
     candidate.peak = live_.peak(candidate.order.nodes);
     return candidate;
   }
@@ -234,9 +234,9 @@ class Planner {
   const Dependences& dependences_;
   const LiveBytes live_;
   Colouring base_;
-  std::vector<bool> isFree_;    // by node: works on numbers alone
-  std::vector<int64_t> calls_;  // by node: operator calls, for the minimum size
-  std::vector<bool> broken_;    // by node: shares a fate with a host node
+  std::vector<bool> isNumberNode_;  // by node
+  std::vector<int64_t> calls_;      // by node: operator calls, for the minimum size
+  std::vector<bool> broken_;        // by node: shares a fate with a host node
 };
 
 /// Inputs and outputs of each run.
@@ -254,7 +254,7 @@ class BoundaryFinder {
   void find(std::vector<PlannedRun>& runs) {
     for (int32_t run = 0; run < order_.runs(); ++run) findInputs(run, runs[run]);
     for (const Value* result : entry_.graph->outputs())
-      usedOutside_[Numbering::numberOf(result)] = true;
+      usedOutside_[Numbering::indexOf(result)] = true;
     for (int32_t run = 0; run < order_.runs(); ++run) {
       for (int32_t at = order_.beginOf(run); at < order_.ends[run]; ++at) {
         for (int32_t result : numbering_.results(order_.nodes[at])) {

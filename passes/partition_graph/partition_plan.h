@@ -17,7 +17,7 @@ namespace gravure {
 /// One run of nodes in the planned order, all captured or all on the host.
 struct PlannedRun {
   bool captured = false;
-  int64_t index = -1;           // partition's number, dense, in planned order; -1 for host runs
+  int64_t index = -1;           // partition's index, dense, in planned order; -1 for host runs
   std::vector<Node*> nodes;     // in planned order; never empty
   std::vector<Value*> inputs;   // defined outside, used inside; order of first use; no duplicates
   std::vector<Value*> outputs;  // defined inside, used outside or returned; order of definition
@@ -50,7 +50,7 @@ struct PartitionPlan {
   int64_t partitionCount() const;
   /// "" if every invariant above holds and the order is legal for `entry`: data flow, mutation
   /// through any alias, collectives, random draws and effects keep their order, no fate is split, and
-  /// no node with a host reason or on numbers alone is in a captured run; else one sentence that names
+  /// no node with a host reason and no number node is in a captured run; else one sentence that names
   /// the clash. Works from the definitions, not from the dependences that the plan was made from.
   /// Quadratic in nothing.
   std::string verify(const Entry& entry) const;
@@ -66,7 +66,7 @@ struct PartitionPlan {
 ///            keep the fewest the one nearest to the program; taken if planned peak bytes grow over
 ///            program order by at most options.memoryGrowth of it or options.memorySlack, whichever
 ///            is more; else the next placement, else program order, and levelsRefused says so.
-///   Program  maximal runs as the program has them; nodes on numbers alone move out of the way.
+///   Program  maximal runs as the program has them; number nodes move out of the way.
 /// Partitions of fewer than options.minPartitionSize operator calls (views count as none) become
 /// host nodes, and levels are taken anew without them.
 PartitionPlan planPartitions(const Entry& entry, const PassOptions& options,

@@ -1,7 +1,7 @@
 #include "passes/partition_graph/partition_rewrite.h"
 
 #include "ir/core/cudagraph_ops.h"
-#include "passes/analysis/fresh_name.h"
+#include "ir/core/fresh_name.h"
 
 #include <numeric>
 
@@ -56,10 +56,10 @@ Value* PartitionRewriter::outerOf(Value* value) const {
 }
 
 void PartitionRewriter::makeParameters() {
-  std::vector<Value*> values;      // that enter a partition, by first entrance
-  std::vector<int32_t> placeOf;    // by value: its place among them, -1 for none
-  std::vector<Entrance> in;        // in the order of partitions
-  std::vector<int32_t> placeOfIn;  // of each entrance: the value that enters
+  std::vector<Value*> values;     // that enter a partition, by first entrance
+  std::vector<int32_t> indexIn;   // by value: its index in `values`, -1 for none
+  std::vector<Entrance> in;       // in the order of partitions
+  std::vector<int32_t> entering;  // of each entrance: index of the value that enters
   for (size_t p = 0; p < partitions_.size(); ++p) {
     const std::string ending = ".p" + std::to_string(firstIndex_ + captured_[p]->index);
     for (Value* used : captured_[p]->inputs) {
@@ -67,26 +67,26 @@ void PartitionRewriter::makeParameters() {
       Value* parameter = partitions_[p]->blocks()[0]->addInput();
       parameter->setType(value->type());
       name(parameter, value, ending);
-      if (value->unique() >= placeOf.size()) placeOf.resize(value->unique() + 1, -1);
-      int32_t& place = placeOf[value->unique()];
-      if (place < 0) {
-        place = static_cast<int32_t>(values.size());
+      if (value->unique() >= indexIn.size()) indexIn.resize(value->unique() + 1, -1);
+      int32_t& index = indexIn[value->unique()];
+      if (index < 0) {
+        index = static_cast<int32_t>(values.size());
         values.push_back(value);
       }
       in.push_back({partitions_[p], parameter});
-      placeOfIn.push_back(place);
+      entering.push_back(index);
     }
   }
   // The entrances of each value next to one another, those of one value still in order.
   std::vector<int32_t> next(values.size() + 1, 0);
-  for (int32_t place : placeOfIn) ++next[place + 1];
+  for (int32_t index : entering) ++next[index + 1];
   std::partial_sum(next.begin(), next.end(), next.begin());
   std::vector<Entrance> sorted(in.size());
-  for (size_t i = 0; i < in.size(); ++i) sorted[next[placeOfIn[i]]++] = in[i];
+  for (size_t i = 0; i < in.size(); ++i) sorted[next[entering[i]]++] = in[i];
   int32_t begin = 0;
-  for (size_t place = 0; place < values.size(); ++place) {
-    const int32_t end = next[place];
-    routeUses(values[place], llvm::ArrayRef<Entrance>(sorted).slice(begin, end - begin));
+  for (size_t index = 0; index < values.size(); ++index) {
+    const int32_t end = next[index];
+    routeUses(values[index], llvm::ArrayRef<Entrance>(sorted).slice(begin, end - begin));
     begin = end;
   }
 }

@@ -21,7 +21,7 @@ struct Known {
   int64_t fate = -1;
   bool host = false;  // carries a host reason
   int32_t run = -1;
-  int32_t at = -1;  // place over all runs
+  int32_t at = -1;  // position over all runs
 };
 
 class PlanVerifier {
@@ -47,7 +47,7 @@ class PlanVerifier {
   }
 
  private:
-  static size_t number(const Value* value) { return value->unique(); }
+  static size_t indexOf(const Value* value) { return value->unique(); }
 
   /// Calls `visit` for `node` and all nodes in its blocks.
   template <typename Visit>
@@ -59,9 +59,9 @@ class PlanVerifier {
   }
 
   std::string checkRuns() {
-    llvm::DenseMap<const Node*, int32_t> numbers;
-    numbers.reserve(nodes_.size());
-    for (size_t i = 0; i < nodes_.size(); ++i) numbers[nodes_[i].node] = static_cast<int32_t>(i);
+    llvm::DenseMap<const Node*, int32_t> positions;
+    positions.reserve(nodes_.size());
+    for (size_t i = 0; i < nodes_.size(); ++i) positions[nodes_[i].node] = static_cast<int32_t>(i);
     int32_t at = 0;
     int64_t index = 0;
     for (size_t r = 0; r < plan_.runs.size(); ++r) {
@@ -71,12 +71,12 @@ class PlanVerifier {
         return "runs " + std::to_string(r - 1) + " and " + std::to_string(r) + " could be one";
       }
       if (run.index != (run.captured ? index++ : -1)) {
-        return "run " + std::to_string(r) + " has the number " + std::to_string(run.index);
+        return "run " + std::to_string(r) + " has the index " + std::to_string(run.index);
       }
       for (const Node* node : run.nodes) {
-        const auto number = numbers.find(node);
-        if (number == numbers.end()) return "the plan holds a node that is not the entry's";
-        Known& known = nodes_[number->second];
+        const auto found = positions.find(node);
+        if (found == positions.end()) return "the plan holds a node that is not the entry's";
+        Known& known = nodes_[found->second];
         if (known.at >= 0) return describe(node) + " stands twice in the plan";
         known.run = static_cast<int32_t>(r);
         known.at = at++;
@@ -91,7 +91,7 @@ class PlanVerifier {
   std::string checkColours() {
     for (const Known& known : nodes_) {
       const PlannedRun& run = plan_.runs[known.run];
-      if (run.captured && (known.host || known.facts->scalarOnly)) {
+      if (run.captured && (known.host || known.facts->numbersOnly)) {
         return describe(known.node) + " must run on the host and stands in partition " +
                std::to_string(run.index);
       }
@@ -116,14 +116,14 @@ class PlanVerifier {
   std::string checkData() {
     std::vector<bool> defined;
     const auto define = [&](const Value* value) {
-      if (number(value) >= defined.size()) defined.resize(number(value) + 1);
-      defined[number(value)] = true;
+      if (indexOf(value) >= defined.size()) defined.resize(indexOf(value) + 1);
+      defined[indexOf(value)] = true;
     };
     for (const Value* input : entry_.graph->inputs()) define(input);
     std::string clash;
     const auto run = [&](const auto& self, const Node* node) -> void {
       const auto need = [&](const Value* value) {
-        const bool there = number(value) < defined.size() && defined[number(value)];
+        const bool there = indexOf(value) < defined.size() && defined[indexOf(value)];
         if (!there && clash.empty()) {
           clash = describe(node) + " stands before its operand %" + value->debugName();
         }
@@ -146,7 +146,7 @@ class PlanVerifier {
   /// A wait reads and writes what its collective does.
   std::string checkMemory() {
     struct Last {
-      int32_t touch = -1, write = -1;  // latest place so far
+      int32_t touch = -1, write = -1;  // latest position so far
     };
     const DefinedMemory memory(entry_);
     auto wait = memory.waitAccesses().begin();
@@ -213,8 +213,8 @@ class PlanVerifier {
     constexpr int32_t kNowhere = -1;
     std::vector<int32_t> definedIn;  // by value: its run
     const auto define = [&](const Value* value, int32_t run) {
-      if (number(value) >= definedIn.size()) definedIn.resize(number(value) + 1, kNowhere);
-      definedIn[number(value)] = run;
+      if (indexOf(value) >= definedIn.size()) definedIn.resize(indexOf(value) + 1, kNowhere);
+      definedIn[indexOf(value)] = run;
     };
     for (const Value* input : entry_.graph->inputs()) define(input, kNowhere);
     for (const Known& known : nodes_) {
@@ -226,7 +226,7 @@ class PlanVerifier {
       });
     }
     std::vector<bool> leaves(definedIn.size());
-    for (const Value* result : entry_.graph->outputs()) leaves[number(result)] = true;
+    for (const Value* result : entry_.graph->outputs()) leaves[indexOf(result)] = true;
     std::vector<int32_t> seenBy(definedIn.size(), kNowhere);
     for (size_t r = 0; r < plan_.runs.size(); ++r) {
       if (!checkInputs(static_cast<int32_t>(r), definedIn, leaves, seenBy)) {
@@ -239,7 +239,7 @@ class PlanVerifier {
       bool complete = true;
       for (Node* node : run.nodes) {
         for (Value* output : node->outputs()) {
-          if (leaves[number(output)])
+          if (leaves[indexOf(output)])
             complete &= listed != run.outputs.end() && *listed++ == output;
         }
       }
@@ -257,9 +257,9 @@ class PlanVerifier {
     auto listed = run.inputs.begin();
     bool complete = true;
     const auto use = [&](const Value* value) {
-      if (definedIn[number(value)] == r || seenBy[number(value)] == r) return;
-      seenBy[number(value)] = r;
-      leaves[number(value)] = true;
+      if (definedIn[indexOf(value)] == r || seenBy[indexOf(value)] == r) return;
+      seenBy[indexOf(value)] = r;
+      leaves[indexOf(value)] = true;
       complete &= listed != run.inputs.end() && *listed++ == value;
     };
     for (const Node* top : run.nodes) {

@@ -20,7 +20,7 @@ void checkPartitions(const Program& program, const PassContext&) {
   for (const Entry& entry : program.entries) {
     for (const Node* node : entry.graph->nodes()) {
       if (isPartition(node)) return;
-      if (!free && !hostReasonOf(node) && !factsOf(node).scalarOnly) free = node;
+      if (!free && !hostReasonOf(node) && !factsOf(node).numbersOnly) free = node;
     }
   }
   TORCH_CHECK(!free, describe(free), " has no host reason, and no node stands in a partition");

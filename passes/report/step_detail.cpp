@@ -1,7 +1,7 @@
 #include "passes/report/step_detail.h"
 
 #include "ir/core/cudagraph_ops.h"
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/memory/timeline.h"
 #include "passes/plan_memory.h"
 

@@ -13,7 +13,7 @@ class raw_ostream;
 
 namespace gravure {
 
-/// One operator call. Its number is its place in the list: a step of Timeline, in which memory plans
+/// One operator call. Its index in the list is a step of Timeline, in which memory plans
 /// count.
 struct CallRow {
   size_t entry = 0;
@@ -23,7 +23,7 @@ struct CallRow {
   std::string type;    // of the first result: "Float[4, 16]", "" if it is no tensor of known sizes
   std::string source;  // "model.py:88"
   std::string module;  // "blocks.3.moe"
-  std::string reason;  // of a call on the host; "" where it works on numbers alone
+  std::string reason;  // of a call on the host; "" of a number node
 };
 
 /// `program` has passed emit-runtime-calls. Linear in nodes.

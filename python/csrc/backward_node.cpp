@@ -1,8 +1,8 @@
 #include "python/csrc/backward_node.h"
 
 #include "ir/torch_private/autograd_node.h"
+#include "python/csrc/autograd/weak_tensors.h"
 #include "python/csrc/loaded_program.h"
-#include "python/csrc/weak_tensors.h"
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>

@@ -1,8 +1,8 @@
 #pragma once
 // A program's `backward` as a node of autograd's graph, which runs it without Python.
 
-#include "python/csrc/autograd_plan.h"
-#include "python/csrc/watched_values.h"
+#include "python/csrc/autograd/autograd_plan.h"
+#include "python/csrc/autograd/watched_values.h"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>

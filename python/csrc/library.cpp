@@ -2,9 +2,9 @@
 // No Python header is used, so one file serves every Python version.
 
 #include "python/csrc/loaded_program.h"
-#include "python/csrc/operator_facts.h"
-#include "python/csrc/planned_runs.h"
-#include "python/csrc/planning.h"
+#include "python/csrc/planning/operator_facts.h"
+#include "python/csrc/planning/planned_runs.h"
+#include "python/csrc/planning/planning.h"
 
 #include <torch/library.h>
 

@@ -3,13 +3,13 @@
 #include "ir/check/verify.h"
 #include "ir/memory/memory_map.h"
 #include "ir/text/program_text.h"
-#include "passes/pipeline/program_plan.h"
 #include "passes/report/step_detail.h"
-#include "python/csrc/interrupts.h"
-#include "python/csrc/load_options.h"
-#include "python/csrc/planning.h"
-#include "python/csrc/saved_bundle.h"
-#include "python/csrc/watched_values.h"
+#include "python/csrc/autograd/saved_bundle.h"
+#include "python/csrc/autograd/watched_values.h"
+#include "python/csrc/planning/load_options.h"
+#include "python/csrc/planning/planned_program.h"
+#include "python/csrc/planning/planning.h"
+#include "python/csrc/process/interrupts.h"
 #include "runtime/device/step_scope.h"
 #include "runtime/program/guards.h"
 
@@ -77,22 +77,25 @@ struct Communicating {
 
 LoadedProgram::LoadedProgram(const std::string& path, const std::string& device,
                              const Options& options)
-    : LoadedProgram(readProgramFile(path), device, parseLoadOptions(options)) {}
+    : LoadedProgram(ProgramSource{path, ""}, device, parseLoadOptions(options)) {}
 
 c10::intrusive_ptr<LoadedProgram>
 LoadedProgram::ofText(const std::string& text, const std::string& device, const Options& options) {
-  return c10::make_intrusive<LoadedProgram>(readProgram(text), device, parseLoadOptions(options));
+  return c10::make_intrusive<LoadedProgram>(ProgramSource{"", text}, device,
+                                            parseLoadOptions(options));
 }
 
-LoadedProgram::LoadedProgram(Program program, const std::string& device, const LoadOptions& options)
+LoadedProgram::LoadedProgram(const ProgramSource& source, const std::string& device,
+                             const LoadOptions& options)
     : staticResults_(options.runtime.results == ResultPolicy::Static) {
+  Program program = source.path.empty() ? readProgram(source.text) : readProgramFile(source.path);
   std::unique_ptr<Device> made = makeDevice(device, options.poison);
   verifyProgram(program);
   std::map<std::string, SharedVersions> versions;
   for (const Entry& entry : program.entries) versions.emplace(entry.name, entry);
   passes_.options = options.passes;
   passes_.options.alignment = made->alignment();
-  partitionPlan_ = planText(program, planProgram(program, passes_));
+  partitionPlan_ = planText(program, planOrReproduce(program, passes_, source));
   passes_.partitionPlans.reset();  // the runtime may drop nodes
   for (const Entry& entry : program.entries) versions.at(entry.name).follow(entry);
   if (options.requireNodes) requireAllCaptured(program, passes_);

@@ -2,13 +2,13 @@
 // A program that Python has loaded: read, cut by the passes, and ready to run on one device.
 
 #include "passes/pass.h"
-#include "python/csrc/autograd_plan.h"
-#include "python/csrc/gradient_buffers.h"
-#include "python/csrc/gradients.h"
-#include "python/csrc/run_times.h"
-#include "python/csrc/shared_versions.h"
-#include "python/csrc/user_log.h"
-#include "python/csrc/weak_tensors.h"
+#include "python/csrc/autograd/autograd_plan.h"
+#include "python/csrc/autograd/gradient_buffers.h"
+#include "python/csrc/autograd/gradients.h"
+#include "python/csrc/autograd/shared_versions.h"
+#include "python/csrc/autograd/weak_tensors.h"
+#include "python/csrc/process/run_times.h"
+#include "python/csrc/process/user_log.h"
 #include "runtime/runtime.h"
 
 #include <ATen/core/ivalue.h>
@@ -26,6 +26,7 @@
 namespace gravure {
 
 struct LoadOptions;
+struct ProgramSource;
 
 /// `torch.classes.gravure.Program`. Threads run it one after another: autograd's and a server's may
 /// come at any time. What an operator of a step brings about does not wait for the step's end
@@ -49,7 +50,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///   poison              "0": the host device does not overwrite dead memory; "1": it does, and
   ///                       outputs of any size are lent, so that a test of small ones sees it
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
-  LoadedProgram(Program program, const std::string& device, const LoadOptions& options);
+  LoadedProgram(const ProgramSource& source, const std::string& device, const LoadOptions& options);
   ~LoadedProgram() override;
   /// The same from a program text in memory.
   static c10::intrusive_ptr<LoadedProgram>

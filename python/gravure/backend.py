@@ -42,9 +42,9 @@ def _options(options: Mapping[str, Any] | None) -> CompileOptions:
             "option 'results': autograd adds the gradients of a compiled model; \"accumulate\" is "
             "for compile_step and load"
         )
-    if chosen.stretches == "undivided":
+    if chosen.regions == "undivided":
         raise ValueError(
-            "option 'stretches': autograd runs between forward and backward of a compiled model; "
+            "option 'regions': autograd runs between forward and backward of a compiled model; "
             '"undivided" is for compile_step'
         )
     return chosen

@@ -14,7 +14,7 @@ from .torch_api.optimizers import is_schedulers, mark_as_schedulers, with_hooks
 
 Kind = TypeVar("Kind", bound=Optimizer)
 
-_NOT_FOR_OPTIMIZERS = ("on_missed", "max_shapes", "max_modules", "codegen", "mode", "stretches")
+_NOT_FOR_OPTIMIZERS = ("on_missed", "max_shapes", "max_modules", "codegen", "mode", "regions")
 
 
 def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = None) -> Kind:

@@ -14,7 +14,7 @@ RESULTS = ("owned", "copied", "static", "accumulate")
 AGREE = ("capture", "step")
 CODEGENS = ("aten", "inductor")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-STRETCHES = ("auto", "divided", "undivided")
+REGIONS = ("auto", "divided", "undivided")
 
 
 def library_options(
@@ -116,7 +116,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "agree": (AGREE.__contains__, " or ".join(map(repr, AGREE))),
     "codegen": (CODEGENS.__contains__, " or ".join(map(repr, CODEGENS))),
     "mode": (MODES.__contains__, "a mode of torch.compile: " + ", ".join(map(repr, MODES))),
-    "stretches": (STRETCHES.__contains__, " or ".join(map(repr, STRETCHES))),
+    "regions": (REGIONS.__contains__, " or ".join(map(repr, REGIONS))),
     "on_missed": (ON_MISSED.__contains__, " or ".join(map(repr, ON_MISSED))),
 }
 
@@ -127,7 +127,7 @@ class CompileOptions:
 
     codegen: str = "aten"
     mode: str | None = None
-    stretches: str = "auto"
+    regions: str = "auto"
     host: Sequence[str] = ()
     order: str = "levels"
     min_partition_size: int | None = None

@@ -23,7 +23,7 @@ class CudaArenaStats;
 /// When PyTorch is out of memory, its cache is emptied if a warm-up kept it from doing so, then idle
 /// arenas give their pages back, and it is asked once more after each.
 /// Every DataPtr made here has its own address as context, as raw_allocate and copy-on-write need it.
-class CudaAllocator : public torch_private::NewerAllocator {
+class CudaAllocator final : public torch_private::NewerAllocator {
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
  public:
@@ -116,10 +116,8 @@ class CudaAllocator : public torch_private::NewerAllocator {
       std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
   std::string name() override;
 
- protected:
-  explicit CudaAllocator(Base* base);
-
  private:
+  explicit CudaAllocator(Base* base);
   c10::DataPtr record(ArenaSession& session, size_t bytes);
   c10::DataPtr serve(ArenaSession& session, size_t bytes);
   c10::DataPtr forProgram(size_t bytes);

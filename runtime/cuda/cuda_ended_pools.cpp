@@ -1,5 +1,7 @@
 #include "runtime/cuda/cuda_ended_pools.h"
 
+#include "runtime/cuda/cuda_allocator.h"
+
 #include <algorithm>
 #include <array>
 

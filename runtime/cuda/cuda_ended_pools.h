@@ -1,7 +1,7 @@
 #pragma once
 // Pools of PyTorch's allocator whose use has ended, and which may still have memory.
 
-#include "runtime/cuda/cuda_allocator.h"
+#include <c10/cuda/CUDACachingAllocator.h>
 
 #include <memory>
 #include <mutex>
@@ -12,8 +12,8 @@ namespace gravure {
 /// A pool that was made here.
 struct MemoryPool {
   c10::MempoolId_t id{0, 0};
-  std::weak_ptr<CudaAllocator>
-      segments;  // PyTorch's pool holds it while it has any; none: cudaMalloc's
+  /// PyTorch's pool holds it while it has any; none: cudaMalloc's.
+  std::weak_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> segments;
 };
 
 /// Those of one GPU. To give their memory back may be to call cudaFree, which waits for the GPU, and is

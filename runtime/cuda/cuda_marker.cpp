@@ -4,7 +4,7 @@
 
 namespace gravure {
 
-void CudaMarker::place() { event_.record(c10::cuda::getCurrentCUDAStream(device_)); }
+void CudaMarker::record() { event_.record(c10::cuda::getCurrentCUDAStream(device_)); }
 
 bool CudaMarker::reached() { return event_.query(); }
 

@@ -9,7 +9,7 @@ namespace gravure {
 class CudaMarker final : public Marker {
  public:
   explicit CudaMarker(c10::DeviceIndex device) : device_(device) {}
-  void place() override;
+  void record() override;
   bool reached() override;
 
  private:

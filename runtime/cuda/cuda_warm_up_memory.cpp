@@ -1,7 +1,10 @@
 #include "runtime/cuda/cuda_warm_up_memory.h"
 
+#include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_arena_stats.h"
 #include "runtime/cuda/cuda_pages.h"
+
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <algorithm>
 #include <array>
@@ -68,7 +71,10 @@ bool WarmUpMemory::anyContains(const void* address) {
 }
 
 WarmUpMemory::WarmUpMemory(c10::DeviceIndex device)
-    : CudaAllocator(&CudaAllocator::install().base()), driver_(device),
+    : driver_(device),
+      segmentsOfPools_(torch::cuda::CUDAPluggableAllocator::createCustomAllocator(
+          [this](size_t bytes, int, cudaStream_t) { return addSegment(bytes); },
+          [this](void* address, size_t, int, cudaStream_t) { dropSegment(address); })),
       large_(rangeOf(driver_.largePage(), kLarge)), small_(rangeOf(driver_.smallPage(), kSmall)),
       openTo_({device}) {}
 
@@ -99,7 +105,7 @@ int64_t WarmUpMemory::Range::place(int64_t size) const {
   return first + count <= all ? first * page : -1;
 }
 
-void* WarmUpMemory::raw_alloc(size_t bytes) {
+void* WarmUpMemory::addSegment(size_t bytes) {
   std::lock_guard lock(mutex_);
   const DeviceScope here(driver_.device());
   const auto size = static_cast<int64_t>(bytes);
@@ -149,7 +155,7 @@ bool WarmUpMemory::addPages(Range& range, int64_t first, int64_t end) {
   return true;
 }
 
-void WarmUpMemory::raw_delete(void* address) {
+void WarmUpMemory::dropSegment(void* address) {
   std::lock_guard lock(mutex_);
   const auto segment = segments_.find(address);
   TORCH_INTERNAL_ASSERT(segment != segments_.end(), "no warm-up has memory there");

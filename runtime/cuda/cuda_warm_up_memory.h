@@ -1,10 +1,10 @@
 #pragma once
 // The memory that programs warm up in on a GPU: pages, which the arena takes over.
 
-#include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_page_driver.h"
 
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <atomic>
@@ -23,9 +23,9 @@ namespace gravure {
 /// comes behind, on the same stream or ordered. So a program's arena takes no memory beside its
 /// warm-up's, and the warm-ups of many programs little more than the largest.
 ///
-/// PyTorch's allocator holds its lock where it calls raw_alloc and raw_delete: nothing here takes that
-/// lock, or that of the arenas, with its own held.
-class WarmUpMemory final : public CudaAllocator {
+/// PyTorch's allocator holds its lock where it makes and gives back segments: nothing here takes that lock,
+/// or that of the arenas, with its own held.
+class WarmUpMemory {
  public:
   /// That of one GPU, which must be able to map pages. Never destroyed: PyTorch may free results of a
   /// warm-up while the process ends.
@@ -37,9 +37,11 @@ class WarmUpMemory final : public CudaAllocator {
   /// Whether `address` lies in that of any GPU.
   static bool anyContains(const void* address);
 
-  /// nullptr if there is no memory for it.
-  void* raw_alloc(size_t bytes) override;
-  void raw_delete(void* address) override;
+  WarmUpMemory(const WarmUpMemory&) = delete;
+  WarmUpMemory& operator=(const WarmUpMemory&) = delete;
+
+  /// What PyTorch's pools take segments from, as torch.cuda.MemPool has it for memory of others.
+  c10::cuda::CUDACachingAllocator::CUDAAllocator& segments() const { return *segmentsOfPools_; }
 
   /// Large pages on which nothing lies any more, `most` at most: the caller's from now on. What
   /// `stream` gets next comes after the work on them.
@@ -84,6 +86,9 @@ class WarmUpMemory final : public CudaAllocator {
   };
 
   explicit WarmUpMemory(c10::DeviceIndex device);
+  /// nullptr if there is no memory for it.
+  void* addSegment(size_t bytes);
+  void dropSegment(void* address);
   Range rangeOf(int64_t page, const Reservation& wanted) const;
   bool addPages(Range& range, int64_t first, int64_t end);
   std::vector<PageHandle> take(Range& range, int64_t most, c10::cuda::CUDAStream stream);
@@ -92,6 +97,7 @@ class WarmUpMemory final : public CudaAllocator {
   void markEnded();
 
   const PageDriver driver_;
+  const std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> segmentsOfPools_;
   mutable std::mutex mutex_;
   Range large_, small_;
   std::map<void*, int64_t> segments_;  // bytes by address

@@ -86,10 +86,10 @@ void WarmUpPool::begin() {
   if (!pool_) {
     EndedPools::of(device_).giveBack();
     memory_ = WarmUpMemory::tryOf(device_);
-    std::shared_ptr<CudaAllocator> segments;
-    if (memory_ != nullptr) {
-      segments = std::shared_ptr<CudaAllocator>(memory_, [](CudaAllocator*) {});
-    }
+    // An owner a pool, so that it is seen when PyTorch's pool ends.
+    using Segments = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+    std::shared_ptr<Segments> segments;
+    if (memory_ != nullptr) segments.reset(&memory_->segments(), [](Segments*) {});
     const auto id = at::cuda::graph_pool_handle();
     allocator_.createOrIncrefPool(device_, id, segments);
     pool_ = MemoryPool{id, segments};

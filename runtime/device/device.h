@@ -70,12 +70,12 @@ enum class FaultPoint : uint8_t {
   Completion,  // what a marker marks never ends
 };
 
-/// A point in the work of a stream. Its thread places it; any thread may ask.
+/// A point in the work of a stream. Its thread records it; any thread may ask.
 class Marker {
  public:
   virtual ~Marker() = default;
   /// After what the current stream holds now; forgets where it was before.
-  virtual void place() = 0;
+  virtual void record() = 0;
   /// True if all work before it is done. Breaks no capture of any thread.
   virtual bool reached() = 0;
 };

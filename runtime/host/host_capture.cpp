@@ -1,6 +1,6 @@
 #include "runtime/host/host_capture.h"
 
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
 #include "runtime/device/arena_session.h"
 #include "runtime/device/rng.h"
@@ -70,7 +70,7 @@ class HostExecutable final : public Executable {
         replayCall(baked, *session);
       }
     } catch (c10::Error& error) {
-      addPlace(error, running->call->node);
+      addLocation(error, running->call->node);
       stack_.clear();
       started_.clear();
       throw PartialReplay(error);
@@ -238,7 +238,7 @@ class HostCapture final : public Capture {
     noteDevices(call);
     checkCommunication(call, stack);
     const OpFacts& facts = factsOf(call.node);
-    if (facts.scalarOnly) {
+    if (facts.numbersOnly) {
       call.run(stack);  // works on numbers and sizes alone; CUDA would run it at capture, too
       return;
     }

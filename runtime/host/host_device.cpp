@@ -13,7 +13,7 @@ namespace {
 class HostMarker final : public Marker {
  public:
   explicit HostMarker(Device& device) : device_(device) {}
-  void place() override {
+  void record() override {
     try {
       device_.passFaultPoint(FaultPoint::Completion);
     } catch (const c10::Error&) {

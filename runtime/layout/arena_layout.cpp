@@ -71,8 +71,8 @@ class LayoutBuilder {
       code.forEachCall([&](Call& call) { joinAliases(call, code); });
     }
     for (size_t s = 0; s < options.reserved.size(); ++s) {
-      if (options.reserved[s] == Reservation::None) continue;
-      Reservation& known = reserved_[lives_.find(static_cast<int64_t>(s))];
+      if (options.reserved[s] == Exclusive::None) continue;
+      Exclusive& known = reserved_[lives_.find(static_cast<int64_t>(s))];
       known = std::max(known, options.reserved[s]);
     }
     for (size_t e = 0; e < codes_.size(); ++e) {
@@ -155,9 +155,9 @@ class LayoutBuilder {
 
   /// In the caller's hands until the next run of its entry: when its own runs again nobody holds it,
   /// so what comes before it there may use its place.
-  Life reservedFrom(int64_t step, Reservation reservation) const {
+  Life reservedFrom(int64_t step, Exclusive reservation) const {
     const bool first = step < timeline_.entryRange(0).second;
-    const int64_t begin = first || reservation == Reservation::FromBirth ? step : 0;
+    const int64_t begin = first || reservation == Exclusive::FromBirth ? step : 0;
     return {begin, static_cast<int64_t>(timeline_.steps().size()), /*reserved=*/true};
   }
 
@@ -225,7 +225,7 @@ class LayoutBuilder {
   const DeviceMap& devices_;
   Remarks& remarks_;
   Lives lives_;
-  llvm::DenseMap<int64_t, Reservation> reserved_;  // by root of lives_
+  llvm::DenseMap<int64_t, Exclusive> reserved_;  // by root of lives_
   ArenaLayout layout_;
   std::vector<Buffer> buffers_;
   std::vector<bool> staysOn_;      // by buffer: Life::reserved

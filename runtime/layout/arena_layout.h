@@ -1,5 +1,5 @@
 #pragma once
-// From recorded runs and the program's lifetimes to a place in the arena for each allocation.
+// From recorded runs and the program's lifetimes to an offset in the arena for each allocation.
 
 #include "ir/core/remark.h"
 #include "ir/memory/memory_plan.h"
@@ -24,8 +24,8 @@ struct ArenaLayout {
   std::vector<std::vector<std::vector<int64_t>>> staged;
 };
 
-/// For how long a storage that is handed to the caller as it is has its place to itself.
-enum class Reservation : uint8_t {
+/// For how long a storage that is handed to the caller as it is shares its bytes with no other.
+enum class Exclusive : uint8_t {
   None,
   /// From its birth to the end of the program: nobody holds it any more when the next step begins.
   FromBirth,
@@ -35,7 +35,7 @@ enum class Reservation : uint8_t {
 
 struct LayoutOptions {
   int64_t alignment = 64;
-  std::vector<Reservation> reserved;  // by Timeline storage
+  std::vector<Exclusive> reserved;  // by Timeline storage
   /// Sees every buffer before placement; tests plant lifetime faults with it.
   std::function<void(std::vector<Buffer>&)> edit;
 };

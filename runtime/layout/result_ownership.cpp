@@ -98,9 +98,9 @@ void chooseOwnership(const Program& program, const Timeline& timeline, ResultPol
   }
 }
 
-std::vector<Reservation> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
-                                          llvm::function_ref<bool(size_t, size_t)> droppedInTime) {
-  std::vector<Reservation> reserved(timeline.storages().size(), Reservation::None);
+std::vector<Exclusive> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
+                                        llvm::function_ref<bool(size_t, size_t)> droppedInTime) {
+  std::vector<Exclusive> reserved(timeline.storages().size(), Exclusive::None);
   for (size_t e = 0; e < codes.size(); ++e) {
     EntryCode& code = codes[e];
     const OwnedFrom owned(code);
@@ -108,8 +108,8 @@ std::vector<Reservation> reservedStorages(const Timeline& timeline, std::vector<
       const Ownership ownership = code.ownership[o];
       if (ownership != Ownership::Lent && ownership != Ownership::Static) continue;
       const bool dropped = ownership == Ownership::Lent && droppedInTime(e, o);
-      Reservation& storage = reserved[code.storages[owned.arenaSlot(code.outputs[o])]];
-      storage = std::max(storage, dropped ? Reservation::FromBirth : Reservation::Always);
+      Exclusive& storage = reserved[code.storages[owned.arenaSlot(code.outputs[o])]];
+      storage = std::max(storage, dropped ? Exclusive::FromBirth : Exclusive::Always);
     }
   }
   return reserved;

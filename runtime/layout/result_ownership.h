@@ -25,11 +25,11 @@ void chooseOwnership(const Program& program, const Timeline& timeline, ResultPol
 void copyHeldOutputs(std::vector<EntryCode>& codes,
                      llvm::function_ref<bool(size_t, size_t)> held);
 
-/// By Timeline number, the storages that Lent and Static results lie in: no other buffer may overlap
+/// By Timeline storage, those that Lent and Static results lie in: no other buffer may overlap
 /// them until their entry runs again, or, of Lent ones with `droppedInTime(entry, output)`, until the
 /// next step begins.
-std::vector<Reservation> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
-                                          llvm::function_ref<bool(size_t, size_t)> droppedInTime);
+std::vector<Exclusive> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
+                                        llvm::function_ref<bool(size_t, size_t)> droppedInTime);
 
 /// From now on output `output` is copied. Its memory stays reserved.
 void copyFromNowOn(EntryCode& code, size_t output);

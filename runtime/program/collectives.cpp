@@ -9,11 +9,11 @@
 namespace gravure {
 namespace {
 
-int32_t numberOf(const std::string& group, std::vector<std::string>& groups) {
+int32_t indexOf(const std::string& group, std::vector<std::string>& groups) {
   const auto at = std::find(groups.begin(), groups.end(), group);
-  const auto number = static_cast<int32_t>(at - groups.begin());
+  const auto index = static_cast<int32_t>(at - groups.begin());
   if (at == groups.end()) groups.push_back(group);
-  return number;
+  return index;
 }
 
 /// Ranks give and take different amounts, which the operator itself tells them.
@@ -82,7 +82,7 @@ ProgramCollectives findCollectives(std::vector<EntryCode>& codes) {
   const auto add = [&](const Node* node, const std::string& where, Launch* launch) {
     if (!factsOf(node).collective) return;
     const std::string name = groupNameOf(node);
-    const int32_t group = numberOf(name, found.groups);
+    const int32_t group = indexOf(name, found.groups);
     found.lines.push_back(lineOf(node, where, group));
     if (!launch) return;
     found.captured = true;

@@ -1,6 +1,6 @@
 #include "runtime/program/instruction.h"
 
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 
 #include <ATen/ScalarOps.h>
 
@@ -101,7 +101,7 @@ void Call::store(torch::jit::Stack& stack, Frame& frame) const {
   stack.clear();
 }
 
-void addPlace(c10::Error& error, const Node* node) {
+void addLocation(c10::Error& error, const Node* node) {
   if (error.msg().find(describe(node)) != std::string::npos) return;
   error.add_context("in " + describeWithSource(node));
 }

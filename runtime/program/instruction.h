@@ -105,7 +105,7 @@ struct Call {
 };
 
 /// Adds to what an operator says where it stands in the program, which it cannot know.
-void addPlace(c10::Error& error, const Node* node);
+void addLocation(c10::Error& error, const Node* node);
 
 /// A partition: calls that are captured together, or run one by one.
 struct Launch {

@@ -156,9 +156,9 @@ bool Agreement::findRanks(const Post& own) {
     base_ = std::min(base_, key);
     for (const int64_t rank : ranks) {
       if (posts_.count(rank)) continue;
-      const std::string place = postKey(key, rank);
-      if (!await(place, [rank] { return "rank " + std::to_string(rank); })) return false;
-      Post post = postOf(store_->get_to_str(place));
+      const std::string keyOfPost = postKey(key, rank);
+      if (!await(keyOfPost, [rank] { return "rank " + std::to_string(rank); })) return false;
+      Post post = postOf(store_->get_to_str(keyOfPost));
       open.insert(open.end(), post.groups.begin(), post.groups.end());
       posts_.emplace(rank, std::move(post));
     }
@@ -204,16 +204,16 @@ std::string Agreement::differences(const std::vector<std::string>& lines) {
   store_->set(base_ + "lines/" + std::to_string(rank_), c10::Join("\n", lines));
   std::vector<std::string> of[2];
   for (const int64_t rank : {other, reference}) {
-    const std::string place = base_ + "lines/" + std::to_string(rank);
-    if (!await(place, [rank] { return "rank " + std::to_string(rank); })) return apart_;
-    of[rank == reference] = linesOf(store_->get_to_str(place));
+    const std::string key = base_ + "lines/" + std::to_string(rank);
+    if (!await(key, [rank] { return "rank " + std::to_string(rank); })) return apart_;
+    of[rank == reference] = linesOf(store_->get_to_str(key));
   }
   return "rank " + std::to_string(other) +
          " has another program: " + firstDifference(of[0], of[1]) + " on rank " +
          std::to_string(reference);
 }
 
-Verdict Agreement::vote(const Vote& vote) {
+Decision Agreement::vote(const Vote& vote) {
   const std::string self = std::to_string(rank_);
   if (posts_.size() == 1) {
     const std::string why = vote.why.empty() ? "" : "rank " + self + ": " + vote.why;

@@ -34,7 +34,7 @@ struct Vote {
   bool pending = false;  // it has partitions with collectives to capture
 };
 
-struct Verdict {
+struct Decision {
   Will will = Will::Capture;
   std::string why;       // "rank 1: …", of each rank that says so
   bool pending = false;  // some rank's is
@@ -51,7 +51,7 @@ class Agreement {
   /// "" if all is well, else what differs, or who refuses (the same words on each rank), or apart().
   std::string compare(const std::vector<std::string>& lines, const std::string& refusal);
   /// After compare(). Leave and apart() where a rank did not come.
-  Verdict vote(const Vote& vote);
+  Decision vote(const Vote& vote);
 
   /// "" while all ranks come; else who did not, and within what time.
   const std::string& apart() const { return apart_; }

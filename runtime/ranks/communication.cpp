@@ -105,29 +105,29 @@ void Communication::begin() {
 
 void Communication::watchLaunches() {
   watch_ = std::make_unique<ReplayWatch>(device_);
-  places_.clear();
+  watchIndex_.clear();
   for (EntryCode& code : codes_) {
     for (const Launch& launch : code.launches) {
       if (launch.groups.empty()) continue;
-      ReplayWatch::Place place;
-      place.name =
+      ReplayWatch::Partition watched;
+      watched.name =
           "partition " + std::to_string(launch.index) + " of entry '" + code.entry->name + "'";
-      for (int32_t group : launch.groups) place.groups.push_back(groups_[group]);
-      places_[&launch] = watch_->add(std::move(place));
+      for (int32_t group : launch.groups) watched.groups.push_back(groups_[group]);
+      watchIndex_[&launch] = watch_->add(std::move(watched));
     }
   }
 }
 
-Verdict Communication::vote(size_t entry, const Vote& vote) {
-  Verdict verdict = agreement_->vote(vote);
+Decision Communication::vote(size_t entry, const Vote& vote) {
+  Decision decision = agreement_->vote(vote);
   refusal_ = agreement_->apart();
-  const bool served = verdict.will == Will::Capture;
-  capturing_ = served && verdict.pending;
-  if (served && !verdict.pending && options_.agree == AgreeWhen::AtCapture) steady_[entry] = true;
+  const bool served = decision.will == Will::Capture;
+  capturing_ = served && decision.pending;
+  if (served && !decision.pending && options_.agree == AgreeWhen::AtCapture) steady_[entry] = true;
   bool done = true;
   for (size_t e = 0; e < steady_.size(); ++e) done &= steady_[e] || !concerns_[e];
   if (done) agreement_.reset();  // a connection to the store for each program would be too many
-  return verdict;
+  return decision;
 }
 
 std::string Communication::settle(const std::string& failure) {
@@ -146,7 +146,7 @@ void Communication::letGo() {
   watch_.reset();
   agreement_.reset();
   groups_.clear();
-  places_.clear();
+  watchIndex_.clear();
   refusal_.clear();
   steady_.assign(steady_.size(), false);
   begun_ = false;

@@ -36,7 +36,7 @@ class Communication {
   /// (RuntimeOptions::agree).
   bool votes(size_t entry) const { return refusal_.empty() && !steady_[entry] && agreement_; }
   /// How all ranks run `entry` this time.
-  Verdict vote(size_t entry, const Vote& vote);
+  Decision vote(size_t entry, const Vote& vote);
 
   /// During a step, at a partition with collectives that some rank captures in this step: whether all
   /// have it. `failure`: why this rank has not, or "". "" if all have; else which rank has not, and why.
@@ -44,7 +44,7 @@ class Communication {
   bool capturing() const { return capturing_; }
 
   /// After a replay of a partition with collectives.
-  void launched(const Launch& launch) { watch_->launched(places_.at(&launch)); }
+  void launched(const Launch& launch) { watch_->launched(watchIndex_.at(&launch)); }
   /// After a step that failed. Throws if a replay's groups were aborted.
   void stepFailed() {
     if (watch_) watch_->checkNow();
@@ -69,7 +69,7 @@ class Communication {
   std::vector<std::shared_ptr<ProcessGroup>> groups_;  // as found_.groups; empty before begin()
   std::unique_ptr<Agreement> agreement_;               // none where this rank is alone
   std::unique_ptr<ReplayWatch> watch_;
-  std::map<const Launch*, size_t> places_;
+  std::map<const Launch*, size_t> watchIndex_;
   std::vector<bool> concerns_, steady_;  // by entry
   std::string refusal_;
   bool begun_ = false, stands_ = true, capturing_ = false;

@@ -1,5 +1,5 @@
 #pragma once
-// The seam to c10d: one process group that a program names. Nothing else here includes c10d.
+// The seam to c10d: one process group that a program names. No other header of ours includes c10d's.
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
@@ -20,7 +20,8 @@ namespace gravure {
 
 class ProcessGroup {
  public:
-  /// nullptr, and `why`, where c10d has no group of that name, or it has no backend for `device`.
+  /// The group that c10d knows by `name`. nullptr where there is none, or where it has no backend for
+  /// `device`; `why` says which.
   static std::shared_ptr<ProcessGroup> find(const std::string& name, c10::Device device,
                                             std::string& why);
   ~ProcessGroup();
@@ -30,17 +31,17 @@ class ProcessGroup {
   const std::vector<int64_t>& ranks() const { return ranks_; }    // of the job, ascending
   int64_t rank() const { return rank_; }                          // this process, in the job
   std::chrono::milliseconds timeout() const { return timeout_; }  // of one collective
-  /// The same on all its ranks, another one for any other group: name and ranks.
+  /// A text of its name and ranks: the same on all its ranks, and on no other group's.
   std::string identity() const;
   /// `group "tp" (nccl, ranks 0, 1)`.
   std::string describe() const;
 
-  /// True while c10d knows the very group that was found: not destroyed, nor made anew.
+  /// False once c10d has destroyed the group that was found, or made another one of that name.
   bool isCurrent() const;
-  /// A connection of its own to the store that all groups of the job share. Throws c10::Error where
-  /// the group has none.
+  /// A new connection to the store that all groups of the job share. Throws c10::Error where the group
+  /// has no store.
   c10::intrusive_ptr<c10d::Store> openStore() const;
-  /// Ends what the group's communicators do, finished or not.
+  /// Aborts what the group's communicators are doing.
   void abort();
 
  private:
@@ -53,8 +54,8 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
-/// True if the group of `name` has communicated on `device` before, so that its communicator is there:
-/// for the host device, which refuses a first collective in a capture as NCCL does.
+/// True if the group of `name` has communicated on `device`, so that its communicator exists. For the host
+/// device: like NCCL, it refuses a capture whose collective would be the group's first.
 bool hasCommunicated(const std::string& name, c10::Device device);
 
 }  // namespace gravure

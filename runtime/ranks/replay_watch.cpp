@@ -23,7 +23,7 @@ struct Launched {
 
 /// The oldest replay that is not known to have ended, and the newest: two markers watch any number.
 struct Watched {
-  ReplayWatch::Place place;
+  ReplayWatch::Partition partition;
   std::chrono::milliseconds timeout{};
   Launched oldest, newest;
 };
@@ -41,7 +41,7 @@ bool ended(Marker& marker) {
 struct ReplayWatch::State {
   std::mutex mutex;
   std::condition_variable woken, looked;
-  std::vector<Watched> places;
+  std::vector<Watched> all;
   std::thread thread;
   bool stopped = false, aborting = false, asked = false;
   std::string failure;
@@ -69,23 +69,23 @@ ReplayWatch::~ReplayWatch() {
   }
 }
 
-size_t ReplayWatch::add(Place place) {
+size_t ReplayWatch::add(Partition partition) {
   Watched watched;
   watched.timeout = std::chrono::milliseconds::max();
-  for (const auto& group : place.groups)
+  for (const auto& group : partition.groups)
     watched.timeout = std::min(watched.timeout, group->timeout());
-  watched.place = std::move(place);
+  watched.partition = std::move(partition);
   watched.oldest.end = device_.makeMarker();
   watched.newest.end = device_.makeMarker();
-  state_->places.push_back(std::move(watched));
-  return state_->places.size() - 1;
+  state_->all.push_back(std::move(watched));
+  return state_->all.size() - 1;
 }
 
-void ReplayWatch::launched(size_t place) {
+void ReplayWatch::launched(size_t index) {
   const std::lock_guard lock(state_->mutex);
-  Watched& watched = state_->places[place];
+  Watched& watched = state_->all[index];
   Launched& slot = watched.oldest.since ? watched.newest : watched.oldest;
-  slot.end->place();
+  slot.end->record();
   slot.since = Clock::now();
   if (!state_->thread.joinable() && !state_->aborting) {
     state_->thread = std::thread([state = state_] { state->run(); });
@@ -111,7 +111,7 @@ void ReplayWatch::State::run() {
   c10::setThreadName("gravure_watch");
   auto shortest = std::chrono::milliseconds::max();
   std::unique_lock lock(mutex);
-  for (const Watched& watched : places) shortest = std::min(shortest, watched.timeout);
+  for (const Watched& watched : all) shortest = std::min(shortest, watched.timeout);
   using namespace std::chrono_literals;
   const auto pause = std::clamp<std::chrono::milliseconds>(shortest / 8, 10ms, 1000ms);
   while (!stopped) {
@@ -126,9 +126,9 @@ void ReplayWatch::State::run() {
   }
 }
 
-/// Moves on from the replays that have ended. The place whose oldest one is late, nullptr if none is.
+/// Moves on from the replays that have ended. The partition whose oldest one is late, nullptr if none is.
 Watched* ReplayWatch::State::late(Clock::time_point now) {
-  for (Watched& watched : places) {
+  for (Watched& watched : all) {
     if (!watched.oldest.since) continue;
     if (ended(*watched.oldest.end)) {
       watched.oldest.since.reset();
@@ -142,16 +142,16 @@ Watched* ReplayWatch::State::late(Clock::time_point now) {
 
 void ReplayWatch::State::abort(std::unique_lock<std::mutex>& lock, const Watched& watched) {
   std::string groups;
-  for (const auto& group : watched.place.groups)
+  for (const auto& group : watched.partition.groups)
     groups += (groups.empty() ? "" : ", ") + group->describe();
   failure =
-      "the replay of " + watched.place.name + " did not end within " +
+      "the replay of " + watched.partition.name + " did not end within " +
       std::to_string(watched.timeout.count()) + " ms, the timeout of its groups: " + groups +
       ". A rank died, or did not come to this step. The groups were aborted; end this process, "
       "or make the groups anew";
   aborting = true;
   looked.notify_all();
-  const auto aborted = watched.place.groups;
+  const auto aborted = watched.partition.groups;
   lock.unlock();
   TORCH_WARN(failure);
   for (const auto& group : aborted) {

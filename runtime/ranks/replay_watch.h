@@ -18,8 +18,8 @@ class Device;
 
 class ReplayWatch {
  public:
-  /// One partition.
-  struct Place {
+  /// A partition whose replays are watched.
+  struct Partition {
     std::string name;  // "partition 2 of entry 'forward'"
     std::vector<std::shared_ptr<ProcessGroup>> groups;
   };
@@ -30,10 +30,10 @@ class ReplayWatch {
   ReplayWatch(const ReplayWatch&) = delete;
   ReplayWatch& operator=(const ReplayWatch&) = delete;
 
-  /// Returns the place's number. Before the first launch.
-  size_t add(Place place);
+  /// Returns the partition's index. Before the first launch.
+  size_t add(Partition partition);
   /// After a replay, on its thread and stream.
-  void launched(size_t place);
+  void launched(size_t index);
   /// Throws c10::Error naming partition and groups if they were aborted.
   void check() const;
   /// After a step that failed: looks at once, since that may be how another rank's abort shows here.

@@ -1,7 +1,7 @@
 #include "runtime/results/results.h"
 
 #include "runtime/results/address_remainder.h"
-#include "runtime/results/copy_places.h"
+#include "runtime/results/tensor_copies.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>

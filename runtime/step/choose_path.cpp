@@ -32,7 +32,7 @@ std::vector<std::vector<int64_t>> keptStrides(const EntryState& entry,
 
 /// Against the program alone.
 void Runtime::Impl::checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs) {
-  for (size_t i = 0; i < inputs.size(); ++i) entry.checks[i].check(inputs[i]);
+  for (size_t i = 0; i < inputs.size(); ++i) entry.inputs.checks[i].check(inputs[i]);
 }
 
 StepPath Runtime::Impl::choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs,
@@ -53,9 +53,10 @@ bool Runtime::Impl::sealedPath(EntryState& entry, const std::vector<c10::IValue>
   const bool lent = known ? *known : givenLentValues(entry, inputs);
   const bool free = lent ? !lentOverwritten_ : loans_->outstanding() == 0;
   if (!free || !producersAgree(entry, lent) || seal->resultsHeld()) return false;
-  if (!entry.moving->empty() && entry.moving->firstUncopyable(inputs) >= 0) return false;
-  entry.inputsHeld();
-  entry.heldSteps = 0;
+  if (!entry.inputs.moving->empty() && entry.inputs.moving->firstUncopyable(inputs) >= 0)
+    return false;
+  entry.inputs.held();
+  entry.results.heldSteps = 0;
   enterArena(entry, lent, seal, path);
   return true;
 }
@@ -75,9 +76,9 @@ StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::I
   }
   if (layoutWanted_ && layout_ && loans_->outstanding() == 0)
     planForNewLayout("inputs are laid out otherwise than in the warm-up");
-  if (!entry.settled) {
+  if (!entry.warmUp.settled) {
     checkInputs(entry, inputs);
-    entry.laid = keptStrides(entry, inputs);
+    entry.inputs.strides = keptStrides(entry, inputs);
     StepPath path;
     path.kind = StepPath::Kind::Recorded;
     return path;
@@ -173,14 +174,14 @@ void Runtime::Impl::enterArena(EntryState& entry, bool lent, const Seal* seal, S
   if (device_->poisons() && slab_->mayHaveChanged()) {
     device_->poison(slab_->base(), slab_->bytes());
   }
-  entry.uncaptured <<= 1;
+  entry.uncapturedRuns <<= 1;
 }
 
 /// Before `begins` runs: notes which results of it, and of the entries behind it, somebody holds.
 void Runtime::Impl::watchResults(EntryState& begins) {
   for (ResultWatch& watch : begins.watches) watch.ownEntryBegins();
   for (EntryState& entry : llvm::drop_begin(entries_, &begins - entries_.data() + 1)) {
-    for (ResultWatch& watch : entry.watches) watch.nextStepBegins();
+    for (ResultWatch& watch : entry.results.watches) watch.nextStepBegins();
   }
 }
 
@@ -190,9 +191,9 @@ void Runtime::Impl::watchResults(EntryState& begins) {
 bool Runtime::Impl::resultsHeld(EntryState& entry) {
   bool held = false, still = false;
   for (EntryState& lender : llvm::drop_begin(entries_, &entry - entries_.data())) {
-    for (size_t o = 0; o < lender.lent.size(); ++o) {
-      if (lender.lent[o]->outstanding() == 0) continue;
-      if (&lender != &entry && !lender.watches[o].droppedInTime()) continue;
+    for (size_t o = 0; o < lender.results.lent.size(); ++o) {
+      if (lender.results.lent[o]->outstanding() == 0) continue;
+      if (&lender != &entry && !lender.results.watches[o].droppedInTime()) continue;
       if (lender.code->ownership[o] != Ownership::Lent) {
         still = true;
         continue;
@@ -209,13 +210,13 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
     }
   }
   if (!held && !still) {
-    entry.heldSteps = 0;
+    entry.results.heldSteps = 0;
     return false;
   }
   // A second arena costs memory while the first is held: gradient accumulation drops it soon.
   constexpr int64_t kPatience = 16;
-  if (++entry.heldSteps <= kPatience || held || loans_->outstanding() > 0) return true;
-  entry.heldSteps = 0;
+  if (++entry.results.heldSteps <= kPatience || held || loans_->outstanding() > 0) return true;
+  entry.results.heldSteps = 0;
   return !layOutAnew();
 }
 
@@ -290,32 +291,32 @@ const char* remedyFor(const std::vector<ChangedInput>& changed, bool relaid) {
 /// Checks inputs against the program, and against what was captured. "" if they may be replayed with, or
 /// captured anew.
 std::string Runtime::Impl::inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs) {
-  ++entry.runs;
+  ++entry.inputs.runs;
   std::vector<ChangedInput> changed;
   size_t next = 0;
   std::string found;
   const auto add = [&](size_t index, const OperandGuard& guard) {
-    entry.checks[index].check(inputs[index]);
+    entry.inputs.checks[index].check(inputs[index]);
     if (found.empty()) {
       found = inputName(*entry.code->entry, index) + ": " + guard.difference(inputs[index]);
     }
     changed.push_back(changeOf(index, guard, inputs[index]));
   };
-  for (const auto& [index, guard] : entry.inputGuards) {
-    for (; next < index; ++next) entry.checks[next].check(inputs[next]);
+  for (const auto& [index, guard] : entry.inputs.guards) {
+    for (; next < index; ++next) entry.inputs.checks[next].check(inputs[next]);
     ++next;
     if (!guard.holds(inputs[index])) add(index, guard);
   }
-  for (; next < inputs.size(); ++next) entry.checks[next].check(inputs[next]);
-  if (!entry.moving->empty()) {
-    const int64_t index = entry.moving->firstUncopyable(inputs);
+  for (; next < inputs.size(); ++next) entry.inputs.checks[next].check(inputs[next]);
+  if (!entry.inputs.moving->empty()) {
+    const int64_t index = entry.inputs.moving->firstUncopyable(inputs);
     if (index >= 0) {
-      add(index, OperandGuard(entry.moving->copyOf(index), /*keep=*/true));
+      add(index, OperandGuard(entry.inputs.moving->copyOf(index), /*keep=*/true));
       changed.back().address = nullptr;  // it may not be copied, wherever it stays
     }
   }
   if (changed.empty()) {
-    entry.changed.clear();
+    entry.inputs.changed.clear();
     return "";
   }
   const size_t first = changed.front().input;
@@ -330,7 +331,7 @@ std::string Runtime::Impl::inputsDiffer(EntryState& entry, const std::vector<c10
 /// uncaptured, and if they are laid out as in the step before, memory is planned anew.
 bool Runtime::Impl::acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                   std::vector<ChangedInput> changed, const std::string& found) {
-  const bool same = entry.changed == changed;
+  const bool same = entry.inputs.changed == changed;
   const auto lies = [](const ChangedInput& each) { return each.address != nullptr; };
   const auto isLaid = [](const ChangedInput& each) { return !each.strides.empty(); };
   const bool allMoved = llvm::all_of(changed, lies);
@@ -344,14 +345,14 @@ bool Runtime::Impl::acceptChanges(EntryState& entry, const std::vector<c10::IVal
     return true;
   }
   const auto laidAlike = [&](const ChangedInput& each) {
-    return !isLaid(each) || llvm::any_of(entry.changed, [&](const ChangedInput& before) {
+    return !isLaid(each) || llvm::any_of(entry.inputs.changed, [&](const ChangedInput& before) {
       return before.input == each.input && before.strides == each.strides;
     });
   };
   const bool newLayout =
       llvm::any_of(changed, isLaid) && llvm::all_of(changed, laidAlike) &&
       llvm::all_of(changed, [&](const ChangedInput& each) { return lies(each) || isLaid(each); });
-  entry.changed = std::move(changed);
+  entry.inputs.changed = std::move(changed);
   if (newLayout) planForNewLayout(found);
   return false;
 }
@@ -364,9 +365,10 @@ bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue
   bool all = true;
   for (const ChangedInput& each : changed) {
     const at::Tensor& value = inputs[each.input].toTensor();
-    const bool stays = llvm::is_contained(entry.changed, each);
-    const bool moves = entry.moving->moves(each.input, each.address, entry.runs);
-    if (moves && !inSlab(value, slab_.get()) && entry.moving->whyNot(each.input, value).empty()) {
+    const bool stays = llvm::is_contained(entry.inputs.changed, each);
+    const bool moves = entry.inputs.moving->moves(each.input, each.address, entry.inputs.runs);
+    if (moves && !inSlab(value, slab_.get()) &&
+        entry.inputs.moving->whyNot(each.input, value).empty()) {
       moving.push_back(each.input);
     } else {
       all &= stays;
@@ -374,7 +376,7 @@ bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue
   }
   if (moving.empty() || !all) return false;
   try {
-    for (const size_t input : moving) entry.moving->stage(input, inputs[input].toTensor());
+    for (const size_t input : moving) entry.inputs.moving->stage(input, inputs[input].toTensor());
   } catch (const c10::Error& error) {
     once_.missedAs("stage", "guard-failed", nullptr,
                    std::string("there is no memory for copies of inputs that move: ") +
@@ -398,8 +400,9 @@ std::string Runtime::Impl::laidOtherwise(EntryState& entry,
     return partition.state() == PartitionState::Cold ||
            partition.state() == PartitionState::WarmedUp;
   };
-  const bool guarded = !entry.inputGuards.empty() || llvm::none_of(entry.served.partitions, waits);
-  if (guarded || entry.laid == keptStrides(entry, inputs)) return "";
+  const bool guarded =
+      !entry.inputs.guards.empty() || llvm::none_of(entry.served.partitions, waits);
+  if (guarded || entry.inputs.strides == keptStrides(entry, inputs)) return "";
   const std::string found =
       "entry '" + entry.code->entry->name + "': inputs have other strides than in the warm-up";
   planForNewLayout(found);
@@ -421,8 +424,8 @@ std::string Runtime::Impl::liesOtherwise(EntryState& entry,
       if (found != addressRemainder(buffer)) others.emplace_back(from, found);
     }
   }
-  const bool again = others == entry.othersLay;
-  if (!again) entry.othersLay = others;
+  const bool again = others == entry.inputs.remainders;
+  if (!again) entry.inputs.remainders = others;
   if (others.empty()) return "";
   const auto [input, bytes] = others.front();
   const std::string found = inputName(*entry.code->entry, input) + " lies " +
@@ -451,11 +454,11 @@ void Runtime::Impl::planForNewLayout(const std::string& found) {
   installArena(nullptr, std::make_shared<LoanBook>());
   lentOverwritten_ = false;
   for (EntryState& entry : entries_) {
-    entry.moving->forget();
-    entry.settled = false;
-    entry.warmUps = 0;
-    entry.record.clear();
-    entry.uncaptured = 0;
+    entry.inputs.moving->forget();
+    entry.warmUp.settled = false;
+    entry.warmUp.runs = 0;
+    entry.warmUp.record.clear();
+    entry.uncapturedRuns = 0;
   }
 }
 
@@ -465,9 +468,9 @@ void Runtime::Impl::ranUncaptured(EntryState& entry, const std::string& why,
                                   const std::string& remedy) {
   constexpr int kRuns = 16, kMany = 8;
   constexpr uint32_t kSeen = (1U << kRuns) - 1;
-  entry.uncaptured = entry.uncaptured << 1 | 1U;
-  if (std::popcount(entry.uncaptured & kSeen) < kMany) return;
-  entry.uncaptured = 0;
+  entry.uncapturedRuns = entry.uncapturedRuns << 1 | 1U;
+  if (std::popcount(entry.uncapturedRuns & kSeen) < kMany) return;
+  entry.uncapturedRuns = 0;
   once_.missedAs(entry.code->entry->name, "often-uncaptured", nullptr,
                  "entry '" + entry.code->entry->name + "' ran uncaptured in " +
                      std::to_string(kMany) + " of its last " + std::to_string(kRuns) +
@@ -478,8 +481,8 @@ void Runtime::Impl::ranUncaptured(EntryState& entry, const std::string& why,
 void Runtime::Impl::forgetCaptures(EntryState& entry) {
   entry.seals.breakAll();
   for (Partition& partition : entry.served.partitions) partition.reset();
-  entry.inputGuards.clear();
-  entry.changed.clear();
+  entry.inputs.guards.clear();
+  entry.inputs.changed.clear();
 }
 
 }  // namespace gravure

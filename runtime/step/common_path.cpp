@@ -45,14 +45,14 @@ StepPath Runtime::Impl::votedPath(EntryState& entry, const std::vector<c10::IVal
     throw;
   }
   const Vote vote = voteOf(entry, path, uncaptured);
-  const Verdict verdict = communication_->vote(index, vote);
-  TORCH_CHECK(verdict.will != Will::Throw, "another rank cannot run this step: ", verdict.why);
+  const Decision decision = communication_->vote(index, vote);
+  TORCH_CHECK(decision.will != Will::Throw, "another rank cannot run this step: ", decision.why);
   path.seal = nullptr;  // where another rank captures, each partition is settled with it
-  if (path.kind != StepPath::Kind::Served || verdict.will == Will::Capture) return path;
-  if (vote.will == Will::Capture && verdict.will == Will::Leave)
-    once_.missedAs(verdict.why, "rank-left", nullptr,
+  if (path.kind != StepPath::Kind::Served || decision.will == Will::Capture) return path;
+  if (vote.will == Will::Capture && decision.will == Will::Leave)
+    once_.missedAs(decision.why, "rank-left", nullptr,
                    "entry '" + entry.code->entry->name +
-                       "' ran uncaptured, because not all ranks could replay it: " + verdict.why);
+                       "' ran uncaptured, because not all ranks could replay it: " + decision.why);
   return StepPath::plain();
 }
 

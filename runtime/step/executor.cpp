@@ -1,11 +1,11 @@
 #include "runtime/step/executor.h"
 
 #include "runtime/device/rng.h"
-#include "runtime/layout/planned_places.h"
+#include "runtime/layout/misplaced_results.h"
 #include "runtime/ranks/communication.h"
 #include "runtime/results/address_remainder.h"
-#include "runtime/results/copy_places.h"
 #include "runtime/results/results.h"
+#include "runtime/results/tensor_copies.h"
 #include "runtime/step/seal.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -110,7 +110,7 @@ void Executor::runCall(Call& call) {
       call.run(stack_);
     }
   } catch (c10::Error& error) {
-    addPlace(error, call.node);
+    addLocation(error, call.node);
     if (call.rng != kNoSlot && frame_[call.rng].isGenerator() && device_.callerCaptures()) {
       error.add_context("it draws from a random state of the program's own, which the graph that "
                         "you are capturing was not told of: run the step outside of it, or "
@@ -273,7 +273,7 @@ at::Tensor conform(const at::Tensor& tensor, const Value* staged) {
   const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;
   if (!strides || strides->size() != tensor.sizes().size() || tensor.numel() == 0) return tensor;
   const bool same = isLaid(tensor, tensor.sizes(), *strides);
-  if (same || sharesPlaces(tensor.sizes(), *strides)) return tensor;
+  if (same || overlapsItself(tensor.sizes(), *strides)) return tensor;
   at::Tensor copy = at::empty_strided(tensor.sizes(), *strides, tensor.options());
   copy.copy_(tensor);
   return copy;
@@ -291,7 +291,7 @@ namespace {
 bool hasBuffer(const at::Tensor& buffer, const c10::IValue& value) {
   if (!buffer.defined() || !value.isTensor()) return false;
   if (stagedRemainder(buffer, value.toTensor()) != addressRemainder(buffer)) return false;
-  return !sharesPlaces(buffer.sizes(), buffer.strides()) || sameLayout(buffer, value.toTensor());
+  return !overlapsItself(buffer.sizes(), buffer.strides()) || sameLayout(buffer, value.toTensor());
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ class RemarkOnce {
 struct ServedEntry {
   std::vector<Partition> partitions;  // one a launch
   std::vector<std::vector<at::Tensor>>
-      staged;  // [stage][operand]: buffers in the arena, or undefined
+      staged;                    // [stage][operand]: buffers in the arena, or undefined
+  std::vector<DeadBlock> dying;  // planned blocks that die with the entry; only for poisoning
 };
 
 /// addressRemainder of what a partition reads of `value`, uncaptured: itself if it is laid out as its staged

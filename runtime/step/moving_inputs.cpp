@@ -1,7 +1,7 @@
 #include "runtime/step/moving_inputs.h"
 
 #include "runtime/results/address_remainder.h"
-#include "runtime/results/copy_places.h"
+#include "runtime/results/tensor_copies.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>

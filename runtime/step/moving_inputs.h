@@ -1,6 +1,6 @@
 #pragma once
-// Inputs that the caller gives at another address in each step although he keeps them, as a buffer that
-// code reassigns: `self.mean = 0.9 * self.mean + x`.
+// Inputs that the caller keeps, and gives at another address in each step: a buffer that code reassigns,
+// as in `self.mean = 0.9 * self.mean + x`.
 
 #include "runtime/program/instruction.h"
 
@@ -12,34 +12,36 @@
 
 namespace gravure {
 
-/// Of one entry. A moving input is copied to a tensor of the runtime's own before each step that is
-/// captured or replayed, and captures read it there. What the program writes to it is copied back behind
-/// the step, so that the caller's tensor has it (design law 2).
+/// Those of one entry. Captures read a moving input from a copy of the runtime's own, which is made before
+/// each step that is captured or replayed. What the program writes to the copy is copied back behind the
+/// step, so that the caller's tensor has it (law 2).
 class MovingInputs {
  public:
   explicit MovingInputs(const EntryCode& code);
 
-  /// Notes that an input lies at `address`, and not where it was captured. True if it does so again and
-  /// again: in two steps running at two addresses, or three times in a short while.
+  /// Notes that in run `run` of the entry an input lies at `address`, and not where it was captured. True
+  /// if it keeps moving: at another address than in the run before, which had moved it, too; or for the
+  /// third time in a few runs.
   bool moves(size_t input, const void* address, int64_t run);
-  /// "", or why this one cannot be copied: a result would be a view of the copy.
+  /// Why an input cannot be copied, "" if it can: it is no plain tensor, or a result would be a view of the
+  /// copy.
   std::string whyNot(size_t input, const at::Tensor& value) const;
-  /// From now on it is copied. Throws c10::Error if there is no memory for that.
+  /// Has an input copied from now on. Throws c10::Error if there is no memory for that.
   void stage(size_t input, const at::Tensor& value);
 
   bool empty() const { return staged_.empty(); }
   bool isStaged(size_t input) const { return !last_.empty() && last_[input].staged; }
-  /// Index of the first staged input that is laid out otherwise than its copy, or shares memory with
-  /// another input that the program writes; -1 if all can be copied.
+  /// Index of the first staged input that cannot be copied this time, -1 if there is none: one that is
+  /// laid out otherwise than its copy, or that shares memory with another input and either is written.
   int64_t firstUncopyable(const std::vector<c10::IValue>& inputs) const;
   /// The copy that captures read.
   const at::Tensor& copyOf(size_t input) const;
 
-  /// Before a step: copies, and puts the copies in the place of `inputs`.
+  /// Before a step: copies the staged inputs, and replaces them in `inputs` by their copies.
   void copyIn(std::vector<c10::IValue>& inputs);
-  /// Behind it: copies back what the program has written.
+  /// Behind a step: copies back what the program has written.
   void copyBack();
-  /// The same where the step failed: whatever becomes of it.
+  /// Behind a step that failed: copies back what can be, and says nothing of what cannot.
   void abandon() noexcept;
   /// No input is staged any more.
   void forget();

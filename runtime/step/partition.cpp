@@ -2,7 +2,7 @@
 
 #include "ir/core/cudagraph_ops.h"
 #include "runtime/device/rng.h"
-#include "runtime/layout/planned_places.h"
+#include "runtime/layout/misplaced_results.h"
 #include "runtime/results/results.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, 
     try {
       capture.call(call, rngOf(call, frame), stack);
     } catch (c10::Error& error) {
-      addPlace(error, call.node);
+      addLocation(error, call.node);
       throw;
     }
     TORCH_CHECK(!anyMisplaced(call, stack, session), describe(call.node),

@@ -99,17 +99,17 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     EntryState state;
     state.code = &codes_[e];
     for (size_t i = 0; i < codes_[e].inputs.size(); ++i)
-      state.checks.emplace_back(entry, i, devices_);
+      state.inputs.checks.emplace_back(entry, i, devices_);
     for (size_t o = 0; o < codes_[e].outputs.size(); ++o)
-      state.lent.push_back(std::make_shared<LoanBook>());
-    state.statics.resize(codes_[e].outputs.size());
-    state.heldTogether.resize(codes_[e].outputs.size());
-    state.together.resize(codes_[e].outputs.size());
-    state.watches.resize(codes_[e].outputs.size());
+      state.results.lent.push_back(std::make_shared<LoanBook>());
+    state.results.statics.resize(codes_[e].outputs.size());
+    state.results.heldTogether.resize(codes_[e].outputs.size());
+    state.results.together.resize(codes_[e].outputs.size());
+    state.results.watches.resize(codes_[e].outputs.size());
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
                                                 communication_.get());
     state.served.partitions.resize(codes_[e].launches.size());
-    state.moving = std::make_unique<MovingInputs>(codes_[e]);
+    state.inputs.moving = std::make_unique<MovingInputs>(codes_[e]);
     entries_.push_back(std::move(state));
   }
   findProducers();
@@ -151,8 +151,8 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
   const auto turn = inside ? std::unique_lock<std::mutex>() : waitForTurn("a step");
   TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
   EntryState& entry = find(name);
-  TORCH_CHECK(inputs.size() == entry.checks.size(), "entry '", name, "' takes ",
-              entry.checks.size(), " inputs, got ", inputs.size());
+  TORCH_CHECK(inputs.size() == entry.inputs.checks.size(), "entry '", name, "' takes ",
+              entry.inputs.checks.size(), " inputs, got ", inputs.size());
   const BelowAutograd guards;
   if (inside) return runInside(entry, std::move(inputs));
   const StepScope scope;
@@ -225,7 +225,7 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
   if (!served) ++stats_.uncapturedSteps;
   const KeptInputs kept(*entry.code, inputs);
   FrameCleaner cleaner(*entry.executor);
-  const MovedInputs moved(*entry.moving, inputs, served);
+  const MovedInputs moved(*entry.inputs.moving, inputs, served);
   fillFrame(*entry.code, entry.executor->frame(), inputs, served);
   if (served) {
     if (lentOverwritten_ != path.overwritesLent) lentOverwritten_ = path.overwritesLent;
@@ -255,7 +255,7 @@ std::vector<c10::IValue> Runtime::Impl::runServed(EntryState& entry, const KeptI
   auto results = takeResults(entry, kept, &session, seal);
   entry.wasServed = true;
   if (!seal && !entry.seals.cover(entry.served.partitions)) sealEntry(entry, kept);
-  for (const DeadBlock& block : entry.dyingLast)
+  for (const DeadBlock& block : entry.served.dying)
     device_->poison(slab_->base() + block.offset, block.bytes);
   return results;
 }
@@ -265,15 +265,15 @@ void Runtime::Impl::sealEntry(EntryState& entry, const KeptInputs& kept) {
   entry.seals.breakAll();
   const auto isCaptured = [](const Partition& each) { return each.captured() != nullptr; };
   if (!llvm::all_of(entry.served.partitions, isCaptured)) return;
-  Seal::Contents contents = sealLaunches(*entry.code, entry.checks, *entry.moving,
+  Seal::Contents contents = sealLaunches(*entry.code, entry.inputs.checks, *entry.inputs.moving,
                                          entry.served.partitions, entry.served.staged);
   contents.results = handOuts(entry, kept);
   for (EntryState& lender : llvm::drop_begin(entries_, &entry - entries_.data())) {
-    for (size_t o = 0; o < lender.lent.size(); ++o) {
+    for (size_t o = 0; o < lender.results.lent.size(); ++o) {
       const bool lends =
-          lender.code->ownership[o] == Ownership::Lent || lender.lent[o]->outstanding() > 0;
-      const bool overwrites = &lender == &entry || lender.watches[o].droppedInTime();
-      if (lends && overwrites) contents.books.push_back(lender.lent[o]);
+          lender.code->ownership[o] == Ownership::Lent || lender.results.lent[o]->outstanding() > 0;
+      const bool overwrites = &lender == &entry || lender.results.watches[o].droppedInTime();
+      if (lends && overwrites) contents.books.push_back(lender.results.lent[o]);
     }
   }
   const auto isSaved = [](const InputInfo& each) { return each.role == InputRole::Saved; };
@@ -295,18 +295,18 @@ void Runtime::Impl::fillFrame(const EntryCode& code, Frame& frame, std::vector<c
 }
 
 void Runtime::Impl::collectInputGuards(EntryState& entry) {
-  entry.inputGuards.clear();
-  std::vector<bool> seen(entry.checks.size(), false);
+  entry.inputs.guards.clear();
+  std::vector<bool> seen(entry.inputs.checks.size(), false);
   for (const Partition& partition : entry.served.partitions) {
     if (!partition.captured()) continue;
     for (const auto& [slot, guard] : partition.captured()->inputGuards) {
-      if (seen[slot] || entry.moving->isStaged(slot)) continue;
+      if (seen[slot] || entry.inputs.moving->isStaged(slot)) continue;
       seen[slot] = true;
-      entry.inputGuards.emplace_back(slot, guard);
+      entry.inputs.guards.emplace_back(slot, guard);
     }
   }
   const auto byIndex = [](const auto& a, const auto& b) { return a.first < b.first; };
-  std::sort(entry.inputGuards.begin(), entry.inputGuards.end(), byIndex);
+  std::sort(entry.inputs.guards.begin(), entry.inputs.guards.end(), byIndex);
 }
 
 void Runtime::Impl::remarkMismatches(const ArenaSession& session) {
@@ -332,13 +332,13 @@ void Runtime::Impl::shutdown() {
   }
   for (EntryState& entry : entries_) {
     entry.executor->clear();
-    entry.statics.clear();
-    entry.together.clear();
+    entry.results.statics.clear();
+    entry.results.together.clear();
     entry.seals.breakAll();  // graphs first
     entry.served.partitions.clear();
     entry.served.staged.clear();
-    entry.inputGuards.clear();
-    entry.moving->forget();
+    entry.inputs.guards.clear();
+    entry.inputs.moving->forget();
   }
   installArena(nullptr, loans_);  // lent and shared results keep its memory
 }
@@ -376,7 +376,7 @@ bool Runtime::communicates() const { return impl_->communication_ != nullptr; }
 void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>& outputs) {
   const auto turn = impl_->waitForTurn("results");
   EntryState& state = impl_->find(entry);
-  for (int64_t output : outputs) state.heldTogether.at(output) = true;
+  for (int64_t output : outputs) state.results.heldTogether.at(output) = true;
   state.seals.breakAll();
 }
 

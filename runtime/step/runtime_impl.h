@@ -2,14 +2,12 @@
 
 #include "ir/memory/timeline.h"
 #include "runtime/layout/arena_layout.h"
-#include "runtime/program/guards.h"
 #include "runtime/ranks/communication.h"
-#include "runtime/results/result_watch.h"
 #include "runtime/results/results.h"
 #include "runtime/runtime.h"
+#include "runtime/step/entry_state.h"
 #include "runtime/step/executor.h"
 #include "runtime/step/moving_inputs.h"
-#include "runtime/step/seal.h"
 #include "runtime/step/step_path.h"
 
 #include <llvm/ADT/STLFunctionalExtras.h>
@@ -19,60 +17,8 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 namespace gravure {
-
-/// An input that differs from what was captured, in one step.
-struct ChangedInput {
-  size_t input = 0;
-  const void* address = nullptr;  // where it lay, if nothing else differs
-  std::vector<int64_t> strides;   // if they differ, and neither dtype nor sizes
-  bool operator==(const ChangedInput&) const = default;
-};
-
-/// One entry and what is known of it.
-struct EntryState {
-  EntryCode* code = nullptr;
-  std::vector<InputCheck> checks;  // one an input
-  std::unique_ptr<Executor> executor;
-  std::vector<std::shared_ptr<LoanBook>> lent;  // by output: who holds it, where it is Lent
-  std::vector<at::Tensor> statics;              // by output: what is handed out, where it is Static
-  std::vector<bool> heldTogether;               // by output: Runtime::holdTogether
-  std::vector<at::Tensor> together;             // by output: what is lent alongside, step for step
-
-  // Warm-up.
-  std::vector<ResultWatch> watches;  // by output; as they are when the arena is laid out
-  AllocationRecord record;
-  std::thread::id thread;  // of the last one
-  int64_t warmUps = 0;     // in the device's pool
-  bool settled = false;
-
-  bool ranWithGroups = false;  // all its collectives have run with the groups that there are
-
-  std::vector<EntryState*> producers;  // whose saved values this entry reads
-  // After planning.
-  int64_t heldSteps = 0;  // in a row, that a lent result was held
-  bool wasServed = false;
-  bool lentSaved = false;  // in a served step
-  ServedEntry served;
-  std::vector<DeadBlock> dyingLast;  // planned blocks that die with the entry
-  std::vector<std::pair<size_t, OperandGuard>> inputGuards;  // by input, of all captured partitions
-  Seals seals;
-  std::vector<ChangedInput> changed;                  // of the last step
-  std::vector<std::pair<size_t, int64_t>> othersLay;  // staged ones: their addressRemainder there
-  std::unique_ptr<MovingInputs> moving;
-  std::vector<std::vector<int64_t>> laid;  // by input that is not staged: strides in warm-up
-  int64_t runs = 0;                        // in which its inputs were compared
-  uint32_t uncaptured = 0;  // a bit for each of the last runs that could have been captured
-
-  /// All inputs of this run are what was captured.
-  void inputsHeld() {
-    ++runs;
-    changed.clear();
-    othersLay.clear();
-  }
-};
 
 /// The values of a step's inputs that the step's end needs.
 class KeptInputs {

@@ -1,4 +1,4 @@
-#include "runtime/results/copy_places.h"
+#include "runtime/results/tensor_copies.h"
 #include "runtime/step/runtime_impl.h"
 
 #include <optional>
@@ -73,7 +73,7 @@ class ResultTaker {
         return {How::Input, false, info->input};
     }
     // Of what is held together nobody sees that it is the same tensor each step.
-    const bool seen = !entry_.heldTogether[output];
+    const bool seen = !entry_.results.heldTogether[output];
     const bool apart = serving_ && seen && code_.sources[slot] == SlotSource::Launch;
     return {apart ? How::Apart : How::AsIs};
   }
@@ -91,7 +91,7 @@ class ResultTaker {
         output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
     const bool alias = info && info->role == OutputRole::Alias;
     if (alias || !frame_[slot].isTensor() || !handedOn(slot)) return {};
-    const at::Tensor& handed = entry_.statics[output];
+    const at::Tensor& handed = entry_.results.statics[output];
     const bool same = now.how == How::Static && sameView(handed, frame_[slot].toTensor());
     return same ? HandOut{How::Same} : now;
   }
@@ -112,9 +112,9 @@ class ResultTaker {
       case How::Apart: return shallowCopy(value.toTensor());
       case How::Input: return kept_[handOut.input];
       case How::Static: return handStatic(output, value.toTensor(), handOut.asEager);
-      case How::Same: return entry_.statics[output];
+      case How::Same: return entry_.results.statics[output];
       case How::Saved: entry_.lentSaved = true; return handSaved(output, value.toTensor());
-      case How::Lent: return lender().lend(value.toTensor(), entry_.lent[output]);
+      case How::Lent: return lender().lend(value.toTensor(), entry_.results.lent[output]);
       case How::Copied: return copyLater(output, value.toTensor(), handOut.asEager);
       case How::Members: return takeList(output, value);
     }
@@ -140,22 +140,22 @@ class ResultTaker {
 
   /// Of what is held together, the first is the loan.
   at::Tensor handSaved(size_t output, const at::Tensor& tensor) {
-    const bool together = entry_.heldTogether[output] && inSlab(tensor, slab_.get());
+    const bool together = entry_.results.heldTogether[output] && inSlab(tensor, slab_.get());
     if (!together || !std::exchange(lentTogether_, true)) return lender().lend(tensor, saved_);
-    at::Tensor& known = entry_.together[output];
+    at::Tensor& known = entry_.results.together[output];
     if (!sameView(known, tensor)) known = lender().lendAlongside(tensor, saved_);
     return known;
   }
 
   /// The same tensor each step, from the first that was served on; what lies elsewhere is copied to it.
   c10::IValue handStatic(size_t output, const at::Tensor& tensor, bool asEager) {
-    at::Tensor& handed = entry_.statics[output];
+    at::Tensor& handed = entry_.results.statics[output];
     const bool here = inSlab(tensor, slab_.get());
     if (!handed.defined()) {
       if (!here) return serving_ ? copyLater(output, tensor, asEager) : c10::IValue(tensor);
       handed = unlent(tensor, slab_);
     }
-    if (!sameView(handed, tensor)) copyPlaces(handed, tensor);
+    if (!sameView(handed, tensor)) copyTensor(handed, tensor);
     return handed;
   }
 
@@ -204,7 +204,7 @@ std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const Kep
                     serving != nullptr);
   std::vector<c10::IValue> results = taker.take(seal);
   for (size_t o = 0; !layout_ && !callerCaptures_ && o < results.size(); ++o) {
-    if (results[o].isTensor()) entry.watches[o].handOut(results[o].toTensor());
+    if (results[o].isTensor()) entry.results.watches[o].handOut(results[o].toTensor());
   }
   stats_.copiedResultBytes += taker.copiedBytes();
   return results;

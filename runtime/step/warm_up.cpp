@@ -33,7 +33,7 @@ void Runtime::Impl::warmUp(EntryState& entry, llvm::function_ref<void()> run) {
     device_->dropWarmUp();
     throw;
   }
-  ++entry.warmUps;
+  ++entry.warmUp.runs;
 }
 
 void Runtime::Impl::runRecorded(EntryState& entry) {
@@ -43,7 +43,7 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
     Recorder recorder(session);
     entry.executor->runUncaptured(&recorder, &session);
     record = session.takeRecord();
-    entry.thread = std::this_thread::get_id();
+    entry.warmUp.thread = std::this_thread::get_id();
   });
   settle(entry, std::move(record));
 }
@@ -53,8 +53,8 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
 void Runtime::Impl::runPlain(EntryState& entry) {
   const auto run = [&] { entry.executor->runUncaptured(); };
   if (callerCaptures_) return run();
-  const bool waits = entry.settled && !layout_ && !allSettled();
-  if (waits && entry.warmUps < mostWarmUps()) {
+  const bool waits = entry.warmUp.settled && !layout_ && !allSettled();
+  if (waits && entry.warmUp.runs < mostWarmUps()) {
     warmUp(entry, run);
     return;
   }
@@ -64,24 +64,24 @@ void Runtime::Impl::runPlain(EntryState& entry) {
 
 /// Two runs that agree settle an entry. What still differs after the last warm-up is left alone.
 void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
-  const bool compare = entry.warmUps > 1;
+  const bool compare = entry.warmUp.runs > 1;
   const auto differing =
-      compare ? differingSteps(entry.record, record, planning_) : std::vector<int64_t>();
-  entry.record = std::move(record);
+      compare ? differingSteps(entry.warmUp.record, record, planning_) : std::vector<int64_t>();
+  entry.warmUp.record = std::move(record);
   if (!compare) return;
-  if (!differing.empty() && entry.warmUps < mostWarmUps()) return;
+  if (!differing.empty() && entry.warmUp.runs < mostWarmUps()) return;
   for (int64_t step : differing) {
     planning_[step] = StepPlanning::Results;
     once_.missed("unstable-allocations", timeline_.steps()[step],
                  "its allocations differ from run to run, so only its results are planned");
   }
-  entry.settled = true;
+  entry.warmUp.settled = true;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
 }
 
 bool Runtime::Impl::allSettled() const {
   return std::all_of(entries_.begin(), entries_.end(),
-                     [](const EntryState& e) { return e.settled; });
+                     [](const EntryState& e) { return e.warmUp.settled; });
 }
 
 /// The arena of a layout, and new books for who holds what of it.
@@ -92,7 +92,7 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
   shape.results = layout.results;
   shape.savedBook = std::make_shared<LoanBook>();
   for (const EntryState& entry : entries_) {
-    for (size_t o = 0; o < entry.lent.size(); ++o)
+    for (size_t o = 0; o < entry.results.lent.size(); ++o)
       shape.resultBooks.push_back(std::make_shared<LoanBook>());
   }
   shape.resultsStay = options_.results == ResultPolicy::Static;
@@ -103,9 +103,9 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
 /// it was, and why, if there is no memory for it.
 std::string Runtime::Impl::plan() {
   std::vector<AllocationRecord> records;
-  for (EntryState& entry : entries_) records.push_back(entry.record);
+  for (EntryState& entry : entries_) records.push_back(entry.warmUp.record);
   const auto droppedInTime = [&](size_t e, size_t o) {
-    return entries_[e].watches[o].droppedInTime();
+    return entries_[e].results.watches[o].droppedInTime();
   };
   copyHeldOutputs(codes_, [&](size_t e, size_t o) {
     return !entries_[e].watches[o].droppedBeforeTheNext();
@@ -136,7 +136,7 @@ std::string Runtime::Impl::plan() {
   if (first) remarkThreads();
   size_t book = 0;
   for (EntryState& entry : entries_) {
-    for (auto& lent : entry.lent) lent = shape.resultBooks[book++];
+    for (auto& lent : entry.results.lent) lent = shape.resultBooks[book++];
   }
   if (const std::string why = slab->whyUnshared(); !why.empty() && first) {
     remarks_.add(RemarkKind::Analysis, "runtime", "arena-unshared",
@@ -157,7 +157,7 @@ std::string Runtime::Impl::plan() {
 void Runtime::Impl::remarkThreads() {
   constexpr int64_t kMany = 32;
   for (const EntryState& entry : entries_) {
-    if (entry.thread == entries_.front().thread) continue;
+    if (entry.warmUp.thread == entries_.front().warmUp.thread) continue;
     const auto& code = entry.code->instructions;
     const int64_t calls = std::count_if(code.begin(), code.end(), [](const Instruction& each) {
       return each.kind == Instruction::Kind::Call;
@@ -177,8 +177,8 @@ void Runtime::Impl::forgetArena() {
     forgetCaptures(entry);
     entry.wasServed = false;
     entry.served.staged.clear();
-    std::fill(entry.statics.begin(), entry.statics.end(), at::Tensor());
-    std::fill(entry.together.begin(), entry.together.end(), at::Tensor());
+    std::fill(entry.results.statics.begin(), entry.results.statics.end(), at::Tensor());
+    std::fill(entry.results.together.begin(), entry.results.together.end(), at::Tensor());
   }
 }
 
@@ -192,7 +192,7 @@ void Runtime::Impl::installLayout() {
       const bool now = step >= 0 && step != last && device_->poisons();
       return now ? layout_->dying[step] : std::vector<DeadBlock>();
     };
-    if (last >= 0 && device_->poisons()) entries_[e].dyingLast = layout_->dying[last];
+    if (last >= 0 && device_->poisons()) entries_[e].served.dying = layout_->dying[last];
     code.forEachCall([&](Call& call) { call.dying = dyingAt(call.step); });
     for (Own& own : code.owns) own.dying = dyingAt(own.step);
     auto& staged = entries_[e].served.staged;

@@ -12,7 +12,7 @@ they may not, or a variant failed. `--cpu` tries it out on the host device with 
 times mean nothing.
 
 `one graph` and `one joint graph` are what Inductor's kernels can do in a CUDA graph captured by
-hand (one_graph.py). `step inductor` takes the option `stretches` as its third word.
+hand (one_graph.py). `step inductor` takes the option `regions` as its third word.
 
 step: median of synchronised steps; stream: steps back to back; ms. `of best` is the stream time
 over the least of all variants that are not Gravure's. first: seconds from compilation to the eighth
@@ -85,7 +85,7 @@ class Bench:
         if variant.startswith("step"):
             import gravure
 
-            words = zip(("codegen", "stretches"), variant.split()[1:], strict=False)
+            words = zip(("codegen", "regions"), variant.split()[1:], strict=False)
             options = dict(words) | {"uncaptured": uncaptured}
             compiled = gravure.compile_step(model, options=options)
 

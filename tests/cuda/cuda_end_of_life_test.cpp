@@ -55,7 +55,7 @@ struct Things {
     }
     executable->replay();
     marker = device->makeMarker();
-    marker->place();
+    marker->record();
     slab->leave();
   }
 };

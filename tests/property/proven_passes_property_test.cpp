@@ -1,5 +1,5 @@
 // Every pass alone, and any sublist of them, on random programs that are run before and after: nothing
-// the caller can see may change. What is seen is written in tools/gravure/proof.h.
+// the caller can see may change. What is seen is written in tools/gravure/proof/proof.h.
 //
 //   GRAVURE_SEED=N     starts from program N; a failure prints the number of its program
 //   GRAVURE_CASES=N    programs (300)
@@ -9,8 +9,8 @@
 #include "tests/catch.h"
 #include "tests/property/damaged_passes.h"
 #include "tests/property/proof_programs.h"
-#include "tools/gravure/proof.h"
-#include "tools/gravure/reduce_program.h"
+#include "tools/gravure/proof/proof.h"
+#include "tools/gravure/proof/reduce_program.h"
 
 #include <ATen/Parallel.h>
 

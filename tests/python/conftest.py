@@ -70,12 +70,12 @@ def plugin() -> Iterator[types.ModuleType]:
 
 
 @pytest.fixture
-def stretches(monkeypatch: pytest.MonkeyPatch) -> Any:
+def region_compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stands for Inductor, which is never given a whole graph."""
     from gravure.graphs import codegen
-    from stretch_compiler import Stretches
+    from region_compiler import RegionCompiler
 
-    compiler = Stretches()
+    compiler = RegionCompiler()
 
     def parts(_: Any, *, symbolic: bool) -> list[codegen.Style]:
         return [codegen.Style(inductor=True)]

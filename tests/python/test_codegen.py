@@ -1,4 +1,4 @@
-"""codegen="inductor": stretches of partitions as compiled code, captured with the rest."""
+"""codegen="inductor": regions of partitions as compiled code, captured with the rest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gravure.graphs import codegen
 from gravure.graphs.compiled_ops import CompiledCode, Layout
 from gravure.graphs.compiled_regions import compile_regions
 from gravure.graphs.known_numbers import KnownNumbers
+from region_compiler import RegionCompiler
 from running import DEVICES, bits, need_library
-from stretch_compiler import Stretches
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training import (
@@ -68,11 +68,11 @@ class Mixed(nn.Module):
     ids=["mlp", "normed", "mixed", "checkpointed"],
 )
 def test_stretches_change_no_bit(
-    stretches: Stretches, model: nn.Module, batches: Callable[[int], Any]
+    region_compiler: RegionCompiler, model: nn.Module, batches: Callable[[int], Any]
 ) -> None:
     report = same_as_eager(model, batches, options=INDUCTOR, fullgraph=True)
-    assert replays(report) and stretches.operators and stretches.calls
-    assert max(stretches.operators) > 1
+    assert replays(report) and region_compiler.operators and region_compiler.calls
+    assert max(region_compiler.operators) > 1
 
 
 def test_a_write_stays_behind_what_reads_the_old_value() -> None:
@@ -91,7 +91,7 @@ def test_a_write_stays_behind_what_reads_the_old_value() -> None:
     module = fx.GraphModule(torch.nn.Module(), graph)
     calls = [node for node in graph.nodes if node.op == "call_function"]
     compiled = compile_regions(
-        module, calls, [[0, *range(len(calls))], [-3]], KnownNumbers(), "test", Stretches()
+        module, calls, [[0, *range(len(calls))], [-3]], KnownNumbers(), "test", RegionCompiler()
     )
     targets = [n.target for n in compiled.module.graph.nodes if n.op == "call_function"]
     kept = [t for t in targets if t is not operator.getitem]
@@ -115,7 +115,7 @@ def test_what_copies_from_the_cpu_stays_out_of_a_stretch() -> None:
             host = node in (number, lifted)
             node.meta["val"] = torch.empty(() if host else 4, device="cpu" if host else "cuda")
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    compiler, module = Stretches(), fx.GraphModule(torch.nn.Module(), graph)
+    compiler, module = RegionCompiler(), fx.GraphModule(torch.nn.Module(), graph)
     runs = [[0, *range(len(calls))], [-3]]
     compiled = compile_regions(module, calls, runs, KnownNumbers(), "test", compiler)
     targets = [n.target for n in compiled.module.graph.nodes if n.op == "call_function"]
@@ -140,12 +140,12 @@ class Written(nn.Module):
         return y.masked_fill(x < -1, torch.tensor(0.1)).sin()
 
 
-def test_written_constants_are_numbers_for_inductor(stretches: Stretches) -> None:
+def test_written_constants_are_numbers_for_inductor(region_compiler: RegionCompiler) -> None:
     model = nn.Sequential(nn.Linear(8, 8), Written())
     report = same_as_eager(model, rows, options=INDUCTOR)
     text = report.graphs[0].programs[0].plan
     assert replays(report) and "aten::fill.Scalar" not in text  # inside of the code
-    (first, *_) = stretches.targets
+    (first, *_) = region_compiler.targets
     counts = {"aten.fill.Scalar": 3, "aten.masked_fill.Scalar": 4, "aten.fill.Tensor": 1}
     assert {name: first.count(name) for name in counts} == counts
     assert not any("index_put" in target for target in first)
@@ -177,21 +177,21 @@ def states() -> list[Any]:
     return [bits(torch.get_rng_state()), *map(bits, torch.cuda.get_rng_state_all())]
 
 
-def test_code_that_draws_says_so(stretches: Stretches) -> None:
+def test_code_that_draws_says_so(region_compiler: RegionCompiler) -> None:
     for model, name in ((Mlp(), "compiled"), (Mlp(0.15), "compiled_random")):
         report = same_as_eager(model, rows, steps=1, options=INDUCTOR)
         text = report.graphs[0].programs[0].plan
         assert re.search(rf"= gravure::{name}\b", text), text
 
 
-def test_other_sizes_are_other_stretches(stretches: Stretches) -> None:
+def test_other_sizes_are_other_regions(region_compiler: RegionCompiler) -> None:
     def batches(i: int) -> tuple[Tensor]:
         return (torch.randn(4 + i // 7, 8),)
 
     report = same_as_eager(Mlp(), batches, steps=21, options=INDUCTOR, dynamic=True)
     (graph,) = report.graphs
     assert [p.sizes for p in graph.programs] == [[4], [5], [6]] and replays(report)
-    assert len(stretches.operators) == 6
+    assert len(region_compiler.operators) == 6
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -228,15 +228,15 @@ def test_what_comes_before_inductors_kernels_traces_every_size(
 
 
 @pytest.mark.parametrize("way", ["divided", "undivided"])
-def test_a_step_of_stretches_around_host_reads(stretches: Stretches, way: str) -> None:
+def test_a_step_of_regions_around_host_reads(region_compiler: RegionCompiler, way: str) -> None:
     model = models.moe()
     ours = copy.deepcopy(model.module)
-    step = gravure.compile_step(ours, options=INDUCTOR | {"poison": True, "stretches": way})
+    step = gravure.compile_step(ours, options=INDUCTOR | {"poison": True, "regions": way})
     same_steps(step, ours, model, 5)
-    assert stretches.calls
+    assert region_compiler.calls
 
 
-def test_a_step_with_its_optimizer(stretches: Stretches) -> None:
+def test_a_step_with_its_optimizer(region_compiler: RegionCompiler) -> None:
     both = [Mlp()]
     both.append(copy.deepcopy(both[0]))
     optimizers = [torch.optim.AdamW(m.parameters(), 0.01, fused=True) for m in both]
@@ -251,7 +251,7 @@ def test_a_step_with_its_optimizer(stretches: Stretches) -> None:
         optimizers[0].step()
         optimizers[0].zero_grad()
         assert leaves(found) == leaves(loss.detach()) and state_of(both[1]) == state_of(both[0])
-    assert stretches.calls
+    assert region_compiler.calls
 
 
 def test_what_inductor_refuses_runs_as_it_is(
@@ -350,7 +350,7 @@ def test_captured_kernels_give_the_bits_of_uncaptured_ones(model: nn.Module, way
     for options in ({"poison": True}, {"uncaptured": True}):
         ours, options = copy.deepcopy(model), INDUCTOR | options
         if whole:
-            call = gravure.compile_step(loss_of(ours), options=options | {"stretches": way})
+            call = gravure.compile_step(loss_of(ours), options=options | {"regions": way})
         else:
             options |= {"on_missed": "raise"}
             call = torch.compile(ours, backend="gravure", fullgraph=True, options=options)

@@ -47,7 +47,7 @@ def rows_on(device: str) -> Any:
 @pytest.mark.parametrize("device", DEVICES)
 def test_they_are_computed_once(device: str, kernels: str, request: pytest.FixtureRequest) -> None:
     if kernels == "inductor":
-        request.getfixturevalue("stretches")
+        request.getfixturevalue("region_compiler")
     model = WithConstants().to(device)
     options = {"codegen": kernels, "require_capture": True}
     report = same_as_eager(model, rows_on(device), options=options)
@@ -167,7 +167,7 @@ def test_an_operator_of_the_users_is_no_constant() -> None:
 @pytest.mark.parametrize("kernels", ["aten", "inductor"])
 def test_in_a_whole_step(kernels: str, request: pytest.FixtureRequest) -> None:
     if kernels == "inductor":
-        request.getfixturevalue("stretches")
+        request.getfixturevalue("region_compiler")
     model = WithConstants()
     ours = copy.deepcopy(model)
     options = {"codegen": kernels, "require_capture": True, "poison": True}

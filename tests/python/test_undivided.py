@@ -1,4 +1,4 @@
-"""compile_step with codegen="inductor": forward, loss and backward as one stretch."""
+"""compile_step with codegen="inductor": forward, loss and backward as one region."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gravure.graphs import undivided
+from region_compiler import RegionCompiler
 from running import need_library
-from stretch_compiler import Stretches
 from torch import Tensor
 from training import Checkpointed, Mlp, Net, Normed, images, rows, same_steps
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
 
-UNDIVIDED = {"codegen": "inductor", "stretches": "undivided", "poison": True}
+UNDIVIDED = {"codegen": "inductor", "regions": "undivided", "poison": True}
 
 
 class Constants(nn.Module):
@@ -84,42 +84,44 @@ class Loss(nn.Module):
     ],
     ids=["dropout", "one-loss", "statistics", "images", "checkpointed", "constants", "written"],
 )
-def test_one_stretch_changes_no_bit(stretches: Stretches, model: nn.Module, batch: Any) -> None:
+def test_one_region_changes_no_bit(
+    region_compiler: RegionCompiler, model: nn.Module, batch: Any
+) -> None:
     ours = copy.deepcopy(model)
     step = gravure.compile_step(ours, options=UNDIVIDED)
     same_steps(step, ours, models.Model(model, batch(0), model), 6)
     (graph,) = [g for g in gravure.report().graphs if g.label.startswith("Loss")]
     assert set(graph.programs[0].partitions["step"]) == {"captured"}
     # A checkpointed draw is ATen's, and on the CPU reads the random state on the host.
-    assert len(stretches.operators) == 1 or isinstance(model.model, Checkpointed)
+    assert len(region_compiler.operators) == 1 or isinstance(model.model, Checkpointed)
 
 
 def test_it_is_chosen_for_small_steps(
-    stretches: Stretches,
+    region_compiler: RegionCompiler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def stretches_of(limit: int, **options: str) -> int:
+    def regions_of(limit: int, **options: str) -> int:
         monkeypatch.setattr(undivided, "_FEW", limit)
         torch._dynamo.reset()
-        stretches.targets.clear()
+        region_compiler.targets.clear()
         model = Loss(Mlp())
         gravure.compile_step(model, options={"codegen": "inductor", **options})(*rows(0))
-        return len(stretches.operators)
+        return len(region_compiler.operators)
 
-    assert stretches_of(1 << 30) == 1
+    assert regions_of(1 << 30) == 1
     # The forward computes 5 rows of 16, 16, 4, 4, 4 numbers, and the loss twice; views are none.
     computed = 4 * (5 * (16 + 16 + 4 + 4 + 4) + 2)
-    assert [stretches_of(limit) for limit in (computed - 1, computed)] == [2, 1]
-    assert stretches_of(0) == 2
-    assert stretches_of(0, stretches="undivided") == 1
-    assert stretches_of(1 << 30, stretches="divided") == 2
+    assert [regions_of(limit) for limit in (computed - 1, computed)] == [2, 1]
+    assert regions_of(0) == 2
+    assert regions_of(0, regions="undivided") == 1
+    assert regions_of(1 << 30, regions="divided") == 2
 
 
 def test_only_a_step_is_undivided() -> None:
     with pytest.raises(ValueError, match="expected 'auto' or 'divided' or 'undivided', found 'jo"):
-        gravure.compile_step(lambda: None, options={"stretches": "joint"})
-    with pytest.raises(ValueError, match="did you mean 'stretches'"):
-        gravure.compile_step(lambda: None, options={"streches": "divided"})
-    options = {"codegen": "inductor", "stretches": "undivided"}
-    with pytest.raises(ValueError, match="'stretches': .*for compile_step"):
+        gravure.compile_step(lambda: None, options={"regions": "joint"})
+    with pytest.raises(ValueError, match="did you mean 'regions'"):
+        gravure.compile_step(lambda: None, options={"regon": "divided"})
+    options = {"codegen": "inductor", "regions": "undivided"}
+    with pytest.raises(ValueError, match="'regions': .*for compile_step"):
         torch.compile(Mlp(), backend="gravure", options=options)

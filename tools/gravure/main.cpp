@@ -2,11 +2,11 @@
 
 #include "ir/core/nearest_name.h"
 #include "ir/text/program_text.h"
-#include "tools/gravure/bench.h"
-#include "tools/gravure/command.h"
-#include "tools/gravure/opt.h"
-#include "tools/gravure/plan.h"
-#include "tools/gravure/run.h"
+#include "tools/gravure/bench/bench.h"
+#include "tools/gravure/command/command.h"
+#include "tools/gravure/opt/opt.h"
+#include "tools/gravure/plan/plan.h"
+#include "tools/gravure/run/run.h"
 
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/Support/raw_ostream.h>

@@ -39,7 +39,7 @@ _PATIENCE = 4  # calls with the same module, before it gets a program neverthele
 logger = logging.getLogger("gravure")
 
 # Where a symbol's value is found: which argument, and which of its sizes (-1: itself).
-Place = tuple[int, int]
+SizeSource = tuple[int, int]
 # What programs are for: sizes, and a module, by the `id` of each parameter.
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -73,8 +73,8 @@ class CompiledGraph:
         self._several = False  # or were: a backward may be of one that is gone
         self._is_around = False
         self._told: weakref.WeakSet[Instance] = weakref.WeakSet()  # that there are no further ones
-        self._symbols: dict[Any, Place] = {}
-        self._backward_symbols: dict[Any, Place] = {}  # those that it is given, too
+        self._symbols: dict[Any, SizeSource] = {}
+        self._backward_symbols: dict[Any, SizeSource] = {}  # those that it is given, too
         self._kept: list[int] = []  # positions of parameters and buffers
         self._owners: list[int] | None = None  # and of those that a program belongs to
         self._unreplayed = 0
@@ -191,13 +191,13 @@ class CompiledGraph:
         `native`: autograd may be given a node of the library's.
         """
         self._made_by = ProgramMaker(self.label, traced, self.options, self.style, native=native)
-        self._symbols = _places(traced.forward)
+        self._symbols = _size_sources(traced.forward)
         roles = [spec.role if spec is not None else "" for spec in traced.inputs]
         self._kept = [i for i, role in enumerate(roles) if role in ("parameter", "buffer")]
         if traced.backward is not None:
             self._marker = self._maker.marker()
-            places = _places(traced.backward)
-            self._backward_symbols = {s: places[s] for s in self._symbols if s in places}
+            sources = _size_sources(traced.backward)
+            self._backward_symbols = {s: sources[s] for s in self._symbols if s in sources}
         if not self._symbols:
             self._spare = self._make((), keeps=True)
 
@@ -491,18 +491,18 @@ def _owners_among(args: Sequence[Any], kept: list[int]) -> list[int]:
     return [i for i in kept if isinstance(args[i], torch.nn.Parameter)] or kept
 
 
-def _read(args: Sequence[Any], symbols: dict[Any, Place]) -> tuple[int, ...]:
+def _read(args: Sequence[Any], symbols: dict[Any, SizeSource]) -> tuple[int, ...]:
     return tuple([args[i] if d < 0 else args[i].shape[d] for i, d in symbols.values()])
 
 
-def _places(module: fx.GraphModule) -> dict[Any, Place]:
+def _size_sources(module: fx.GraphModule) -> dict[Any, SizeSource]:
     """Where each integer symbol of the graph's arguments is found, as far as one stands alone."""
-    places: dict[Any, Place] = {}
+    sources: dict[Any, SizeSource] = {}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         value = node.meta.get("val")
         sizes = list(value.shape) if isinstance(value, torch.Tensor) else [value]
         for d, size in enumerate(sizes):
             symbolic = isinstance(size, torch.SymInt) and not is_nested_number(size)
             if symbolic and (symbol := expression_of(size)).is_Symbol:
-                places.setdefault(symbol, (i, d if isinstance(value, torch.Tensor) else -1))
-    return places
+                sources.setdefault(symbol, (i, d if isinstance(value, torch.Tensor) else -1))
+    return sources

@@ -7,7 +7,7 @@ import logging
 from torch import fx
 
 from ..graphs.names import FrameNamer
-from ..text.source_lines import Places
+from ..text.source_lines import Locations
 from ..torch_api.dynamo import break_of
 from ..torch_api.whether_compiled import REMEDY, asks
 
@@ -27,7 +27,7 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
     if reason is None:
         return ""
     frames = reason.user_stack
-    place = Places(FrameNamer()).line(frames[-1].filename, frames[-1].lineno) if frames else "?"
+    place = Locations(FrameNamer()).line(frames[-1].filename, frames[-1].lineno) if frames else "?"
     why = reason.reason.partition("\n")[0]
     if _READS in reason.reason:
         found = (

@@ -62,7 +62,7 @@ def native_call(
 
 
 def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list[int]] | None:
-    """AutogradPlan of python/csrc/autograd_plan.h without its modes, or None."""
+    """AutogradPlan of python/csrc/autograd/autograd_plan.h without its modes, or None."""
     meta, graph, outputs = traced.metadata, traced.forward, traced.own_results
     if meta is None or traced.backward is None:
         return None

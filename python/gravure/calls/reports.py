@@ -37,7 +37,7 @@ class ProgramReport:
     host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
     remarks: dict[str, int]  # what the runtime could not do as planned
     stats: dict[str, int]  # RuntimeStats of runtime/runtime.h
-    times: dict[str, int]  # of calls, by entry and path: CallTimes of python/csrc/run_times.h
+    times: dict[str, int]  # of calls, by entry and path: python/csrc/process/run_times.h
     plan: str = field(repr=False)
     # Every call and buffer: passes/report/step_detail.h. None unless it was asked for.
     detail: dict[str, Any] | None = field(default=None, repr=False)

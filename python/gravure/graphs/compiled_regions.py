@@ -35,7 +35,7 @@ logger = logging.getLogger("gravure")
 
 # Compiles one region: see inductor.compile_region.
 Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
-# Runs of the plan: a kind, then statements by position (python/csrc/planned_runs.h).
+# Runs of the plan: a kind, then statements by position (python/csrc/planning/planned_runs.h).
 Runs = Sequence[Sequence[int]]
 _HOST_RUN = -1
 _DRAWS = -3

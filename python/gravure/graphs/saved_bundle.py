@@ -2,9 +2,9 @@
 
 Autograd keeps each saved tensor on its own, and Python carries all of them to it and back: of a
 model of some layers, hundreds in each step. A bundle is one tensor whose memory keeps them alive
-(python/csrc/saved_bundle.h), so they are gone when autograd would let go of them. Parameters and
-arguments stay tensors of their own: autograd notices when somebody writes into one before the
-backward, and whether a gradient of the gradient is asked for.
+(python/csrc/autograd/saved_bundle.h), so they are gone when autograd would let go of them.
+Parameters and arguments stay tensors of their own: autograd notices when somebody writes into one
+before the backward, and whether a gradient of the gradient is asked for.
 
 AOTAutograd's graphs name a bundle by two operators, which run where no program does; programs are
 made of the graphs without them.

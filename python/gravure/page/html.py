@@ -23,8 +23,9 @@ def page_of(page: Mapping[str, Any]) -> str:
     """One HTML file that needs nothing else.
 
     `page`: `title`; `graphs`, as GraphReport of calls/reports.py has them, whose programs may have
-    `detail` (passes/report/step_detail.h) and `times` (python/csrc/run_times.h); `graph_breaks`,
-    `stopped`; `nothing`, what to say without graphs; `settings` and `versions`, by name.
+    `detail` (passes/report/step_detail.h) and `times` (python/csrc/process/run_times.h);
+    `graph_breaks`, `stopped`; `nothing`, what to say without graphs; `settings` and `versions`, by
+    name.
 
     Raises ImportError where plotly, which draws, is not installed.
     """

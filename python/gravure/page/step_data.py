@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
     @property
     def is_operator(self) -> bool:
-        """A call of the user's that works on tensors: not one of ours, not one on numbers alone."""
+        """A call of the user's that works on tensors: not one of ours, not a number node."""
         return not self.is_ours and (self.partition >= 0 or bool(self.reason) or self.op == _READ)
 
     @property

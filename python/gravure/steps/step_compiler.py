@@ -214,7 +214,7 @@ class StepCompiler:
         traced = differentiate(capture, specs, outputs, self.name, self.namer, paired, style)
         if not style.inductor:
             return traced, None
-        wanted = self.options.stretches
+        wanted = self.options.regions
         if wanted == "undivided" or (wanted == "auto" and gains_undivided(traced)):
             traced = undivided(traced)
         step = step_entry(traced, carries_python=True)

@@ -7,7 +7,7 @@ from torch import fx
 
 from ..graphs.names import FrameNamer, InputSpec, Namer
 from ..torch_api.dynamo import compile_number, is_static, source_of
-from .source_lines import Places
+from .source_lines import Locations
 
 
 def input_spec(node: fx.Node, namer: Namer) -> InputSpec:
@@ -25,7 +25,7 @@ def input_spec(node: fx.Node, namer: Namer) -> InputSpec:
 
 def label_of(graph: fx.GraphModule) -> str:
     """Which graph this is: "graph 0/1 at model.py:12", with Dynamo's number of it."""
-    places = Places(FrameNamer())
-    sources = (places.source(n) for n in graph.graph.nodes if n.op != "placeholder")
+    locations = Locations(FrameNamer())
+    sources = (locations.source(n) for n in graph.graph.nodes if n.op != "placeholder")
     source = next((s for s in sources if s), "")
     return f"graph {compile_number()}" + (f" at {source}" if source else "")

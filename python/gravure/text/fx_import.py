@@ -28,7 +28,7 @@ from .operators import (
 )
 from .prims import is_prim, lowered
 from .program_text import NameTable, TypeWriter, constant_text, quoted
-from .source_lines import Places
+from .source_lines import Locations
 
 _DETACH = torch.ops.aten.detach.default  # does nothing below autograd
 _ASSERT = torch.ops.aten._assert_scalar.default
@@ -46,7 +46,7 @@ class EntryWriter:
         self.known = known or KnownNumbers()
         self.types = TypeWriter(self.known)
         self.names = NameTable()
-        self.places = Places(namer)
+        self.locations = Locations(namer)
         self.kinds: dict[str, str] = {}  # the type of each value
         self.lines: list[str] = []
         self.inputs: list[tuple[InputSpec, str, str]] = []  # spec, value, type
@@ -124,7 +124,7 @@ class EntryWriter:
     def refusal(self, node: fx.Node, reason: str, remedy: str) -> ExportError:
         target = node.target
         text = operator_of(target).text if isinstance(target, OpOverload) else str(target)
-        return ExportError(f"%{node.name} = {text}", reason, remedy, self.places.source(node))
+        return ExportError(f"%{node.name} = {text}", reason, remedy, self.locations.source(node))
 
     # ---- arguments
 
@@ -168,10 +168,10 @@ class EntryWriter:
         example = arg.meta.get("val")
         if parameter.is_number and isinstance(example, (torch.SymBool, bool)):
             call = f"aten::Int.bool({ref})"
-            return self.define(f"{arg.name}_int", "int", call, self.places.suffix(arg))
+            return self.define(f"{arg.name}_int", "int", call, self.locations.suffix(arg))
         if parameter.is_float and isinstance(example, (torch.SymInt, int)):
             call = f"aten::Float.int({ref})"
-            return self.define(f"{arg.name}_float", "float", call, self.places.suffix(arg))
+            return self.define(f"{arg.name}_float", "float", call, self.locations.suffix(arg))
         return ref
 
     def arguments(
@@ -271,7 +271,7 @@ class EntryWriter:
         call = f"{op.text}({self.arguments(op, node, args, kwargs)})"
         if rng:
             call += f" rng({rng})"
-        suffix = self.places.suffix(node)
+        suffix = self.locations.suffix(node)
         if op.returns == 0:
             self.emit([], call, suffix)
             return "None"
@@ -282,7 +282,7 @@ class EntryWriter:
         return self._several(wanted, op, call, suffix, example)
 
     def _bernoulli(self, node: fx.Node, args: tuple[Any, ...], example: Any, rng: str) -> str:
-        kind, suffix = self.types.of(example), self.places.suffix(node)
+        kind, suffix = self.types.of(example), self.locations.suffix(node)
         like, p = self.value(args[0], node), constant_text(float(args[1]))
         fresh = self.define("noise", kind, f"aten::empty_like({like})", suffix)
         call = f"aten::bernoulli_.float({fresh}, {p})" + (f" rng({rng})" if rng else "")
@@ -351,7 +351,7 @@ class EntryWriter:
         if name == "aten::pow" and overload == "int" and self.types.of(result) == "int":
             overload = "int_to_int"
         call = f"{name}.{overload}({', '.join(operands)})"
-        return self.define(node.name, self.types.of(result), call, self.places.suffix(node))
+        return self.define(node.name, self.types.of(result), call, self.locations.suffix(node))
 
     def _to_float(self, arg: Any, node: fx.Node) -> str:
         return self._converted(arg, node, "float")
@@ -367,11 +367,11 @@ class EntryWriter:
         if found == kind:
             return ref
         call = f"aten::{kind.capitalize()}.{found}({ref})"
-        return self.define(f"{arg.name}_{kind}", kind, call, self.places.suffix(arg))
+        return self.define(f"{arg.name}_{kind}", kind, call, self.locations.suffix(arg))
 
     def _rounded(self, node: fx.Node) -> str:
         """To an int, halves to even ones: in Python, and in the operator."""
-        suffix = self.places.suffix(node)
+        suffix = self.locations.suffix(node)
         call = f"aten::round.float({self._to_float(node.args[0], node)})"
         whole = self.define(f"{node.name}_float", "float", call, suffix)
         return self.define(node.name, "int", f"aten::Int.float({whole})", suffix)
@@ -381,6 +381,6 @@ class EntryWriter:
         total = terms[0]
         for term in terms[1:]:
             total = self.define(
-                node.name, "int", f"aten::add.int({total}, {term})", self.places.suffix(node)
+                node.name, "int", f"aten::add.int({total}, {term})", self.locations.suffix(node)
             )
         return total

@@ -15,7 +15,7 @@ from ..graphs.known_numbers import KnownNumbers
 from ..torch_api.fake_tensors import FakeTensorMode
 from ..torch_api.operators import OpOverload, higher_order_name, pytree
 from .program_text import TypeWriter
-from .source_lines import Places
+from .source_lines import Locations
 
 # What a node stands for in the text: a value or constant, or the members of a tuple or list.
 Ref = Any
@@ -26,7 +26,7 @@ class Writer(Protocol):
 
     known: KnownNumbers
     types: TypeWriter
-    places: Places
+    locations: Locations
     env: dict[fx.Node, Ref]
     lines: list[str]
     indent: str
@@ -125,7 +125,7 @@ def _save_and_run(writer: Writer, node: fx.Node) -> Ref:
     cuda = next((t.device for t in leaves if isinstance(t, torch.Tensor) and t.is_cuda), None)
     device = str(cuda) if cuda else "cpu"
     call = f'cudagraph::save_rng_state("{device}")'
-    state = writer.define("rng_state", _STATE, call, writer.places.suffix(node))
+    state = writer.define("rng_state", _STATE, call, writer.locations.suffix(node))
     return [state, writer.operator(node, op, args, kwargs, example)]
 
 
@@ -184,7 +184,7 @@ def _cond(writer: Writer, node: fx.Node) -> Ref:
     writer.lines, writer.indent = outer_lines, outer_indent
     kinds = [writer.types.of(example) for example in node.meta["val"]]
     names = [f"{node.name}_{i}" for i in range(len(kinds))]
-    values = writer.define_all(names, kinds, f"prim::If({value})", writer.places.suffix(node))
+    values = writer.define_all(names, kinds, f"prim::If({value})", writer.locations.suffix(node))
     writer.lines += blocks
     return values
 

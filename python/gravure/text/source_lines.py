@@ -17,7 +17,7 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # this pack
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 
 
-class Places:
+class Locations:
     """Source line and module path of a node, as the end of its statement."""
 
     def __init__(self, namer: Namer) -> None:

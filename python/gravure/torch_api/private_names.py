@@ -74,7 +74,7 @@ class Private:
     `until` are minors: it is expected from the first up to the second.
     """
 
-    place: str
+    owner: str
     name: str
     without: Without
     members: str = ""
@@ -93,7 +93,7 @@ class Private:
         return self.since <= MINOR < self.until
 
     def __str__(self) -> str:
-        return f"{self.place}.{self.name}"
+        return f"{self.owner}.{self.name}"
 
 
 class MissingName(ExportError):
@@ -331,20 +331,20 @@ def __getattr__(name: str) -> Any:
 
 
 def _value(row: Private) -> Any:
-    holder = _holder(row.place)
-    if not hasattr(holder, row.name):  # a module that nobody has imported yet
+    owner = _owner(row.owner)
+    if not hasattr(owner, row.name):  # a module that nobody has imported yet
         importlib.import_module(str(row))
-    return getattr(holder, row.name)
+    return getattr(owner, row.name)
 
 
-def _holder(place: str) -> Any:
+def _owner(owner: str) -> Any:
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(owner)
     except ModuleNotFoundError:  # a module of the C++ library's is an attribute
-        above, _, name = place.rpartition(".")
+        above, _, name = owner.rpartition(".")
         if not above:
             raise
-        return getattr(_holder(above), name)
+        return getattr(_owner(above), name)
 
 
 def missing(row: Private) -> str:

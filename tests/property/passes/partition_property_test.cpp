@@ -33,7 +33,7 @@ Colouring colouringOf(const Dependences& dependences) {
   colouring.dependences = &dependences;
   for (int32_t i = 0; i < dependences.size(); ++i) {
     const Node* node = dependences.numbering().node(i);
-    colouring.captured.push_back(!hostReasonOf(node) && !factsOf(node).scalarOnly);
+    colouring.captured.push_back(!hostReasonOf(node) && !factsOf(node).numbersOnly);
     colouring.fate.push_back(
         node->hasAttribute(attr::fate) ? static_cast<int32_t>(node->i(attr::fate)) : -1);
     colouring.fates = std::max(colouring.fates, colouring.fate.back() + 1);

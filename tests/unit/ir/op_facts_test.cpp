@@ -69,7 +69,7 @@ TEST_CASE("writes into running statistics are known in every operator that has t
 
 TEST_CASE("a member of a list is its memory") {
   CHECK(positions(facts("aten::__getitem__", "t").aliasedArgs[0]) == Positions{0});
-  CHECK(facts("aten::__getitem__", "t").scalarOnly);  // no work for the device
+  CHECK(facts("aten::__getitem__", "t").numbersOnly);  // no work for the device
   CHECK(positions(facts("aten::list", "t").aliasedArgs[0]) == Positions{0});
   CHECK_FALSE(facts("aten::tensor").maybeAliases);
   const Program p = program("%l : Tensor[] = aten::split.Tensor(%a, 1)\n"
@@ -105,7 +105,7 @@ TEST_CASE("what a schema hides is taken to be there") {
   CHECK(facts("gravure_test::log").effects);
   CHECK(facts("gravure_test::log").reason == HostReason::OpaqueCallable);
   CHECK(facts("gravure_test::mark").reason == HostReason::OpaqueCallable);
-  CHECK_FALSE(facts("gravure_test::mark").scalarOnly);
+  CHECK_FALSE(facts("gravure_test::mark").numbersOnly);
   CHECK(facts("gravure_test::count").reason == HostReason::HostSync);
   CHECK(facts("gravure_test::draw").random);
   // It waits itself: no wait_tensor follows.
@@ -175,11 +175,11 @@ TEST_CASE("collectives and waits are told apart") {
   CHECK(positions(facts("_c10d_functional::wait_tensor").aliasedArgs[0]) == Positions{0});
 }
 
-TEST_CASE("work on numbers alone is scalar work") {
-  CHECK(facts("aten::add", "int").scalarOnly);
-  CHECK(facts("aten::sym_size", "int").scalarOnly);
-  CHECK_FALSE(facts("aten::_local_scalar_dense").scalarOnly);
-  CHECK_FALSE(facts("aten::ones").scalarOnly);
+TEST_CASE("an operator that takes and gives numbers alone makes number nodes") {
+  CHECK(facts("aten::add", "int").numbersOnly);
+  CHECK(facts("aten::sym_size", "int").numbersOnly);
+  CHECK_FALSE(facts("aten::_local_scalar_dense").numbersOnly);
+  CHECK_FALSE(facts("aten::ones").numbersOnly);
 }
 
 TEST_CASE("bytes of a storage follow sizes, strides and dtype") {

@@ -4,7 +4,7 @@
 #include "ir/check/program_equality.h"
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/core/place.h"
+#include "ir/core/location.h"
 #include "ir/text/constant_text.h"
 #include "ir/text/type_printer.h"
 #include "tests/catch.h"

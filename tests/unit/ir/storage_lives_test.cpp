@@ -63,7 +63,7 @@ TEST_CASE("storage accesses: maker, first value and holder of a storage") {
   CHECK(accesses.isHeld(memory.storage("a")));
   CHECK_FALSE(accesses.isHeld(memory.storage("b")));
   const auto isAlias = [&](int32_t node) {
-    return accesses.isAlias(Numbering::numberOf(memory.numbering.node(node)->output()));
+    return accesses.isAlias(Numbering::indexOf(memory.numbering.node(node)->output()));
   };
   CHECK_FALSE(isAlias(0));
   CHECK(isAlias(1));

@@ -115,7 +115,7 @@ TEST_CASE("classify: the verifier wants the reason that the node has") {
   setHostReason(read, HostReason::HostSync);
   setHostReason(nodeAt(run.program, 1), HostReason::HostSync);
   CHECK_THROWS_WITH(verifyClassifyCapturability(run.program, run.context),
-                    Catch::Contains("numbers alone"));
+                    Catch::Contains("is a number node"));
 }
 
 TEST_CASE("classify: a request matches whole names") {

@@ -15,7 +15,7 @@ std::vector<int64_t>& drawnElsewhere() {
   return drawn;
 }
 
-/// On numbers alone, so it runs during a capture, too.
+/// A number node, so it runs during a capture, too.
 int64_t drawElsewhere(int64_t number) {
   std::thread([] {
     const auto bits = at::TensorOptions().dtype(at::kLong);

@@ -1,0 +1,68 @@
+#include "python/csrc/autograd/autograd_plan.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace gravure {
+
+namespace {
+
+std::vector<int64_t> listNamed(const AutogradPlan::Lists& lists, const char* name) {
+  TORCH_CHECK(lists.contains(name), "set_autograd: no list \"", name, "\"");
+  return lists.at(name).vec();
+}
+
+void checkRange(const std::vector<int64_t>& numbers, int64_t least, size_t end, const char* name) {
+  for (int64_t number : numbers) {
+    const bool fits = number >= least && number < static_cast<int64_t>(end);
+    TORCH_CHECK(fits, "set_autograd: ", number, " in \"", name, "\" is not below ", end);
+  }
+}
+
+void checkSize(const std::vector<int64_t>& numbers, size_t size, const char* name) {
+  TORCH_CHECK(numbers.size() == size, "set_autograd: ", numbers.size(), " numbers in \"", name,
+              "\", where ", size, " were expected");
+}
+
+}  // namespace
+
+AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const Entry& backward) {
+  AutogradPlan plan;
+  plan.outputs = listNamed(lists, "outputs");
+  plan.differentiable = listNamed(lists, "differentiable");
+  plan.saved = listNamed(lists, "saved");
+  plan.savedTo = listNamed(lists, "saved_to");
+  plan.tangentTo = listNamed(lists, "tangent_to");
+  plan.tangentFormats = listNamed(lists, "tangent_formats");
+  plan.edges = listNamed(lists, "edges");
+  plan.frozen = listNamed(lists, "frozen");
+  plan.gradients = listNamed(lists, "gradients");
+  plan.absent = listNamed(lists, "absent");
+  plan.needs = listNamed(lists, "needs");
+  const std::vector<int64_t> modes = listNamed(lists, "modes");
+  checkSize(modes, 3, "modes");
+  plan.wasNondeterministic = modes[0] != 0;
+  plan.savesDependent = modes[1] != 0;
+  plan.inAutocast = modes[2] != 0;
+
+  const auto tangents = static_cast<size_t>(
+      std::count(plan.differentiable.begin(), plan.differentiable.end(), int64_t{1}));
+  checkSize(plan.differentiable, plan.outputs.size(), "differentiable");
+  checkSize(plan.savedTo, plan.saved.size(), "saved_to");
+  checkSize(plan.tangentTo, tangents, "tangent_to");
+  checkSize(plan.absent, tangents, "absent");
+  checkSize(plan.tangentFormats, tangents, "tangent_formats");
+  checkSize(plan.gradients, plan.edges.size(), "gradients");
+  checkSize(plan.needs, plan.edges.size(), "needs");
+  checkRange(plan.outputs, 0, forward.outputs.size(), "outputs");
+  checkRange(plan.saved, 0, forward.outputs.size(), "saved");
+  checkRange(plan.edges, 0, forward.inputs.size(), "edges");
+  checkRange(plan.frozen, 0, forward.inputs.size(), "frozen");
+  checkRange(plan.savedTo, -1, backward.inputs.size(), "saved_to");
+  checkRange(plan.tangentTo, -1, backward.inputs.size(), "tangent_to");
+  checkRange(plan.gradients, 0, backward.outputs.size(), "gradients");
+  return plan;
+}
+
+}  // namespace gravure

@@ -1,0 +1,85 @@
+#pragma once
+// One entry, and what is known of it from step to step.
+//
+// Who reads what: a step that a seal holds for reads `seals`, `served` and `results`, and nothing else
+// decides how it runs. `inputs`, `warmUp` and `uncapturedRuns` belong to the slow way, which finds out why
+// no seal holds, and gets to one.
+
+#include "runtime/program/guards.h"
+#include "runtime/program/instruction.h"
+#include "runtime/results/loan_book.h"
+#include "runtime/results/result_watch.h"
+#include "runtime/step/executor.h"
+#include "runtime/step/moving_inputs.h"
+#include "runtime/step/seal.h"
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace gravure {
+
+/// An input that differs from what was captured, in one step.
+struct ChangedInput {
+  size_t input = 0;
+  const void* address = nullptr;  // where it lay, if nothing else differs
+  std::vector<int64_t> strides;   // if they differ, and neither dtype nor sizes
+  bool operator==(const ChangedInput&) const = default;
+};
+
+/// What inputs must be, and how they came so far.
+struct EntryInputs {
+  std::vector<InputCheck> checks;                       // one an input
+  std::vector<std::pair<size_t, OperandGuard>> guards;  // by input, of all captured partitions
+  std::unique_ptr<MovingInputs> moving;
+  std::vector<std::vector<int64_t>> strides;  // in the warm-up, by input that is not staged
+  int64_t runs = 0;  // in which inputs were compared with what was captured
+  // Of the last of these runs, where they differed:
+  std::vector<ChangedInput> changed;
+  std::vector<std::pair<size_t, int64_t>> remainders;  // addressRemainder of staged ones
+
+  /// All inputs of this run are what was captured.
+  void held() {
+    ++runs;
+    changed.clear();
+    remainders.clear();
+  }
+};
+
+/// The recorded runs before memory is planned.
+struct EntryWarmUp {
+  AllocationRecord record;  // of the last one
+  std::thread::id thread;   // of the last one
+  int64_t runs = 0;         // in the device's pool
+  bool settled = false;     // two agreed, or no more are wanted
+};
+
+/// What was handed out, and who holds it. All by output.
+struct EntryResults {
+  std::vector<std::shared_ptr<LoanBook>> lent;  // who holds it, where it is Lent
+  std::vector<at::Tensor> statics;              // what is handed out, where it is Static
+  std::vector<bool> heldTogether;               // Runtime::holdTogether
+  std::vector<at::Tensor> together;             // what is lent alongside, step for step
+  std::vector<ResultWatch> watches;             // as they are when the arena is laid out
+  int64_t heldSteps = 0;                        // in a row, that a lent one was held
+};
+
+struct EntryState {
+  EntryCode* code = nullptr;
+  std::unique_ptr<Executor> executor;
+  std::vector<EntryState*> producers;  // whose saved values this entry reads
+
+  EntryInputs inputs;
+  EntryWarmUp warmUp;
+  ServedEntry served;
+  Seals seals;
+  EntryResults results;
+  bool wasServed = false;       // from the arena that there is
+  bool lentSaved = false;       // in a served step
+  bool ranWithGroups = false;   // all its collectives have run with the groups that there are
+  uint32_t uncapturedRuns = 0;  // a bit for each of the last runs that could have been captured
+};
+
+}  // namespace gravure

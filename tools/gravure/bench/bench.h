@@ -1,0 +1,12 @@
+#pragma once
+// gravure bench: measures.
+
+#include "tools/gravure/command/command.h"
+
+#include <memory>
+
+namespace gravure::tool {
+
+std::unique_ptr<Command> makeBenchCommand();
+
+}  // namespace gravure::tool

@@ -93,7 +93,7 @@ void CudaCapture::leave() {
 bool CudaCapture::watchWork(uint8_t paint) {
   if (!whyNoGraphWork().empty()) return false;
   paint_ = paint;
-  paintHeap(paint);
+  heap_ = std::make_unique<PaintedHeap>(paint);
   graph_->watch();
   return true;
 }

@@ -41,6 +41,7 @@ class CudaCapture final : public Capture {
   std::optional<c10::cuda::CUDAStreamGuard> onCaptureStream_;
   std::unique_ptr<PartitionGraph> graph_;
   std::optional<uint8_t> paint_;  // watched
+  std::unique_ptr<PaintedHeap> heap_;
 };
 
 }  // namespace gravure

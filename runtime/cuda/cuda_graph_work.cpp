@@ -290,19 +290,24 @@ __attribute__((noinline)) void paintStack(uint8_t value) {
   __asm__ volatile("" : : "r"(area) : "memory");
 }
 
-void paintHeap(uint8_t value) {
+PaintedHeap::PaintedHeap(uint8_t value) {
   constexpr size_t kLeast = 32, kMost = 4096, kStep = 48, kEach = 6;
-  std::vector<void*> blocks;
+  const size_t hold = value % kEach;
+  std::vector<void*> free;
   for (size_t bytes = kLeast; bytes < kMost; bytes += kStep) {
     for (size_t i = 0; i < kEach; ++i) {
       void* const block = std::malloc(bytes);
       if (!block) continue;
       std::memset(block, value, bytes);
       __asm__ volatile("" : : "r"(block) : "memory");
-      blocks.push_back(block);
+      (i < hold ? held_ : free).push_back(block);
     }
   }
-  for (void* const block : blocks) std::free(block);
+  for (void* const block : free) std::free(block);
+}
+
+PaintedHeap::~PaintedHeap() {
+  for (void* const block : held_) std::free(block);
 }
 
 }  // namespace gravure

@@ -53,8 +53,21 @@ class WritableGraph {
   std::vector<Kernel> kernels_;  // by node; those that were written
 };
 
-/// Fills stack and heap below the caller's frame: what a kernel's parameters hold without being set shows.
+// What a kernel's parameters hold without being set shows where memory holds another byte in each capture.
+
+/// Fills the stack below the caller's frame.
 void paintStack(uint8_t value);
-void paintHeap(uint8_t value);
+
+/// Fills free blocks of the heap, and holds some of them while it lives: others lie elsewhere meanwhile.
+class PaintedHeap {
+ public:
+  explicit PaintedHeap(uint8_t value);
+  ~PaintedHeap();
+  PaintedHeap(const PaintedHeap&) = delete;
+  PaintedHeap& operator=(const PaintedHeap&) = delete;
+
+ private:
+  std::vector<void*> held_;
+};
 
 }  // namespace gravure

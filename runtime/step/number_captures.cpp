@@ -10,7 +10,7 @@ namespace gravure {
 namespace {
 
 /// Unset bytes of parameters hold what was in memory: each capture finds another pattern there.
-constexpr uint8_t kPaints[] = {0x00, 0xA5, 0x3C, 0xFF, 0x5A, 0xC3, 0x81, 0x7E};
+constexpr uint8_t kPaints[] = {0x00, 0xA5, 0x3B, 0xFE, 0x5B, 0xC4, 0x81, 0x7D};
 constexpr int kRounds = 6;        // of numbers that turn out to be structure
 constexpr int kMoreCaptures = 4;  // to find out whether bytes are noise
 
@@ -255,7 +255,7 @@ std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executa
     if (patched.empty()) return nullptr;
     auto patches = std::make_unique<NumberPatches>(std::move(patched), std::move(found),
                                                    values.front(), executable);
-    for (const std::vector<double>& each : values) patches->noteProven(each);
+    for (const std::vector<double>& each : values) patches->note(each, /*proven=*/true);
     return patches;
   }
   for (size_t i = 0; i < count; ++i)
@@ -269,10 +269,15 @@ std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executa
 bool provePatches(NumberPatches& patches, const Executable& executable, const CapturePlace& place) {
   const std::vector<double> values = patches.valuesIn(place.frame);
   std::vector<CapturedWork> works;
-  for (const int paint : {1, 2, 3}) {
+  bool proven = false;
+  // Bytes that mean nothing show themselves sooner or later.
+  for (int paint = 1; paint <= 2 + kMoreCaptures && !proven; ++paint) {
     works.push_back(trialOf(place, patches.numbers(), values, paint));
+    if (!sameStructure(executable.work(), works.back())) break;
+    proven = works.size() > 1 && patches.differs(executable, values, works).empty();
   }
-  return patches.prove(executable, values, works);
+  patches.note(values, proven);
+  return proven;
 }
 
 }  // namespace gravure

@@ -66,26 +66,22 @@ std::vector<double> NumberPatches::valuesIn(const Frame& frame) const {
   return values;
 }
 
-void NumberPatches::noteProven(const std::vector<double>& values) {
-  for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i].kinds |= bitOf(values[i]);
+std::string NumberPatches::differs(const Executable& executable, const std::vector<double>& values,
+                                   const std::vector<CapturedWork>& works) const {
+  const CapturedWork& base = executable.work();
+  for (const CapturedWork& work : works) {
+    if (!sameStructure(base, work)) return "other kernels run";
+  }
+  auto noise = noise_;
+  for (const CapturedWork& work : llvm::drop_begin(works)) addNoise(works.front(), work, noise);
+  return differsFromPlaces(base, places_, noise, values, works.front());
 }
 
-bool NumberPatches::prove(const Executable& executable, const std::vector<double>& values,
-                          const std::vector<CapturedWork>& works) {
-  const CapturedWork& base = executable.work();
-  bool right =
-      llvm::all_of(works, [&](const CapturedWork& work) { return sameStructure(base, work); });
-  if (right) {
-    auto noise = noise_;
-    for (const CapturedWork& work : llvm::drop_begin(works)) addNoise(works.front(), work, noise);
-    right = differsFromPlaces(base, places_, noise, values, works.front()).empty();
-    if (right) noise_ = std::move(noise);
-  }
+void NumberPatches::note(const std::vector<double>& values, bool proven) {
   for (size_t i = 0; i < numbers_.size(); ++i) {
     if ((numbers_[i].kinds & bitOf(values[i])) != 0) continue;
-    (right ? numbers_[i].kinds : numbers_[i].refused) |= bitOf(values[i]);
+    (proven ? numbers_[i].kinds : numbers_[i].refused) |= bitOf(values[i]);
   }
-  return right;
 }
 
 void NumberPatches::write(const Frame& frame, Executable& executable) {

@@ -35,16 +35,15 @@ class NumberPatches {
     return true;
   }
   /// Why not, as "operand %x: …", and which; "" where some value is merely of a kind that was not
-  /// captured yet: prove() finds out.
+  /// captured yet.
   std::string whyNot(const Frame& frame, const Node* launch) const;
   /// The values in `frame`.
   std::vector<double> valuesIn(const Frame& frame) const;
-  /// A capture with these values was what would be written for them.
-  void noteProven(const std::vector<double>& values);
-  /// `works`: captured with `values`, each anew. Whether they are what is written for these values;
-  /// from now on their kinds hold, or are refused.
-  bool prove(const Executable& executable, const std::vector<double>& values,
-             const std::vector<CapturedWork>& works);
+  /// Why `works`, each captured anew with `values`, are not what is written for these; "" if they are.
+  std::string differs(const Executable& executable, const std::vector<double>& values,
+                      const std::vector<CapturedWork>& works) const;
+  /// From now on the kinds of `values` that were not known hold, or are refused.
+  void note(const std::vector<double>& values, bool proven);
 
   /// Writes the values in `frame`, where they are not written yet. Throws c10::Error where the device
   /// refuses; nothing is replayed then, and the next call writes all of it anew.

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 STEPS = 12
-WARM = 6
+WARM = 10  # RAdam's second program begins with the sixth step
 SHAPES = [(1000,), (64, 64), (3, 5, 7), (1,), (257, 129)]
 SINGLE: dict[str, Any] = {"foreach": False}
 FOREACH: dict[str, Any] = {"foreach": True}
@@ -124,16 +124,16 @@ def test_law_3_each_step_is_a_replay_in_eagers_bits(make: Make, way: dict[str, A
         pair.step()
     if not pair.programs:
         pytest.skip("it is the optimizer's own step")
-    before = pair.stats()
-    states = [p._program.partition_states("step") for p in pair.programs]
+    ran = pair.programs[-1]  # of several, the one for the branches of late steps
+    before = ran.stats()
     for _ in range(STEPS):
         pair.step()
-    after = pair.stats()
-    remarks = said(pair)
-    assert all(state == "captured" for each in states for state in each), remarks
-    partitions = sum(map(len, states))
+    after = ran.stats()
+    remarks = ran._program.remarks_text()
+    states = ran._program.partition_states("step")
+    assert set(states) == {"captured"}, remarks
     assert after["uncaptured_steps"] == before["uncaptured_steps"], remarks
-    assert after["replays"] - before["replays"] == STEPS * partitions, remarks
+    assert after["replays"] - before["replays"] == STEPS * len(states), remarks
     assert after["captures"] == before["captures"], remarks
     assert "guard-failed" not in remarks and "launch-failed" not in remarks, remarks
     assert after["written_numbers"] > 0, remarks

@@ -95,6 +95,10 @@ TEST_CASE("law 3: a number is found as the cast that its operator makes", "[law3
   for (const auto& [cast, write] : casts) {
     for (const double value : {0.37, 1.91, 1e-3, 7.0, 0.9}) {
       CAPTURE(static_cast<int>(cast), value);
+      // Of a small number, 1 - float(v) and float(1 - v) are next to never two values.
+      const bool complement =
+          cast == NumberCast::ComplementFloat || cast == NumberCast::FloatOfComplement;
+      if (complement && value < 0.1) continue;
       Block block{{value}, [&](auto& bytes, const auto& values, int) { write(bytes, values[0]); }};
       const FoundPlaces found = block.find();
       CHECK_FALSE(anyRefused(found));

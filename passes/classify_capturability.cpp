@@ -25,8 +25,10 @@ bool hasNoBlocks(const Node* node) { return node->blocks().empty(); }
 class EntryClassifier {
  public:
   /// `savedNumbers`: names of saved outputs that hold runtime numbers; null if no entry saved any.
-  EntryClassifier(const Entry& entry, c10::Device device, const llvm::StringSet<>* savedNumbers)
+  EntryClassifier(const Entry& entry, c10::Device device, const llvm::StringSet<>* savedNumbers,
+                  bool writeNumbers)
       : entry_(entry), device_(device), savedNumbers_(savedNumbers) {
+    values_.writeNumbers = writeNumbers;
     for (size_t i = 0; i < entry.graph->inputs().size(); ++i) learnInput(i);
   }
 
@@ -120,12 +122,12 @@ class EntryClassifier {
 
 /// Calls `visit(node, verdict)` for each node of the program, in order.
 template <typename Visit>
-void forEachVerdict(const Program& program, Visit&& visit) {
+void forEachVerdict(const Program& program, bool writeNumbers, Visit&& visit) {
   const c10::Device device = computeDevice(program);
   llvm::StringSet<> saved;
   for (size_t e = 0; e < program.entries.size(); ++e) {
     const Entry& entry = program.entries[e];
-    EntryClassifier classifier(entry, device, e == 0 ? nullptr : &saved);
+    EntryClassifier classifier(entry, device, e == 0 ? nullptr : &saved, writeNumbers);
     for (Node* node : entry.graph->nodes()) visit(node, classifier.next(node));
     classifier.collectSavedNumbers(saved);
   }
@@ -198,17 +200,19 @@ bool isRequested(const Node* node, std::string_view request) {
 
 void classifyCapturability(Program& program, PassContext& context) {
   Requests requests(context.options.hostRequests);
-  forEachVerdict(program, [&](Node* node, std::optional<Verdict> verdict) {
-    clearHostReason(node);
-    const std::string* request = requests.match(node);
-    if (!verdict && request && !factsOf(node).numbersOnly) {
-      verdict = Verdict{HostReason::UserRequest, "the host request '" + *request + "' names it"};
-    }
-    if (!verdict) return;
-    setHostReason(node, verdict->reason);
-    context.remarks.add(RemarkKind::Missed, kPass, reasonName(verdict->reason), node,
-                        std::move(verdict->message));
-  });
+  forEachVerdict(
+      program, context.options.writeNumbers, [&](Node* node, std::optional<Verdict> verdict) {
+        clearHostReason(node);
+        const std::string* request = requests.match(node);
+        if (!verdict && request && !factsOf(node).numbersOnly) {
+          verdict =
+              Verdict{HostReason::UserRequest, "the host request '" + *request + "' names it"};
+        }
+        if (!verdict) return;
+        setHostReason(node, verdict->reason);
+        context.remarks.add(RemarkKind::Missed, kPass, reasonName(verdict->reason), node,
+                            std::move(verdict->message));
+      });
   requests.remarkUnused(context.remarks);
 }
 

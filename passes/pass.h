@@ -24,6 +24,9 @@ struct PassOptions {
   /// Operators ("aten::mm", "aten::add.Tensor") and module paths ("blocks.3.moe", with all below)
   /// that the user wants outside graphs. From `--host`.
   std::vector<std::string> hostRequests;
+  /// Operators that take a float which the host reads in the same step may be captured: the runtime
+  /// writes it into their kernels before a replay, or runs their partition uncaptured.
+  bool writeNumbers = false;
   /// How partition-graph orders nodes.
   PartitionOrder order = PartitionOrder::Levels;
   /// Partitions of fewer operator calls become host nodes.

@@ -104,6 +104,12 @@ class Runtime {
   Remarks& remarks();
   /// State of each partition of an entry, by index.
   std::vector<PartitionState> partitionStates(const std::string& entry) const;
+  /// Numbers that are written into the work of captured partitions before its replays, and in
+  /// how many kernels they stand.
+  struct WrittenNumbers {
+    int64_t numbers = 0, kernels = 0;
+  };
+  WrittenNumbers writtenNumbers() const;
   /// The memory plan in force (recorded sizes, temporaries included); empty before warm-up.
   const MemoryPlan& memoryPlan() const;
   /// True if a partition holds a collective: its captures must go before the process groups do.

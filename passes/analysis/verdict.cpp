@@ -174,6 +174,37 @@ const Value* runtimeNumberOf(const Node* node, const ValueFacts& values) {
   return nullptr;
 }
 
+bool takesFloat(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::TensorType: return true;  // as a tensor it is a wrapped number
+    case c10::TypeKind::OptionalType:
+      return takesFloat(*type.castRaw<c10::OptionalType>()->getElementType());
+    case c10::TypeKind::ListType:
+      return takesFloat(*type.castRaw<c10::ListType>()->getElementType());
+    default: return false;
+  }
+}
+
+/// Whether all runtime numbers of the node are floats that its operator takes as such, and no sizes: what
+/// the runtime can write into a kernel.
+bool takesWritableNumbers(const Node* node, const c10::FunctionSchema* schema,
+                          const ValueFacts& values) {
+  if (!schema || drawsRandom(node)) return false;
+  const ArgList& list = argsOf(node);
+  bool all = true;
+  for (size_t p = 0; p < list.args.size() && p < schema->arguments().size(); ++p) {
+    forEachInput(list.args[p], [&](InputArg in) {
+      const Value* input = node->input(in.index);
+      if (!isNumber(input) || !ValueFacts::has(values.runtimeNumber, input)) return;
+      all &= input->type()->kind() == c10::TypeKind::FloatType &&
+             takesFloat(*schema->arguments()[p].type());
+    });
+  }
+  return all;
+}
+
 bool isRepeatInterleaveWithoutSize(const Node* node, const c10::FunctionSchema& schema) {
   if (schema.name() != "aten::repeat_interleave" || schema.overload_name() == "self_int")
     return false;
@@ -284,6 +315,7 @@ std::optional<Verdict> verdictOf(const Node* node, c10::Device device, const Val
   }
   if (auto verdict = shapesVerdict(node, values)) return verdict;
   if (!number) return std::nullopt;
+  if (values.writeNumbers && takesWritableNumbers(node, facts.schema, values)) return std::nullopt;
   return Verdict{HostReason::HostNumber,
                  "takes " + valueName(number) + ", a number read from device data in this step"};
 }

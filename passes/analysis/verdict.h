@@ -20,6 +20,7 @@ struct ValueFacts {
   std::vector<bool> staticShape;    // tensors whose sizes and strides are all known
   std::vector<bool> runtimeNumber;  // numbers, and sizes of tensors, that come from device data
   std::vector<bool> hostConstant;   // see classify_capturability.h
+  bool writeNumbers = false;        // PassOptions::writeNumbers
 
   void set(std::vector<bool>& bits, const Value* value) {
     if (value->unique() >= bits.size()) bits.resize(value->unique() + 1);

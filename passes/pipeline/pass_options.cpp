@@ -67,23 +67,28 @@ bool setHost(PassOptions& options, std::string_view value) {
 
 std::string hostOf(const PassOptions& options) { return llvm::join(options.hostRequests, ","); }
 
-bool setEnabled(PassOptions& options, std::string_view value) {
+template <bool PassOptions::*member>
+bool setFlag(PassOptions& options, std::string_view value) {
   if (value != "" && value != "true" && value != "false") return false;
-  options.accumulateGradients = value != "false";
+  options.*member = value != "false";
   return true;
 }
 
-std::string enabledOf(const PassOptions& options) {
-  return options.accumulateGradients ? "true" : "false";
+template <bool PassOptions::*member>
+std::string flagOf(const PassOptions& options) {
+  return options.*member ? "true" : "false";
 }
 
-constexpr PassOption kAccumulateGradients[] = {
-    {"enabled", "true, false or no value", setEnabled, enabledOf}};
+constexpr PassOption kAccumulateGradients[] = {{"enabled", "true, false or no value",
+                                                setFlag<&PassOptions::accumulateGradients>,
+                                                flagOf<&PassOptions::accumulateGradients>}};
 constexpr PassOption kPieces[] = {{"piece-alignment", "a power of two",
                                    setPowerOfTwo<&PassOptions::pieceAlignment>,
                                    numberOf<&PassOptions::pieceAlignment>}};
 constexpr PassOption kClassifyCapturability[] = {
-    {"host", "operators and module paths, with commas between", setHost, hostOf}};
+    {"host", "operators and module paths, with commas between", setHost, hostOf},
+    {"write-numbers", "true, false or no value", setFlag<&PassOptions::writeNumbers>,
+     flagOf<&PassOptions::writeNumbers>}};
 constexpr PassOption kPartitionGraph[] = {
     {"order", "levels or program", setOrder, orderOf},
     {"min-size", "a whole number of at least 1", setCount<&PassOptions::minPartitionSize, 1>,

@@ -517,6 +517,9 @@ c10::Dict<std::string, int64_t> LoadedProgram::stats() const {
   named.insert("copied_result_bytes", stats.copiedResultBytes);
   named.insert("arena_bytes", stats.arenaBytes);
   named.insert("arena_load", stats.arenaLoad);
+  const Runtime::WrittenNumbers written = runtime_->writtenNumbers();
+  named.insert("written_numbers", written.numbers);
+  named.insert("written_kernels", written.kernels);
   return named;
 }
 

@@ -28,6 +28,11 @@ class CudaExecutable final : public Executable {
     device_.tidyWarmUp();
   }
 
+  const CapturedWork& work() const override {
+    return graph_->nodes() ? graph_->nodes()->work() : Executable::work();
+  }
+  void write(size_t node, const uint8_t* bytes) override { graph_->write(node, bytes); }
+
  private:
   CudaDevice& device_;
   std::unique_ptr<PartitionGraph> graph_;
@@ -85,7 +90,21 @@ void CudaCapture::leave() {
   order(device_.captures().stream(), caller_);
 }
 
+bool CudaCapture::watchWork(uint8_t paint) {
+  if (!whyNoGraphWork().empty()) return false;
+  paint_ = paint;
+  heap_ = std::make_unique<PaintedHeap>(paint);
+  graph_->watch();
+  return true;
+}
+
 void CudaCapture::call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {
+  if (paint_) paintStack(*paint_);
+  record(call, rng, stack);
+  graph_->noteCall();
+}
+
+void CudaCapture::record(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {
   device_.passFaultPoint(FaultPoint::CaptureCall);
   TORCH_CHECK(
       !rng.isTensor(),
@@ -120,6 +139,19 @@ std::unique_ptr<Executable> CudaCapture::finish() {
   auto executable = std::make_unique<CudaExecutable>(device_, std::move(graph_));
   leave();
   return executable;
+}
+
+CapturedWork CudaCapture::endTrial() {
+  TORCH_INTERNAL_ASSERT(graph_ != nullptr, "the capture was ended before");
+  try {
+    device_.passFaultPoint(FaultPoint::CaptureEnd);
+    CapturedWork work = graph_->endTrial();
+    leave();
+    return work;
+  } catch (...) {
+    leave();
+    throw;
+  }
 }
 
 }  // namespace gravure

@@ -25,8 +25,11 @@ class CudaCapture final : public Capture {
 
   void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) override;
   std::unique_ptr<Executable> finish() override;
+  bool watchWork(uint8_t paint) override;
+  CapturedWork endTrial() override;
 
  private:
+  void record(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack);
   void begin();
   c10::IValue standIn(const c10::IValue& rng);
   void leave();
@@ -37,6 +40,8 @@ class CudaCapture final : public Capture {
   const c10::cuda::CUDAStream caller_;
   std::optional<c10::cuda::CUDAStreamGuard> onCaptureStream_;
   std::unique_ptr<PartitionGraph> graph_;
+  std::optional<uint8_t> paint_;  // watched
+  std::unique_ptr<PaintedHeap> heap_;
 };
 
 }  // namespace gravure

@@ -34,6 +34,7 @@ PartitionGraph::~PartitionGraph() {
   if (capturing_ || routed_) undo();
   const UnseenByCaptures unseen;
   if (executable_ != nullptr) warnAtEnd("the end of a graph", cudaGraphExecDestroy(executable_));
+  nodes_.reset();
   if (!usesPool_) return;
   atEnd("giving back the use of a graph pool", [this] {
     allocator_.releasePool(stream_.device_index(), pool_);
@@ -92,20 +93,27 @@ void PartitionGraph::endRouting() {
   }
 }
 
+/// Ends the capture in the driver and in the allocators: the graph is the caller's.
+cudaGraph_t PartitionGraph::take() {
+  cudaGraph_t graph = nullptr;
+  C10_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+  capture_ = 0;
+  tellEnd();
+  endRouting();
+  TORCH_CHECK(graph != nullptr, "CUDA has no graph of what was captured");
+  return graph;
+}
+
 void PartitionGraph::end() {
   try {
-    cudaGraph_t graph = nullptr;
-    C10_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
-    capture_ = 0;
-    tellEnd();
-    endRouting();
-    TORCH_CHECK(graph != nullptr, "CUDA has no graph of what was captured");
+    cudaGraph_t graph = take();
+    if (watch_) nodes_ = std::make_unique<WritableGraph>(graph, *watch_);
     constexpr auto kFlags =
         cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority;
     const cudaError_t made = callSucceeds("the instantiation of a graph")
                                  ? cudaGraphInstantiateWithFlags(&executable_, graph, kFlags)
                                  : cudaErrorUnknown;
-    (void)cudaGraphDestroy(graph);
+    if (!nodes_) (void)cudaGraphDestroy(graph);
     C10_CUDA_CHECK(made);
   } catch (...) {
     undo();
@@ -113,6 +121,17 @@ void PartitionGraph::end() {
   }
   draws_.end();
   capturing_ = false;
+}
+
+CapturedWork PartitionGraph::endTrial() {
+  try {
+    const WritableGraph nodes(take(), *watch_);
+    capturing_ = false;
+    return nodes.work();
+  } catch (...) {
+    undo();
+    throw;
+  }
 }
 
 void PartitionGraph::launch(cudaStream_t stream) {

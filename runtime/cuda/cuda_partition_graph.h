@@ -3,11 +3,14 @@
 
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_draws.h"
+#include "runtime/cuda/cuda_graph_work.h"
 
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <memory>
+#include <optional>
 
 namespace gravure {
 
@@ -31,8 +34,21 @@ class PartitionGraph {
   at::Generator standIn(const at::Generator& generator) {
     return draws_.standIn(generator, capture_);
   }
+  /// After begin(): what is captured can be read, and written.
+  void watch() { watch_.emplace(); }
+  /// Behind each call of a watched capture.
+  void noteCall() {
+    if (watch_) watch_->noteCall(stream_);
+  }
   /// Ends the capture and instantiates. If that throws, the capture was undone.
   void end();
+  /// Ends a watched capture, and makes nothing of it. If that throws, the capture was undone.
+  CapturedWork endTrial();
+
+  /// nullptr unless it was watched.
+  const WritableGraph* nodes() const { return nodes_.get(); }
+  /// As WritableGraph::write().
+  void write(size_t node, const uint8_t* bytes) { nodes_->write(executable_, node, bytes); }
 
   /// Enqueues the graph on `stream`, which must be the current one if it draws random numbers. If
   /// that throws, no generator has moved.
@@ -43,6 +59,7 @@ class PartitionGraph {
 
  private:
   void route();
+  cudaGraph_t take();
   void endCapture();
   void tellEnd();
   void endRouting();
@@ -52,6 +69,8 @@ class PartitionGraph {
   const c10::cuda::CUDAStream stream_;
   const c10::MempoolId_t pool_;
   CudaDraws draws_;  // its parts of generators' states end with it, if the capture failed
+  std::optional<GraphWatch> watch_;
+  std::unique_ptr<WritableGraph> nodes_;
   cudaGraphExec_t executable_ = nullptr;
   // CUDA's number for it, 0 while there is none; read by whoever allocates.
   std::atomic<unsigned long long> capture_{0};

@@ -2,6 +2,8 @@
 // The seam between the runtime and a device that can capture: CUDA, or the host device, which
 // emulates capture on the CPU.
 
+#include "runtime/device/captured_work.h"
+
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
@@ -43,6 +45,11 @@ class Executable {
   /// Runs the captured work on the current stream (CUDA: enqueues it). Never allocates.
   /// Throws c10::Error if the launch fails and nothing ran, PartialReplay if some of it did.
   virtual void replay() = 0;
+  /// What it runs; empty unless Capture::watchWork() was called.
+  virtual const CapturedWork& work() const;
+  /// From the next replay on node `node` of work() has these bytes, as many as there are in it. Throws
+  /// c10::Error where that fails: then it is not known which ones it has.
+  virtual void write(size_t node, const uint8_t* bytes);
 };
 
 /// A capture in progress on this thread. Its destructor aborts: whatever was routed, registered or
@@ -58,6 +65,13 @@ class Capture {
   virtual void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) = 0;
   /// Ends the capture. Post: the device is no longer capturing, whether it throws or returns.
   virtual std::unique_ptr<Executable> finish() = 0;
+
+  /// Before the first call: what is recorded will be compared with other captures. Memory that the
+  /// calls may use without setting it holds `paint`, so that bytes which mean nothing show themselves.
+  /// False where the device cannot say what it records.
+  virtual bool watchWork(uint8_t /*paint*/) { return false; }
+  /// In place of finish(): ends a watched capture that nobody will run. Post: as finish().
+  virtual CapturedWork endTrial();
 };
 
 /// What an injected fault hits next: fault injection for tests (law 6).

@@ -3,8 +3,10 @@
 #include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
 #include "runtime/device/arena_session.h"
+#include "runtime/device/call_faults.h"
 #include "runtime/device/rng.h"
 #include "runtime/host/host_allocator.h"
+#include "runtime/host/host_work.h"
 #include "runtime/layout/recorder.h"
 #include "runtime/program/collectives.h"
 #include "runtime/ranks/process_group.h"
@@ -56,8 +58,15 @@ torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
 
 class HostExecutable final : public Executable {
  public:
-  HostExecutable(Device& device, std::vector<BakedCall> calls)
-      : device_(device), calls_(std::move(calls)) {}
+  HostExecutable(Device& device, std::vector<BakedCall> calls, CapturedWork work)
+      : device_(device), calls_(std::move(calls)), work_(std::move(work)) {}
+
+  const CapturedWork& work() const override { return work_; }
+  void write(size_t node, const uint8_t* bytes) override {
+    passCall("the writing of a kernel's parameters");
+    TORCH_INTERNAL_ASSERT(work_.at(node).writable);
+    writeNumbers(calls_.at(node).operands, bytes);
+  }
 
   void replay() override {
     device_.passFaultPoint(FaultPoint::Launch);
@@ -127,6 +136,7 @@ class HostExecutable final : public Executable {
 
   Device& device_;
   std::vector<BakedCall> calls_;
+  const CapturedWork work_;  // one a call, where it was watched
   torch::jit::Stack stack_;
   llvm::DenseMap<const c10::StorageImpl*, at::Tensor> started_;
 };
@@ -232,8 +242,14 @@ class HostCapture final : public Capture {
   }
   ~HostCapture() override { capturing = false; }
 
+  bool watchWork(uint8_t paint) override {
+    paint_ = paint;
+    return true;
+  }
+
   void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) override {
     device_.passFaultPoint(FaultPoint::CaptureCall);
+    ++seen_;
     if (const auto reason = refusedInCapture(call, stack, rng)) refuse(call, *reason);
     noteDevices(call);
     checkCommunication(call, stack);
@@ -256,18 +272,29 @@ class HostCapture final : public Capture {
     forEachTensor(stack,
                   [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
     if (facts.collective) open(baked, stack);
-    if (!onlyViews(call)) calls_.push_back(std::move(baked));
+    if (onlyViews(call)) return;
+    if (paint_) work_.push_back(workOf(call, seen_, baked.operands, *paint_));
+    calls_.push_back(std::move(baked));
   }
 
   std::unique_ptr<Executable> finish() override {
+    end();
+    return std::make_unique<HostExecutable>(device_, std::move(calls_), std::move(work_));
+  }
+
+  CapturedWork endTrial() override {
+    end();
+    return std::move(work_);
+  }
+
+ private:
+  void end() {
     capturing = false;
     device_.passFaultPoint(FaultPoint::CaptureEnd);
     TORCH_CHECK(open_.empty(), "the host device ends a capture: a collective in it was not waited "
                                "for, so its stream is not joined");
-    return std::make_unique<HostExecutable>(device_, std::move(calls_));
   }
 
- private:
   [[noreturn]] static void refuse(const Call& call, const std::string& reason) {
     refuseCapture("operation not permitted when the host device is capturing: " +
                   describeWithSource(call.node) + ": " + reason);
@@ -318,6 +345,9 @@ class HostCapture final : public Capture {
 
   Device& device_;
   std::vector<BakedCall> calls_;
+  std::optional<uint8_t> paint_;  // watched
+  CapturedWork work_;
+  int32_t seen_ = -1;  // the call that is recorded, counted from 0
   llvm::DenseSet<const c10::StorageImpl*> open_,
       waited_;  // by the storage of a collective's result
   bool onCpu_ = false, onAccelerator_ = false;

@@ -4,6 +4,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
 #include "runtime/program/host_reads.h"
+#include "runtime/program/quick_call.h"
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -234,6 +235,7 @@ Call compileCall(const Node* node, const DeviceMap& devices,
   if (const Value* state = rngStateOf(node)) call.rng = slotOf(state);
   call.draws = facts.schema && drawsRandom(node);
   for (const Value* output : node->outputs()) call.outputs.push_back(slotOf(output));
+  call.quick = quickCallOf(call);
   return call;
 }
 

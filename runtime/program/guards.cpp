@@ -199,7 +199,11 @@ bool OperandGuard::differsInStrides(const c10::IValue& value) const {
 std::string OperandGuard::difference(const c10::IValue& value) const {
   if (holdsSlowly(value)) return "";
   if (number_.defined()) return text("expected the number ", number_, ", found another one");
-  if (!tensor_) return text("expected ", describeValue(other_), ", found ", describeValue(value));
+  if (!tensor_) {
+    const std::string both =
+        text("expected ", describeValue(other_), ", found ", describeValue(value));
+    return why_.empty() ? both : both + ", and replays cannot be given another one: " + why_;
+  }
   if (!value.isTensor() || !value.toTensor().defined()) {
     return text("expected a tensor, found ", describeValue(value));
   }

@@ -48,6 +48,9 @@ class OperandGuard {
   /// For a CPU tensor without dimensions that kernels take as a number: its address is free.
   static OperandGuard ofNumber(const at::Tensor& captured);
 
+  /// Of a number: why replays cannot be given another one, for difference().
+  void setReason(std::string why) { why_ = std::move(why); }
+
   bool holds(const c10::IValue& value) const {
     if (value.isTensor() && value.toTensor().unsafeGetTensorImpl() == same_) return true;
     return holdsSlowly(value);
@@ -83,6 +86,7 @@ class OperandGuard {
   c10::Storage kept_;
   at::Tensor number_;  // a copy
   c10::IValue other_;  // a number, a generator, None
+  std::string why_;    // setReason
 };
 
 /// "Float(2, 3, strides=[3, 1], device=cpu)" of a tensor; kind and value of anything else.

@@ -74,12 +74,18 @@ struct DeadBlock {
   int64_t bytes = 0;
 };
 
+struct Call;
+/// The same as a call on the operands in a frame, its results put there, without the dispatcher. False, and
+/// nothing is done, where the operands are not what it is for.
+using QuickCall = bool (*)(const Call&, Frame&);
+
 /// One operator call, compiled: what to push, what to call, where the outputs go.
 struct Call {
   const Node* node = nullptr;  // for messages and remarks; outlived by the program
   int64_t step = -1;           // Timeline step; -1: its allocations are not planned
   std::optional<c10::OperatorHandle> handle;
   std::function<void(torch::jit::Stack&)> operation;  // where there is no handle
+  QuickCall quick = nullptr;                          // runtime/program/quick_call.h
   std::vector<Operand> operands;
   Slot rng = kNoSlot;  // generator or saved state this call draws from
   bool draws = false;  // draws random numbers

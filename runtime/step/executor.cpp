@@ -1,5 +1,6 @@
 #include "runtime/step/executor.h"
 
+#include "ir/core/counted.h"
 #include "runtime/device/rng.h"
 #include "runtime/layout/misplaced_results.h"
 #include "runtime/ranks/communication.h"
@@ -26,6 +27,19 @@ void RemarkOnce::missedAs(const std::string& key, const std::string& name, const
   } else {
     remarks_.add(RemarkKind::Missed, "runtime", name, message);
   }
+}
+
+void RemarkOnce::patched(const Node* node, const NumberPatches& patches) {
+  remarks_.add(RemarkKind::Passed, "runtime", "numbers-written", node,
+               counted(static_cast<int64_t>(patches.numbers().size()), "number") + " in " +
+                   counted(patches.kernels(), "kernel") + ": written before each replay");
+}
+
+void RemarkOnce::baked(const Node* node, size_t operand, const std::string& why) {
+  remarks_.add(
+      RemarkKind::Analysis, "runtime", "number-baked", node,
+      "operand %" + node->input(operand)->debugName() +
+          " stays as it was captured, and with another value no replay is possible: " + why);
 }
 
 void RemarkOnce::capturedLate(const Node* node, int failures) {
@@ -97,6 +111,10 @@ void Executor::runAll(const std::vector<Instruction>& instructions) {
 }
 
 void Executor::runCall(Call& call) {
+  if (call.quick && !recorder_ && call.dying.empty() && call.quick(call, frame_)) {
+    releaseSlots(call.releases, frame_);
+    return;
+  }
   // A number wrapped on its way to a Tensor parameter is not the operator's allocation.
   if (session_) session_->enterStep(-1);
   call.push(frame_, stack_);
@@ -172,7 +190,32 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
                           "; its calls run one by one");
     return runCalls(launch);
   }
+  if (!numbersHold(partition, launch)) return runCalls(launch);
   replay(captured, launch);
+}
+
+/// Whether it may be replayed with these numbers. Finds out by captures where they are of a kind that was
+/// not seen before; a remark says why not.
+bool Executor::numbersHold(Partition& partition, Launch& launch) {
+  const CapturedPartition& captured = *partition.captured();
+  if (captured.numbersHold(frame_)) return true;
+  std::string why = captured.patches->whyNot(frame_, launch.node);
+  if (why.empty()) {
+    detachOperands(launch);
+    returnLoans(launch);
+    ranInside_ = true;
+    try {
+      if (partition.proveNumbers(launch, frame_, stack_, device_, *session_)) return true;
+      why = captured.patches->whyNot(frame_, launch.node);
+    } catch (const std::exception& error) {
+      if (options_.isInterrupt && options_.isInterrupt(error)) throw;
+      const auto* ours = dynamic_cast<const c10::Error*>(&error);
+      why = std::string("whether its numbers may be written could not be found out: ") +
+            (ours ? ours->what_without_backtrace() : error.what());
+    }
+  }
+  remarks_.missed("guard-failed", launch.node, why + "; its calls run one by one");
+  return false;
 }
 
 /// Its calls run one by one where the launch fails, and nothing ran.
@@ -189,6 +232,12 @@ void Executor::replay(const CapturedPartition& captured, Launch& launch) {
                     std::string(error.what_without_backtrace()) + "; its calls run one by one");
     runCalls(launch);
   }
+}
+
+/// Says what becomes of the numbers that a captured partition takes.
+void Executor::remarkNumbers(const CapturedPartition& captured, const Launch& launch) {
+  if (captured.patches) remarks_.patched(launch.node, *captured.patches);
+  for (const auto& [operand, why] : captured.baked) remarks_.baked(launch.node, operand, why);
 }
 
 /// Captures; if that fails, quarantines the partition, runs its calls, and returns false.
@@ -220,7 +269,10 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
     if (!options_.requireCapture) partition.quarantine(ofProgram || together);
   }
   const bool byAll = !together || settle(partition, launch, failure);
-  if (failure.empty()) ++stats_.captures;
+  if (failure.empty()) {
+    ++stats_.captures;
+    remarkNumbers(*partition.captured(), launch);
+  }
   if (failure.empty() && failures > 0) remarks_.capturedLate(launch.node, failures);
   TORCH_CHECK(failure.empty() || !options_.requireCapture, describe(launch.node),
               ": not captured: ", failure, "; ", reasonCure(HostReason::CaptureFailed));

@@ -32,6 +32,8 @@ class RemarkOnce {
                 const std::string& message);
   /// No loss, and said each time: so many captures of `node` had failed before.
   void capturedLate(const Node* node, int failures);
+  void baked(const Node* node, size_t operand, const std::string& why);
+  void patched(const Node* node, const NumberPatches& patches);
 
  private:
   Remarks& remarks_;
@@ -73,6 +75,8 @@ class Executor {
   void runPartition(Partition& partition, Launch& launch);
   void replay(const CapturedPartition& captured, Launch& launch);
   bool captureNow(Partition& partition, Launch& launch);
+  bool numbersHold(Partition& partition, Launch& launch);
+  void remarkNumbers(const CapturedPartition& captured, const Launch& launch);
   bool settle(Partition& partition, const Launch& launch, const std::string& failure);
   void runCalls(Launch& launch);
   void runStage(uint32_t index);

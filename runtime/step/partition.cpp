@@ -2,8 +2,8 @@
 
 #include "ir/core/cudagraph_ops.h"
 #include "runtime/device/rng.h"
-#include "runtime/layout/misplaced_results.h"
 #include "runtime/results/results.h"
+#include "runtime/step/number_captures.h"
 
 #include <algorithm>
 
@@ -36,41 +36,24 @@ std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame
   return generators;
 }
 
-void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
-                  ArenaSession& session) {
-  for (const Call& call : launch.calls) {
-    session.enterStep(-1);
-    call.push(frame, stack);
-    session.enterStep(call.step);
-    try {
-      capture.call(call, rngOf(call, frame), stack);
-    } catch (c10::Error& error) {
-      addLocation(error, call.node);
-      throw;
-    }
-    TORCH_CHECK(!anyMisplaced(call, stack, session), describe(call.node),
-                ": allocates otherwise than in warm-up, and a result came to lie in the place of "
-                "another one");
-    call.store(stack, frame);
-    // Operands stay: if the capture fails, the calls run one by one.
-    for (Slot slot : call.releases) {
-      const auto& kept = launch.releases;
-      if (!std::binary_search(kept.begin(), kept.end(), slot)) frame[slot] = c10::IValue();
-    }
-  }
-}
-
 /// Guards of what `launch` was captured with.
 void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab,
           CapturedPartition& captured) {
   const std::vector<OperandTag> tags = tagsOf(launch.node);
+  std::vector<bool> written(launch.operands.size());
+  if (captured.patches) {
+    for (const PatchedNumber& number : captured.patches->numbers()) written[number.operand] = true;
+  }
   for (size_t i = 0; i < launch.operands.size(); ++i) {
+    if (written[i]) continue;
     const Slot slot = launch.operands[i];
     const c10::IValue& value = frame[slot];
     const bool planned = value.isTensor() && inSlab(value.toTensor(), &slab);
     const bool number = value.isTensor() && isNumber(tags, i);
     OperandGuard guard =
         number ? OperandGuard::ofNumber(value.toTensor()) : OperandGuard(value, !planned);
+    for (const auto& [operand, why] : captured.baked)
+      if (operand == i) guard.setReason(why);
     if (code.sources[slot] == SlotSource::Input) {
       captured.inputGuards.emplace_back(slot, std::move(guard));
     } else {
@@ -132,11 +115,18 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
   const Slab& slab = *session.slab();
   checkOperands(launch, code, frame, slab);
   const auto generators = generatorsOf(launch, frame, device.tensorDevice());
+  LaunchNumbers numbers = numbersOf(launch, frame, !generators.empty());
   auto captured = std::make_shared<CapturedPartition>();
   try {
     auto capture = device.beginCapture(generators);
+    const bool watched = !numbers.numbers.empty() && capture->watchWork(/*paint=*/0);
     captureCalls(launch, frame, stack, *capture, session);
     captured->executable = capture->finish();
+    for (Slot slot : launch.outputs) captured->exported.push_back(frame[slot]);
+    if (watched) {
+      captured->patches =
+          findPatches(numbers, *captured->executable, {launch, frame, stack, device, session});
+    }
   } catch (...) {
     stack.clear();
     session.enterStep(-1);
@@ -144,12 +134,18 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
     throw;
   }
   session.enterStep(-1);
+  captured->baked = std::move(numbers.baked);
   bake(launch, code, frame, slab, *captured);
-  for (Slot slot : launch.outputs) captured->exported.push_back(frame[slot]);
   for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
   captured_ = std::move(captured);
   state_ = PartitionState::Captured;
   failures_ = 0;
+}
+
+bool Partition::proveNumbers(const Launch& launch, Frame& frame, torch::jit::Stack& stack,
+                             Device& device, ArenaSession& session) {
+  return provePatches(*captured_->patches, *captured_->executable,
+                      {launch, frame, stack, device, session});
 }
 
 }  // namespace gravure

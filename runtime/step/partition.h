@@ -6,6 +6,7 @@
 #include "runtime/program/guards.h"
 #include "runtime/program/instruction.h"
 #include "runtime/runtime.h"
+#include "runtime/step/number_patches.h"
 
 #include <memory>
 #include <string>
@@ -19,6 +20,10 @@ struct CapturedPartition {
   std::vector<c10::IValue> exported;                    // one a launch output
   std::vector<std::pair<size_t, OperandGuard>> guards;  // by operand that is no entry input
   std::vector<std::pair<Slot, OperandGuard>> inputGuards;
+  /// Numbers that no guard covers, since replays are given them; nullptr if there is none.
+  std::unique_ptr<NumberPatches> patches;
+  /// Floats that a guard covers, by operand, and why.
+  std::vector<std::pair<size_t, std::string>> baked;
 
   /// Index of the first operand that is not what was captured, of those that no input guard covers;
   /// -1 if the executable may be replayed.
@@ -29,9 +34,12 @@ struct CapturedPartition {
     return -1;
   }
   std::string difference(int64_t operand, const c10::IValue& value) const;
+  /// True if it may be replayed with the numbers in `frame`.
+  bool numbersHold(const Frame& frame) const { return !patches || patches->hold(frame); }
 
-  /// Launches, then puts the outputs into their slots.
+  /// Launches with the numbers in `frame`, which hold, then puts the outputs into their slots.
   void replay(const Launch& launch, Frame& frame) const {
+    if (patches) patches->write(frame, *executable);
     executable->replay();
     for (size_t i = 0; i < exported.size(); ++i) frame[launch.outputs[i]] = exported[i];
   }
@@ -58,6 +66,11 @@ class Partition {
   /// whatever else broke the capture; then frame and device are as before.
   void capture(const Launch& launch, const EntryCode& code, Frame& frame, torch::jit::Stack& stack,
                Device& device, ArenaSession& session);
+
+  /// Of a captured one whose numbers do not hold: captures what they make of its work, and returns
+  /// whether they hold now. Throws as capture().
+  bool proveNumbers(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Device& device,
+                    ArenaSession& session);
 
   /// nullptr unless the state is Captured.
   const std::shared_ptr<const CapturedPartition>& captured() const { return captured_; }

@@ -369,6 +369,19 @@ std::vector<PartitionState> Runtime::partitionStates(const std::string& entry) c
   return states;
 }
 
+Runtime::WrittenNumbers Runtime::writtenNumbers() const {
+  WrittenNumbers written;
+  for (const EntryState& entry : impl_->entries_) {
+    for (const Partition& partition : entry.served.partitions) {
+      if (!partition.captured() || !partition.captured()->patches) continue;
+      const NumberPatches& patches = *partition.captured()->patches;
+      written.numbers += static_cast<int64_t>(patches.numbers().size());
+      written.kernels += patches.kernels();
+    }
+  }
+  return written;
+}
+
 const MemoryPlan& Runtime::memoryPlan() const {
   return impl_->layout_ ? impl_->layout_->plan : impl_->noPlan_;
 }

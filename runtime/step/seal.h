@@ -38,7 +38,7 @@ struct HandOut {
   int64_t input = -1;
 };
 
-/// One launch of a sealed step.
+/// One launch of a sealed step. What its work takes anew each step is in CapturedPartition::patches.
 struct SealedLaunch {
   std::shared_ptr<const CapturedPartition> captured;
   /// Of operands that the seal's own guards do not cover: what host nodes made.
@@ -48,7 +48,7 @@ struct SealedLaunch {
     for (const auto& [slot, guard] : guards) {
       if (!guard->holds(frame[slot])) return false;
     }
-    return true;
+    return captured->numbersHold(frame);
   }
 };
 

@@ -101,6 +101,8 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
     } else if (name == "results") {
       parsed.runtime.results = parseResults(value);
       parsed.passes.accumulateGradients = value == "accumulate";
+    } else if (name == "write_numbers") {
+      parsed.passes.writeNumbers = parseBool(name, value);
     } else if (name == "agree") {
       parsed.runtime.agree = parseAgree(value);
     } else if (name == "poison") {
@@ -109,7 +111,7 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
     } else {
       TORCH_CHECK(false, "there is no option '", name, "'; there are host, order, ",
                   "min_partition_size, memory_growth, memory_slack, uncaptured, require_capture, "
-                  "results, agree, poison");
+                  "results, agree, write_numbers, poison");
     }
   }
   return parsed;

@@ -153,7 +153,9 @@ class UpdateProgram:
         writer.add_graph(self._update.graph, bound)
         text = f"{HEADER}\n{writer.text(_ENTRY, [])}"
         device = device_of([self._update.graph], f"the step of {name}")
-        program = program_class().of_text(text, device, options.for_library())
+        # A foreach call is many kernels.
+        library = {"min_partition_size": "1", "write_numbers": "1"} | options.for_library()
+        program = program_class().of_text(text, device, library)
         constants = {
             i: spec.value for i, (spec, _, _) in enumerate(writer.inputs) if spec.role == "constant"
         }

@@ -103,6 +103,7 @@ TEST_CASE("pipeline: every option of every pass is read as it is printed") {
   odd.alignment = 64;
   odd.pieceAlignment = 16;
   odd.accumulateGradients = true;
+  odd.writeNumbers = true;
   const std::string text = pipelineText(withAllOptions(wholePipeline(), odd));
   PassOptions read;
   for (const PassStep& each : parsePipeline(text)) {
@@ -116,6 +117,7 @@ TEST_CASE("pipeline: every option of every pass is read as it is printed") {
   CHECK(read.alignment == 64);
   CHECK(read.pieceAlignment == 16);
   CHECK(read.accumulateGradients);
+  CHECK(read.writeNumbers);
 }
 
 TEST_CASE("pipeline: an option holds from its pass on") {

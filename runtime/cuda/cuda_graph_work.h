@@ -1,0 +1,73 @@
+#pragma once
+// The nodes of a CUDA graph as plain data, and the writing of a kernel's parameters.
+
+#include "runtime/device/captured_work.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+namespace gravure {
+
+/// Why the nodes of graphs cannot be read on this machine; "" if they can.
+std::string whyNoGraphWork();
+
+/// Follows a capture: which call of it made which nodes. The graph must be given in at the end.
+class GraphWatch {
+ public:
+  /// Behind each call of the capture on `stream`.
+  void noteCall(cudaStream_t stream);
+  /// What `graph` runs, whose capture has ended. A kernel of cuBLASLt does not tell how its parameters
+  /// lie: it is not readable, and neither is a copy from the host's memory. Throws c10::Error where the
+  /// driver refuses.
+  CapturedWork read(cudaGraph_t graph) const;
+
+ private:
+  std::vector<size_t> ends_;  // by call: nodes when it was recorded
+};
+
+/// A graph whose kernels may be given other parameters in the executable that was made of it.
+class WritableGraph {
+ public:
+  /// Takes `graph`. Throws as GraphWatch::read(); the graph is destroyed then.
+  WritableGraph(cudaGraph_t graph, const GraphWatch& watch);
+  ~WritableGraph();
+  WritableGraph(const WritableGraph&) = delete;
+  WritableGraph& operator=(const WritableGraph&) = delete;
+
+  cudaGraph_t graph() const { return graph_; }
+  const CapturedWork& work() const { return work_; }
+  /// As Executable::write(). Touches nothing that runs already: launches to come have the bytes.
+  void write(cudaGraphExec_t executable, size_t node, const uint8_t* bytes);
+
+ private:
+  struct Kernel {
+    CUgraphNode node = nullptr;
+    CUDA_KERNEL_NODE_PARAMS_v2 parameters{};
+    std::vector<size_t> offsets;  // of its parameters
+  };
+
+  cudaGraph_t graph_;
+  CapturedWork work_;
+  std::vector<Kernel> kernels_;  // by node; those that were written
+};
+
+// What a kernel's parameters hold without being set shows where memory holds another byte in each capture.
+
+/// Fills the stack below the caller's frame.
+void paintStack(uint8_t value);
+
+/// Fills free blocks of the heap, and holds some of them while it lives: others lie elsewhere meanwhile.
+class PaintedHeap {
+ public:
+  explicit PaintedHeap(uint8_t value);
+  ~PaintedHeap();
+  PaintedHeap(const PaintedHeap&) = delete;
+  PaintedHeap& operator=(const PaintedHeap&) = delete;
+
+ private:
+  std::vector<void*> held_;
+};
+
+}  // namespace gravure

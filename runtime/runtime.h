@@ -38,11 +38,6 @@ struct RuntimeOptions {
   /// Capture nothing: every step takes the uncaptured path (the reference).
   bool uncaptured = false;
   ResultPolicy results = ResultPolicy::Owned;
-  /// With ResultPolicy::Owned: bytes from which on the outputs of an entry that saves values for another
-  /// one are lent as gradients are, if the warm-up saw nobody hold the last ones when the entry ran
-  /// again. All others are copied: people collect what is small, and what they compute without a
-  /// backward, and a copy costs less than a step that runs uncaptured.
-  int64_t leastLentOutput = int64_t{1} << 20;
   AgreeWhen agree = AgreeWhen::AtCapture;
   /// A missed capture is an error instead of a remark.
   bool requireCapture = false;

@@ -48,8 +48,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///                       which are inputs named "w.grad"
   ///   agree               "capture" or "step": when ranks decide together (AgreeWhen)
   ///   write_numbers       "1": operators that take a float read on the host are captured, too
-  ///   poison              "0": the host device does not overwrite dead memory; "1": it does, and
-  ///                       outputs of any size are lent, so that a test of small ones sees it
+  ///   poison              "0": the host device does not overwrite dead memory
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(const ProgramSource& source, const std::string& device, const LoadOptions& options);
   ~LoadedProgram() override;

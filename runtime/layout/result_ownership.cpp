@@ -4,7 +4,6 @@
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
-#include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringSet.h>
 
 #include <algorithm>
@@ -43,7 +42,7 @@ bool isPlanned(const Timeline& timeline, const EntryCode& code, const OwnedFrom&
          timeline.storages()[storage].origin == StorageOrigin::Fresh;
 }
 
-Ownership wished(OutputRole role, ResultPolicy policy, bool lendsOutput) {
+Ownership wished(OutputRole role, ResultPolicy policy) {
   switch (role) {
     case OutputRole::Mutation:
     case OutputRole::Alias:
@@ -51,16 +50,14 @@ Ownership wished(OutputRole role, ResultPolicy policy, bool lendsOutput) {
     case OutputRole::Gradient:
       if (policy == ResultPolicy::Owned) return Ownership::Lent;
       [[fallthrough]];
-    default:
-      if (policy == ResultPolicy::Owned && lendsOutput) return Ownership::Lent;
-      return policy == ResultPolicy::Static ? Ownership::Static : Ownership::Copied;
+    default: return policy == ResultPolicy::Static ? Ownership::Static : Ownership::Copied;
   }
 }
 
 }  // namespace
 
 void chooseOwnership(const Program& program, const Timeline& timeline, ResultPolicy policy,
-                     int64_t leastLentOutput, std::vector<EntryCode>& codes) {
+                     std::vector<EntryCode>& codes) {
   llvm::StringSet<> read;  // saved values that an entry of the program reads
   for (const Entry& entry : program.entries) {
     for (const InputInfo& input : entry.inputs) {
@@ -74,18 +71,13 @@ void chooseOwnership(const Program& program, const Timeline& timeline, ResultPol
     llvm::DenseSet<Slot> copied;
     llvm::DenseMap<int64_t, int> sharers;  // autograd adds to gradients in place
     for (Slot slot : code.outputs) ++sharers[code.storages[owned.arenaSlot(slot)]];
-    const auto isRead = [&](const OutputInfo& info) {
-      return info.role == OutputRole::Saved && read.contains(info.name);
-    };
-    const bool saves = llvm::any_of(code.entry->outputs, isRead);
     for (size_t o = 0; o < code.outputs.size() && o < code.entry->outputs.size(); ++o) {
       const OutputInfo& info = code.entry->outputs[o];
-      if (isRead(info)) {
+      if (info.role == OutputRole::Saved && read.contains(info.name)) {
         code.ownership[o] = Ownership::Saved;
       } else if (isPlanned(timeline, code, owned, o)) {
+        code.ownership[o] = wished(info.role, policy);
         const int64_t storage = code.storages[owned.arenaSlot(code.outputs[o])];
-        const int64_t bytes = timeline.storages()[storage].bytes.value_or(0);
-        code.ownership[o] = wished(info.role, policy, saves && bytes >= leastLentOutput);
         if (code.ownership[o] == Ownership::Lent && sharers[storage] > 1)
           code.ownership[o] = Ownership::Copied;
       }
@@ -113,17 +105,6 @@ std::vector<Exclusive> reservedStorages(const Timeline& timeline, std::vector<En
     }
   }
   return reserved;
-}
-
-void copyHeldOutputs(std::vector<EntryCode>& codes,
-                     llvm::function_ref<bool(size_t, size_t)> held) {
-  for (size_t e = 0; e < codes.size(); ++e) {
-    EntryCode& code = codes[e];
-    for (size_t o = 0; o < code.ownership.size() && o < code.entry->outputs.size(); ++o) {
-      const bool gradient = code.entry->outputs[o].role == OutputRole::Gradient;
-      if (code.ownership[o] == Ownership::Lent && !gradient && held(e, o)) copyFromNowOn(code, o);
-    }
-  }
 }
 
 void copyFromNowOn(EntryCode& code, size_t output) {

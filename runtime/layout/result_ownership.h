@@ -14,16 +14,9 @@ namespace gravure {
 
 /// Sets `ownership` of every entry's outputs and of its Own instructions. A result is Lent or Static
 /// only where the step allocates it with a shape known in advance, and Lent only if no other result
-/// shares its memory, and if it is a gradient, or has `leastLentOutput` bytes and its entry saves values
-/// for another one.
+/// shares its memory.
 void chooseOwnership(const Program& program, const Timeline& timeline, ResultPolicy policy,
-                     int64_t leastLentOutput, std::vector<EntryCode>& codes);
-
-/// Before the arena is laid out: of the Lent results that are no gradients, those that are held,
-/// `held(entry, output)`, when their entry runs again are copied. (A gradient that is held is found out
-/// in the step that would write over it: accumulation holds it for a few steps, and drops it.)
-void copyHeldOutputs(std::vector<EntryCode>& codes,
-                     llvm::function_ref<bool(size_t, size_t)> held);
+                     std::vector<EntryCode>& codes);
 
 /// By Timeline storage, those that Lent and Static results lie in: no other buffer may overlap
 /// them until their entry runs again, or, of Lent ones with `droppedInTime(entry, output)`, until the

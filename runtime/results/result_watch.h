@@ -1,5 +1,5 @@
 #pragma once
-// When callers drop results, seen before the arena is laid out.
+// Whether callers drop results in time for the next step, seen before the arena is laid out.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,15 +15,6 @@ class ResultWatch {
     last_ = result.storage().getWeakStorageImpl();
     handedOut_ = true;
   }
-  /// Its own entry begins once more.
-  void ownEntryBegins() {
-    if (!handedOut_) return;
-    seenAgain_ = true;
-    heldAgain_ |= !last_.expired();
-  }
-  /// True if nobody held the last one whenever its entry ran again, which was seen at least once.
-  bool droppedBeforeTheNext() const { return seenAgain_ && !heldAgain_; }
-
   /// An entry that comes before its own in the program begins.
   void nextStepBegins() {
     if (!handedOut_) return;
@@ -35,9 +26,7 @@ class ResultWatch {
 
  private:
   c10::weak_intrusive_ptr<c10::StorageImpl> last_{c10::intrusive_ptr<c10::StorageImpl>()};
-  bool handedOut_ = false;
-  bool seen_ = false, held_ = false;            // when a next step began
-  bool seenAgain_ = false, heldAgain_ = false;  // when its own entry began
+  bool handedOut_ = false, seen_ = false, held_ = false;
 };
 
 }  // namespace gravure

@@ -177,9 +177,8 @@ void Runtime::Impl::enterArena(EntryState& entry, bool lent, const Seal* seal, S
   entry.uncapturedRuns <<= 1;
 }
 
-/// Before `begins` runs: notes which results of it, and of the entries behind it, somebody holds.
-void Runtime::Impl::watchResults(EntryState& begins) {
-  for (ResultWatch& watch : begins.results.watches) watch.ownEntryBegins();
+/// Before `begins` runs: notes which results of the entries behind it somebody holds.
+void Runtime::Impl::watchResults(const EntryState& begins) {
   for (EntryState& entry : llvm::drop_begin(entries_, &begins - entries_.data() + 1)) {
     for (ResultWatch& watch : entry.results.watches) watch.nextStepBegins();
   }

@@ -91,7 +91,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
   timeline_ = Timeline::build(program_);
   device_->installAllocator();
   for (const Entry& entry : program_.entries) codes_.push_back(flatten(entry, timeline_, devices_));
-  chooseOwnership(program_, timeline_, options_.results, options_.leastLentOutput, codes_);
+  chooseOwnership(program_, timeline_, options_.results, codes_);
   for (const Node* node : timeline_.steps()) planning_.push_back(stepPlanning(node, devices_));
   communication_ = Communication::of(codes_, *device_, options_, remarks_);
   for (size_t e = 0; e < codes_.size(); ++e) {

@@ -82,7 +82,7 @@ class Runtime::Impl {
   static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   StepPath servedPath(EntryState& entry, const std::vector<c10::IValue>& inputs);
   std::string inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
-  void watchResults(EntryState& begins);
+  void watchResults(const EntryState& begins);
   bool resultsHeld(EntryState& entry);
   bool layOutAnew();
   void enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path);

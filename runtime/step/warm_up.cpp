@@ -107,9 +107,6 @@ std::string Runtime::Impl::plan() {
   const auto droppedInTime = [&](size_t e, size_t o) {
     return entries_[e].results.watches[o].droppedInTime();
   };
-  copyHeldOutputs(codes_, [&](size_t e, size_t o) {
-    return !entries_[e].results.watches[o].droppedBeforeTheNext();
-  });
   LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_, droppedInTime),
                         options_.editBuffers};
   ArenaLayout layout =

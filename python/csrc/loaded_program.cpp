@@ -88,6 +88,10 @@ LoadedProgram::LoadedProgram(Program program, const std::string& device, const L
     : staticResults_(options.runtime.results == ResultPolicy::Static) {
   std::unique_ptr<Device> made = makeDevice(device, options.poison);
   verifyProgram(program);
+  if (options.shadow > 0) {
+    shadow_ = std::make_unique<Shadow>(program.clone(), device, options.passes, options.poison,
+                                       options.shadow);
+  }
   std::map<std::string, SharedVersions> versions;
   for (const Entry& entry : program.entries) versions.emplace(entry.name, entry);
   passes_.options = options.passes;
@@ -316,10 +320,14 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
   if (StepScope::isInside()) return runCounted(state, std::move(inputs), /*captured=*/true);
   const std::string& name = state.entry->name;
   if (repeats_ && repeated_.count(name) != 0) return repeated(name);
+  std::optional<Shadow::Run> compared;
+  if (shadow_) compared = shadow_->begin(runtime_->program(), name, inputs, runtime_->remarks());
   const RuntimeStats before = runtime_->stats();
   const auto begin = std::chrono::steady_clock::now();
   auto results = runCounted(state, std::move(inputs), /*captured=*/true);
   times_[name].add(before, runtime_->stats(), std::chrono::steady_clock::now() - begin);
+  progress_.end();
+  if (compared) shadow_->compare(*compared, results, runtime_->remarks());
   if (repeats_) repeated_[name] = results;
   const Remarks& remarks = runtime_->remarks();
   if (remarks.all().size() > logged_) {
@@ -514,6 +522,10 @@ c10::Dict<std::string, int64_t> LoadedProgram::stats() const {
   named.insert("copied_result_bytes", stats.copiedResultBytes);
   named.insert("arena_bytes", stats.arenaBytes);
   named.insert("arena_load", stats.arenaLoad);
+  if (shadow_) {
+    named.insert("compared", shadow_->compared());
+    named.insert("different", shadow_->different());
+  }
   return named;
 }
 

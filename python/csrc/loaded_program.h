@@ -6,6 +6,7 @@
 #include "python/csrc/gradient_buffers.h"
 #include "python/csrc/gradients.h"
 #include "python/csrc/run_times.h"
+#include "python/csrc/shadow.h"
 #include "python/csrc/shared_versions.h"
 #include "python/csrc/user_log.h"
 #include "python/csrc/weak_tensors.h"
@@ -47,6 +48,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///                       which are inputs named "w.grad"
   ///   agree               "capture" or "step": when ranks decide together (AgreeWhen)
   ///   poison              "0": the host device does not overwrite dead memory
+  ///   shadow              N: each Nth run of an entry is compared with the uncaptured path
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(Program program, const std::string& device, const LoadOptions& options);
   ~LoadedProgram() override;
@@ -209,6 +211,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::shared_ptr<const AutogradPlan> autograd_;
   at::Tensor alive_;
   std::map<std::string, RunTimes> times_;  // by entry
+  std::unique_ptr<Shadow> shadow_;  // where runs are compared
   bool repeats_ = false;
   bool defers_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_

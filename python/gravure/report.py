@@ -15,6 +15,7 @@ from .calls.live_graphs import followed
 from .calls.reports import GraphReport
 from .page.file import write_page, write_text
 from .page.surroundings import settings, versions
+from .torch_api.artifacts import add_artifact
 
 logger = logging.getLogger("gravure")
 _PROCESS = os.getpid()
@@ -73,6 +74,7 @@ def _at_exit() -> None:
     if os.getpid() != _PROCESS:
         return  # a forked child: programs and report are its parent's
     try:
+        add_artifact("gravure_report", lambda: str(_in_order(g.report() for g in followed())))
         if reports.WRITTEN_TO:
             _write(reports.WRITTEN_TO)
     except Exception as error:  # the training is done, and its exit status is its own

@@ -6,7 +6,7 @@
 #include "runtime/device/rng.h"
 #include "runtime/program/collectives.h"
 #include "runtime/runtime.h"
-#include "tools/gravure/bits.h"
+#include "runtime/results/bits.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <llvm/ADT/STLExtras.h>

@@ -1,7 +1,7 @@
 #include "tools/gravure/run.h"
 
 #include "ir/core/cudagraph_ops.h"
-#include "tools/gravure/bits.h"
+#include "runtime/results/bits.h"
 #include "tools/gravure/pass_flags.h"
 #include "tools/gravure/remark_output.h"
 #include "tools/gravure/run_report.h"

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from .calls.live_graphs import followed
 from .doctor.findings import Cause, causes
+from .doctor.code_at import code_at
 from .doctor.holders import holders_of
 from .doctor.kept_state import kept_state
 from .doctor.steps import Done, Programs, counted, strip
@@ -54,6 +55,8 @@ class Diagnosis:
             since = f" (since step {cause.since})" if cause.since > 1 else ""
             at = f"{cause.where}: " if cause.where else ""
             lines.append(f"{number}. {at}{cause.what}{since}")
+            if code := code_at(cause.where):
+                lines.append(f"       {code}")
             lines.append(f"   instead: {cause.instead}")
         if not self.causes and not self.error:
             lines.append(self._verdict())
@@ -159,7 +162,10 @@ class _Visit:
         ]
         graphs.sort(key=lambda graph: graph.number)
         changes = list(watch.changes.values())
-        found = causes(graphs, done, changes, list(self._held.values()))
+        names = [type(each).__name__ for each in self._optimizers]
+        inside = hasattr(self._step, "gravure_step")
+        held = list(self._held.values())
+        found = causes(graphs, done, changes, held, names if inside else ())
         return Diagnosis(self._name, done, found, error)
 
     def _steps(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..calls.compiled_graph import CompiledGraph
 from ..page.step_data import read_step
@@ -23,7 +24,15 @@ class Cause:
     since: int = 1  # the step that it was first seen in
 
 
-_READ = "torch._dynamo.config.capture_scalar_outputs = True"
+# What Dynamo says of a break, and what to write.
+_BREAKS = (
+    ("Dynamic shape", "torch.where(mask, x, 0) in place of x[mask], or pad to a fixed size"),
+    ("Data-dependent", "torch.where(condition, a, b) in place of a branch on values"),
+    ("item", "keep the value a tensor, and read it behind the step"),
+    ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
+    ("logging", "log behind the step"),
+)
+_UNKNOWN_BREAK = "keep it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
 # By what differs: what it costs, and what to write.
 _CURES = {
     "shape": (
@@ -74,12 +83,16 @@ def causes(
     steps: Sequence[Done],
     changes: Sequence[Change],
     held: Sequence[tuple[int, str, list[str]]],
+    optimizers: Sequence[str] = (),
 ) -> list[Cause]:
     """Worst first: what keeps all from capture, then what costs captures again and again, then
-    what stays on the host in each step. `held`: step, result, and who held it."""
+    what stays on the host in each step. `held`: step, result, and who held it. `optimizers`: names
+    of those that are part of a program."""
     found = [*_of_graphs(graphs), *_of_changes(steps, changes), *_of_held(steps, held)]
     found += _of_remarks(steps, bool(held), bool(changes))
-    found += _of_host(graphs)
+    if not found and steps and steps[-1].kind == "uncaptured":
+        found += map(_of_remark, steps[-1].standing, [1] * len(steps[-1].standing))
+    found += _of_host(graphs, optimizers, lists_small=not found)
     seen: set[tuple[str, str]] = set()
     return [
         c for c in found if (c.what, c.where) not in seen and not seen.add((c.what, c.where))
@@ -94,12 +107,7 @@ def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
     for reason, times in broken.items():
         place, _, why = reason.partition(": ")
         why, _, remedy = why.partition("; ")
-        if not remedy:
-            remedy = (
-                f"keep values on the device (or {_READ})"
-                if "item" in why.lower() or "Data-dependent" in why
-                else "move what is said to people, read or written out of the model, behind the step"
-            )
+        remedy = remedy or next((r for words, r in _BREAKS if words in why), _UNKNOWN_BREAK)
         what = f"a graph break: {why}"
         yield Cause(what + (f" ({times} times)" if times > 1 else ""), place, remedy)
 
@@ -124,9 +132,25 @@ def _of_changes(steps: Sequence[Done], changes: Sequence[Change]) -> Iterator[Ca
         if kinds.get(change.step) not in _HURTS and change.what not in ("thread",):
             continue
         cost, cure = _CURES[change.what]
+        if change.what == "number":
+            cure = _instead_of_number(change.name)
         differs = f"{change.name}: {change.what} was {change.before}, and is {change.after}"
         again = f", and changes {change.times} times" if change.times > 1 else ""
         yield Cause(f"{differs}{again}; {cost}", change.place, cure, change.step)
+
+
+def _instead_of_number(name: str) -> str:
+    """A tensor that is written into, as the user would write it."""
+    kind, _, rest = name.partition(' "')
+    word = rest.partition('"')[0]
+    if kind == "setting":
+        return f"a tensor: {word}=torch.tensor(…) for the optimizer, and group[{word!r}].fill_(…)"
+    if kind == "attribute":
+        return (
+            f'a buffer: self.register_buffer("{word}", torch.tensor(0)) in __init__, and '
+            f"self.{word}.add_(1)"
+        )
+    return _CURES["number"][1]
 
 
 def _of_held(
@@ -150,20 +174,35 @@ def _of_remarks(steps: Sequence[Done], held: bool, changed: bool) -> Iterator[Ca
                 continue
             if changed and name in _OF_INPUTS:
                 continue
-            where = remark.get("source", "") or remark.get("node", "")
-            message, _, cure = remark["message"].partition("; ")
-            cure = _CURES_OF_REMARKS.get(name, cure) or f"docs/remarks.md: {name}"
-            yield Cause(f"{name}: {message}", where, cure, step.number)
+            yield _of_remark(remark, step.number)
 
 
-def _of_host(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
+def _of_remark(remark: Mapping[str, Any], step: int) -> Cause:
+    name = remark["name"]
+    where = remark.get("source", "") or remark.get("node", "")
+    message, _, cure = remark["message"].partition("; ")
+    cure = _CURES_OF_REMARKS.get(name, cure) or f"docs/remarks.md: {name}"
+    return Cause(f"{name}: {message}", where, cure, step)
+
+
+def _of_host(
+    graphs: Sequence[CompiledGraph], optimizers: Sequence[str], *, lists_small: bool
+) -> Iterator[Cause]:
+    """`lists_small`: also what is left out for being little, which other causes bring about."""
     for graph in graphs:
         for program in graph.report(detailed=True).programs:
             if program.detail is None:
                 continue
             for missed in read_step(program.detail).missed:
+                if missed.reason == "too-small" and not lists_small:
+                    continue
                 operators = ", ".join(missed.operators)
                 what = f"{missed.reason}: {operators} on the host, in each step"
                 waits = f", where it waits {count_text(missed.waits, 'time')}"
-                yield Cause(what + (waits if missed.waits else ""), missed.source, missed.cure)
+                cure = missed.cure
+                if missed.reason == "too-small":
+                    cure = 'options={"min_partition_size": 1}, if a launch is worth it'
+                elif not missed.source and optimizers:
+                    cure = f"{optimizers[0]}(…, fused=True), which reads nothing on the host"
+                yield Cause(what + (waits if missed.waits else ""), missed.source, cure)
 

@@ -10,24 +10,24 @@ from typing import Any
 
 _DEPTH = 3  # a list in a dict in an object
 _OWN = str(Path(__file__).resolve().parents[1])  # whose frames are no code of the user's
+_SHOWN = 2  # holders that are named
 _MOST = 200  # objects that hold one container, looked at
 
 
 def holders_of(value: Any, ignored: tuple[Any, ...] = ()) -> list[str]:
     """`list "history" of train.py`, `attribute "last" of Trainer`, `parameter.grad`, each once."""
-    found: list[str] = []
     ignore = {id(each) for each in ignored} | {id(value)}
-    for name in _holders(value, _DEPTH, ignore):
-        if name not in found:
-            found.append(name)
-    return found
+    found = list(dict.fromkeys(_holders(value, _DEPTH, ignore)))
+    named = [name for name in found if '"' in name]
+    return sorted(named, key=len)[:_SHOWN] or found[:_SHOWN]
 
 
 def _holders(value: Any, depth: int, ignored: set[int]) -> list[str]:
     found: list[str] = []
     referrers = gc.get_referrers(value)
+    del referrers[_MOST:]
     ignored = ignored | {id(referrers)}
-    for each in referrers[:_MOST]:
+    for each in referrers:
         if id(each) in ignored:
             continue
         if isinstance(each, types.FrameType):
@@ -39,12 +39,21 @@ def _holders(value: Any, depth: int, ignored: set[int]) -> list[str]:
             named = _holders(each, depth - 1, ignored | {id(each)}) if depth > 1 else []
             found += [f"a {kind}, {name}" for name in named] or [f"a {kind} of {len(each)}"]
         elif isinstance(each, types.CellType):
-            found.append("a variable that a function closes over")
+            found.append(_closed_over(each))
         else:
             name = _attribute(each, value)
             if name:
                 found.append(f'attribute "{name}" of {type(each).__name__}')
     return found
+
+
+def _closed_over(cell: types.CellType) -> str:
+    for closure in gc.get_referrers(cell):
+        for each in gc.get_referrers(closure) if isinstance(closure, tuple) else ():
+            if isinstance(each, types.FunctionType) and each.__closure__ is closure:
+                name = each.__code__.co_freevars[[c is cell for c in closure].index(True)]
+                return f'variable "{name}" that {each.__name__} closes over'
+    return "a variable that a function closes over"
 
 
 def _in_frame(frame: types.FrameType, value: Any) -> list[str]:

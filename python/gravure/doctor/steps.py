@@ -24,6 +24,8 @@ class Done:
     captures: int = 0
     new_graphs: list[CompiledGraph] = field(default_factory=list)
     remarks: list[dict[str, Any]] = field(default_factory=list)  # the runtime's, made in it
+    # Those of programs that ran uncaptured in it, whenever they were made: each is made once.
+    standing: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -50,7 +52,9 @@ class Programs:
         for key, now in counts.items():
             was = self._counts.get(key, dict.fromkeys(_COUNTED, 0))
             done.runs += now["steps"] - was["steps"]
-            done.uncaptured += now["uncaptured_steps"] - was["uncaptured_steps"]
+            uncaptured = now["uncaptured_steps"] - was["uncaptured_steps"]
+            done.uncaptured += uncaptured
+            done.standing += remarks[key] if uncaptured else []
             done.captures += now["captures"] - was["captures"]
         for key, made in remarks.items():
             done.remarks += made[len(self._remarks.get(key, ())) :]

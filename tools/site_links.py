@@ -1,4 +1,4 @@
-"""A hook of mkdocs: links of pages to files outside of docs/ become the repository's, or plain names.
+"""A hook of mkdocs: links to files outside of docs/ become the repository's, or plain names.
 
 GRAVURE_REPOSITORY is the address that files are shown under, `https://…/blob/main`.
 """
@@ -30,6 +30,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if not (ROOT / path).exists():
             raise ValueError(f"{page.file.src_uri}: there is no {path}, which it links to")
         base = os.environ.get("GRAVURE_REPOSITORY", "")
-        return f"[{match['text']}]({base}/{path}{'#' + anchor if anchor else ''})" if base else match["text"]
+        there = f"{base}/{path}#{anchor}".rstrip("#")
+        return f"[{match['text']}]({there})" if base else match["text"]
 
     return _LINK.sub(replaced, markdown)

@@ -106,8 +106,7 @@ class TappedRun {
   }
 
   /// The results with `inputs`, of whose values the last `taps` are returned.
-  std::vector<c10::IValue> run(const std::vector<c10::IValue>& inputs, size_t taps,
-                               bool captures) {
+  std::vector<c10::IValue> run(const std::vector<c10::IValue>& inputs, size_t taps, bool captures) {
     const c10::Device device = runtime_->device().tensorDevice();
     const auto own = copiesOf(inputs, drawn_, device);
     for (int i = 0; captures && i < kMostWarmUps && runtime_->stats().captures == 0; ++i) {
@@ -129,7 +128,8 @@ class TappedRun {
 
 bool maybeUnwritten(const Value* value) {
   const auto* type = value->type()->castRaw<c10::TensorType>();
-  const bool integer = type && type->scalarType() && c10::isIntegralType(*type->scalarType(), false);
+  const bool integer =
+      type && type->scalarType() && c10::isIntegralType(*type->scalarType(), false);
   const std::string name = value->node()->kind().toQualString();
   return integer && name.find("attention") != std::string::npos;
 }

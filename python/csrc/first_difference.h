@@ -14,10 +14,10 @@ namespace gravure {
 
 /// The first such value, and how it differs.
 struct DifferentValue {
-  std::string value;       // "%y = ns::op at model.py:12 in blocks.0"
-  std::string operatorName;   // "ns::op"
-  std::string difference;  // firstDifference: captured, then uncaptured
-  bool repeats = true;     // false: two uncaptured runs differ there, too
+  std::string value;         // "%y = ns::op at model.py:12 in blocks.0"
+  std::string operatorName;  // "ns::op"
+  std::string difference;    // firstDifference: captured, then uncaptured
+  bool repeats = true;       // false: two uncaptured runs differ there, too
 };
 
 /// Runs the entry `name` of `program`, which no pass has seen, with many of its values as results:

@@ -211,7 +211,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::shared_ptr<const AutogradPlan> autograd_;
   at::Tensor alive_;
   std::map<std::string, RunTimes> times_;  // by entry
-  std::unique_ptr<Shadow> shadow_;  // where runs are compared
+  std::unique_ptr<Shadow> shadow_;         // where runs are compared
   bool repeats_ = false;
   bool defers_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_

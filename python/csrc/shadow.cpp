@@ -62,7 +62,8 @@ std::string firstLine(const std::exception& error) {
 }
 
 std::string nameOf(const OutputInfo& output, size_t index) {
-  const std::string role = output.role == OutputRole::Unspecified ? "result" : roleName(output.role);
+  const std::string role =
+      output.role == OutputRole::Unspecified ? "result" : roleName(output.role);
   return output.name.empty() ? role + " " + std::to_string(index) : role + " " + output.name;
 }
 
@@ -105,8 +106,7 @@ Runtime& Shadow::reference(const Program& emitted) {
 }
 
 std::optional<Shadow::Run> Shadow::begin(const Program& emitted, const std::string& name,
-                                         const std::vector<c10::IValue>& inputs,
-                                         Remarks& remarks) {
+                                         const std::vector<c10::IValue>& inputs, Remarks& remarks) {
   const int64_t number = ++runs_[name];
   if (number % each_ != 0) return std::nullopt;
   const Entry* const source = program_.find(name);
@@ -156,8 +156,7 @@ std::string Shadow::originOf(const Run& run, Remark& remark) {
   }
   try {
     const KeptGenerators generators(reference_->device().tensorDevice());
-    const auto found =
-        findDifferentValue(program_, run.entry, inputs, device_, options_, poison_);
+    const auto found = findDifferentValue(program_, run.entry, inputs, device_, options_, poison_);
     if (!found) {
       return "no value differs when each is kept, so it is the memory that captured steps share, "
              "or work on another stream; report it with the program";

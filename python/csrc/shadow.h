@@ -24,8 +24,8 @@ class Shadow {
   /// A run that is compared: what came of the uncaptured path.
   struct Run {
     std::string entry;
-    int64_t number;                     // of the entry's runs, from 1
-    std::vector<c10::IValue> given;     // the caller's; no saved values, which a replay may write over
+    int64_t number;                  // of the entry's runs, from 1
+    std::vector<c10::IValue> given;  // the caller's; no saved values, which a replay may write over
     std::vector<c10::IValue> before;    // copies of what the run changes, as it was
     std::vector<c10::IValue> after;     // copies of all, which the uncaptured path has written
     std::vector<c10::IValue> expected;  // its results

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .calls.live_graphs import followed
-from .doctor.findings import Cause, causes
 from .doctor.code_at import code_at
+from .doctor.findings import Cause, causes
 from .doctor.holders import holders_of
 from .doctor.kept_state import kept_state
 from .doctor.steps import Done, Programs, counted, strip
@@ -92,7 +92,7 @@ def diagnose(
     `step` is a function that trains for one step with compiled parts in it; a step of
     `compile_step`; a model, compiled or not, whose forward and backward are then run; or a function
     to be compiled. `batch` are its arguments in each step; `batches` gives others for each: tuples
-    of arguments, mappings (one argument), or single values, from the beginning again where there are
+    of arguments, mappings (one argument), or single values, from the beginning again where they are
     too few. A data loader shows what one batch cannot: a last batch that is smaller.
 
     These are real steps. Models and optimizers that `step` is, closes over or names are afterwards
@@ -100,7 +100,8 @@ def diagnose(
     no batch at all in `batches`, and for an option that there is not.
     """
     if not callable(step):
-        raise TypeError(f"diagnose takes a step, a model or a function, not a {type(step).__name__}")
+        kind = type(step).__name__
+        raise TypeError(f"diagnose takes a step, a model or a function, not a {kind}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < _FEWEST:
         raise ValueError(
             f"steps: expected a whole number of at least {_FEWEST} (two steps warm up, one "

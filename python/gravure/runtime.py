@@ -229,8 +229,8 @@ def load(
     they are owned, but gradients are no results: the program adds that of the parameter `w` to a
     buffer of the caller's, its input `w.grad`. With collectives in graphs the ranks `agree` on how
     a step runs until all have captured it (`"capture"`), or always (`"step"`). With `shadow=N` each
-    Nth run of an entry is compared with the uncaptured path, and a warning names the first value that
-    differs. Raises RuntimeError, which names the place or the node.
+    Nth run of an entry is compared with the uncaptured path, and a warning names the first value
+    that differs. Raises RuntimeError, which names the place or the node.
     """
     options = library_options(
         host=host,

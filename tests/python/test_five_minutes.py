@@ -1,4 +1,4 @@
-"""docs/five-minutes.md, done as a newcomer does it: train, read the report, cure a missed capture."""
+"""docs/five-minutes.md, done as a newcomer does it: train, read the report, cure what is missed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "five-minutes.md").read_t
 def _train(code: str, folder: Path) -> str:
     """The words of the report's page."""
     (folder / "train.py").write_text(code)
-    path = {"PYTHONPATH": str(Path(gravure_native.__file__).parent), "GRAVURE_REPORT": "report.html"}
+    package = str(Path(gravure_native.__file__).parent)
+    environment = os.environ | {"PYTHONPATH": package, "GRAVURE_REPORT": "report.html"}
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=os.environ | path, capture_output=True, text=True
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     page = (folder / "report.html").read_text()

@@ -31,7 +31,8 @@ def _assignments(kind: type, name: str) -> list[tuple[bool, str]]:
     except (OSError, TypeError, SyntaxError):
         return []
     found: list[tuple[bool, str]] = []
-    functions = (n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = (node for node in ast.walk(tree) if isinstance(node, kinds))
     for function in functions:
         for node in ast.walk(function):
             if any(_is(target, name) for target in _targets(node)):

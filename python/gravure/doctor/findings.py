@@ -1,4 +1,4 @@
-"""What costs captures, from what was seen: each with its line, since when, and what to write instead."""
+"""What costs captures, from what was seen: each with its line, since when, and what to write."""
 
 from __future__ import annotations
 

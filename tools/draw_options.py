@@ -1,7 +1,7 @@
 """Draws the table of options in docs/torch-compile.md from the docstrings of CompileOptions.
 
-    tools/draw_options.py          writes the table anew
-    tools/draw_options.py --check  exit status 1 if it is not what the docstrings say
+tools/draw_options.py          writes the table anew
+tools/draw_options.py --check  exit status 1 if it is not what the docstrings say
 """
 
 from __future__ import annotations

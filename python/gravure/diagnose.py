@@ -169,9 +169,7 @@ class _Visit:
         found = causes(graphs, done, changes, held, names if inside else ())
         return Diagnosis(self._name, done, found, error)
 
-    def _steps(
-        self, given: Sequence[tuple[Any, ...]], count: int
-    ) -> tuple[list[Done], str, Watch]:
+    def _steps(self, given: Sequence[tuple[Any, ...]], count: int) -> tuple[list[Done], str, Watch]:
         """What was done, the error that ended it, and what differed. One step alone where that runs
         no program."""
         watch, programs = Watch(self._modules), Programs()
@@ -323,4 +321,3 @@ def _loss_of(result: Any) -> Tensor | None:
         return named
     found = [t.float().mean() for t in _tensors_in(result) if t.requires_grad]
     return sum(found[1:], found[0]) if found else None
-

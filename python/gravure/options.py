@@ -127,7 +127,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of `torch.compile(backend="gravure")`, `compile_step`, `compile_optimizer`, checked."""
+    """Options of torch.compile(backend="gravure"), compile_step and compile_optimizer, checked."""
 
     codegen: str = "aten"
     """whose kernels: `"aten"` or `"inductor"`"""

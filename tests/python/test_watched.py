@@ -162,5 +162,3 @@ def test_elsewhere_it_is_quiet() -> None:
         text=True,
     )
     assert done.returncode == 0 and done.stderr == "" == done.stdout
-
-

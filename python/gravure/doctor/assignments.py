@@ -10,7 +10,7 @@ from typing import Any
 
 
 def assigned_at(owner: Any, name: str) -> str:
-    """"model.py:31" for the line of the owner's class that assigns `self.name`; "" if none does.
+    """ "model.py:31" for the line of the owner's class that assigns `self.name`; "" if none does.
 
     Methods other than `__init__` first: that one makes it.
     """

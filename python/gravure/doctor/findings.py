@@ -94,9 +94,7 @@ def causes(
         found += map(_of_remark, steps[-1].standing, [1] * len(steps[-1].standing))
     found += _of_host(graphs, optimizers, lists_small=not found)
     seen: set[tuple[str, str]] = set()
-    return [
-        c for c in found if (c.what, c.where) not in seen and not seen.add((c.what, c.where))
-    ]
+    return [c for c in found if (c.what, c.where) not in seen and not seen.add((c.what, c.where))]
 
 
 def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
@@ -153,9 +151,7 @@ def _instead_of_number(name: str) -> str:
     return _CURES["number"][1]
 
 
-def _of_held(
-    steps: Sequence[Done], held: Sequence[tuple[int, str, list[str]]]
-) -> Iterator[Cause]:
+def _of_held(steps: Sequence[Done], held: Sequence[tuple[int, str, list[str]]]) -> Iterator[Cause]:
     remarks = {r["name"] for step in steps for r in step.remarks}
     if not remarks & {"result-held", "saved-values-held"}:
         return
@@ -205,4 +201,3 @@ def _of_host(
                 elif not missed.source and optimizers:
                     cure = f"{optimizers[0]}(…, fused=True), which reads nothing on the host"
                 yield Cause(what + (waits if missed.waits else ""), missed.source, cure)
-

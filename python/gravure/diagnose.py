@@ -21,6 +21,7 @@ from .doctor.kept_state import kept_state
 from .doctor.steps import Done, Programs, counted, strip
 from .doctor.watch import Watch
 from .options import CompileOptions
+from .torch_api.dynamo import skipped_frames
 from .torch_api.modules import uncompiled
 
 _FEWEST = 4  # steps: two to warm up, one to capture, one to replay
@@ -142,6 +143,7 @@ class _Visit:
 
     def run(self, given: Sequence[tuple[Any, ...]], count: int) -> Diagnosis:
         before = {graph.number for graph in followed()}
+        skipped = skipped_frames()
         ran = {id(i.program): i.program.stats()["steps"] for i in _instances()}
         self._call = self._step
         if uncompiled(self._step) is not self._step:  # what torch.compile returned
@@ -166,7 +168,10 @@ class _Visit:
         names = [type(each).__name__ for each in self._optimizers]
         inside = hasattr(self._step, "gravure_step")
         held = list(self._held.values())
-        found = causes(graphs, done, changes, held, names if inside else ())
+        left = skipped_frames() - skipped
+        if not any(step.runs for step in done):
+            left = skipped_frames()  # Dynamo says it once, and then leaves them so
+        found = causes(graphs, done, changes, held, names if inside else (), left)
         return Diagnosis(self._name, done, found, error)
 
     def _steps(self, given: Sequence[tuple[Any, ...]], count: int) -> tuple[list[Done], str, Watch]:

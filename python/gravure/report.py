@@ -16,6 +16,7 @@ from .calls.reports import GraphReport
 from .page.file import write_page, write_text
 from .page.surroundings import settings, versions
 from .torch_api.artifacts import add_artifact
+from .torch_api.dynamo import skipped_frames
 
 logger = logging.getLogger("gravure")
 _PROCESS = os.getpid()
@@ -27,13 +28,18 @@ class Report:
 
     graphs: list[GraphReport]
     choices: list[str] = field(init=False)  # what is in force, and what another choice would bring
+    skipped: list[str] = field(init=False)  # functions that Dynamo left as they are, and why
 
     def __post_init__(self) -> None:
+        self.skipped = [
+            f"{place} runs as it is, without a graph: {why}" for place, why in skipped_frames()
+        ]
         made = {graph.kernels for graph in self.graphs if graph.programs}
         self.choices = reports.choices(made, sum(bool(g.graph_break) for g in self.graphs))
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.graphs), *self.choices]) or "no compiled graph"
+        lines = list(map(str, self.graphs)) or ["no compiled graph"]
+        return "\n".join([*lines, *self.skipped, *self.choices])
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -64,6 +70,7 @@ def _page(found: Report) -> dict[str, object]:
             'torch.compile(model, backend="gravure"), or gravure.compile_step.'
         ),
         "graphs": [asdict(graph) for graph in found.graphs],
+        "skipped": found.skipped,
         "settings": settings(graph.options for graph in found.graphs),
         "versions": versions(),
     }

@@ -240,6 +240,26 @@ def test_a_learning_rate_that_is_a_number() -> None:
     assert "tensor" in only(found, 'setting "lr" of SGD').instead
 
 
+class Loops(Plain):
+    """Where a graph breaks in a loop, Dynamo leaves the whole function as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.first(x)[:, :4]
+            if x.isnan().any().item():  # loops
+                raise ValueError("not a number")
+        return self.last(self.first(x))
+
+
+def test_a_read_in_a_loop() -> None:
+    found = gravure.diagnose(Loops(), torch.randn(8, 4))
+    cause = only(found, "runs as it is, without a graph")
+    assert "in a loop" in cause.what and "capture_scalar_outputs" in cause.instead
+    assert "test_diagnose.py:" in cause.where and not found.healthy
+    said = str(gravure.report())
+    assert "forward at test_diagnose.py:" in said and "without a graph" in said
+
+
 def test_nothing_that_is_compiled() -> None:
     def step(n: int) -> int:
         return n + 1

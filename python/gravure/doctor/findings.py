@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,12 @@ class Cause:
     since: int = 1  # the step that it was first seen in
 
 
+_READ = "torch._dynamo.config.capture_scalar_outputs = True"
 # What Dynamo says of a break, and what to write.
 _BREAKS = (
     ("Dynamic shape", "torch.where(mask, x, 0) in place of x[mask], or pad to a fixed size"),
     ("Data-dependent", "torch.where(condition, a, b) in place of a branch on values"),
-    ("item", "keep the value a tensor, and read it behind the step"),
+    ("item", f"keep the value a tensor, and read it behind the step; or {_READ}"),
     ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
     ("logging", "log behind the step"),
 )
@@ -84,17 +85,26 @@ def causes(
     changes: Sequence[Change],
     held: Sequence[tuple[int, str, list[str]]],
     optimizers: Sequence[str] = (),
+    skipped: Iterable[tuple[str, str]] = (),
 ) -> list[Cause]:
     """Worst first: what keeps all from capture, then what costs captures again and again, then
     what stays on the host in each step. `held`: step, result, and who held it. `optimizers`: names
-    of those that are part of a program."""
-    found = [*_of_graphs(graphs), *_of_changes(steps, changes), *_of_held(steps, held)]
+    of those that are part of a program. `skipped`: what Dynamo left as it is, and why."""
+    found = [*_of_skipped(skipped), *_of_graphs(graphs)]
+    found += [*_of_changes(steps, changes), *_of_held(steps, held)]
     found += _of_remarks(steps, bool(held), bool(changes))
     if not found and steps and steps[-1].kind == "uncaptured":
         found += map(_of_remark, steps[-1].standing, [1] * len(steps[-1].standing))
     found += _of_host(graphs, optimizers, lists_small=not found)
     seen: set[tuple[str, str]] = set()
     return [c for c in found if (c.what, c.where) not in seen and not seen.add((c.what, c.where))]
+
+
+def _of_skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[Cause]:
+    for place, why in skipped:
+        name, _, where = place.partition(" at ")
+        remedy = next((r for words, r in _BREAKS if words in why), _UNKNOWN_BREAK)
+        yield Cause(f"{name} runs as it is, without a graph: {why}", where, remedy)
 
 
 def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:

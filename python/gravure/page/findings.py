@@ -126,6 +126,9 @@ def _headline(
 ) -> str:
     graphs = page["graphs"]
     failed = sum(bool(graph["failure"]) for graph in graphs)
+    if not graphs and page.get("skipped"):
+        count = count_text(len(page["skipped"]), "function")
+        return f"Nothing is captured: Dynamo left {count} as they are, without a graph."
     if not graphs:
         return page["nothing"]
     if not programs:
@@ -174,6 +177,14 @@ def _first(
     runtime: list[tuple[str, str, int]],
 ) -> list[Finding]:
     found: list[Finding] = []
+    for text in page.get("skipped") or ():
+        place, _, why = text.partition(" runs as it is, without a graph: ")
+        cure = (
+            "keep values tensors, or torch._dynamo.config.capture_scalar_outputs = True"
+            if "item" in why
+            else "leave it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
+        )
+        found.append(Finding(f"no graph at all: {why}", place, cure))
     for graph in page["graphs"]:
         if graph["failure"]:
             what = "runs as it is, without a program"

@@ -327,7 +327,10 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
   auto results = runCounted(state, std::move(inputs), /*captured=*/true);
   times_[name].add(before, runtime_->stats(), std::chrono::steady_clock::now() - begin);
   progress_.end();
-  if (compared) shadow_->compare(*compared, results, runtime_->remarks());
+  if (compared) {
+    times_[name].plain.add(compared->time.count());
+    shadow_->compare(*compared, results, runtime_->remarks());
+  }
   if (repeats_) repeated_[name] = results;
   const Remarks& remarks = runtime_->remarks();
   if (remarks.all().size() > logged_) {
@@ -503,6 +506,7 @@ c10::Dict<std::string, int64_t> LoadedProgram::runTimes() const {
   for (const auto& [entry, times] : times_) {
     times.uncaptured.insertInto(named, entry + ".uncaptured.");
     times.replayed.insertInto(named, entry + ".replayed.");
+    if (times.plain.runs > 0) times.plain.insertInto(named, entry + ".plain.");
   }
   return named;
 }

@@ -139,7 +139,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::string plan() const;
   /// Every call and buffer (passes/report/step_detail.h); `measured` once it is warmed up.
   std::string detailJson() const;
-  /// By "ENTRY.uncaptured.runs", ".total_ns", ".least_ns", and the same of "replayed".
+  /// By "ENTRY.uncaptured.runs", ".total_ns", ".least_ns", and the same of "replayed"; and of
+  /// "plain", runs on the uncaptured path that record nothing, where `shadow` made some.
   c10::Dict<std::string, int64_t> runTimes() const;
   /// The program as the passes left it.
   std::string text() const;

@@ -124,7 +124,9 @@ std::optional<Shadow::Run> Shadow::begin(const Program& emitted, const std::stri
     const std::vector<size_t> drawn = drawnInputs(*entry);
     run.after = copiesOf(inputs, drawn, device);
     const KeptGenerators generators(device);
+    const auto begin = std::chrono::steady_clock::now();
     run.expected = other.run(name, run.after);
+    run.time = std::chrono::steady_clock::now() - begin;
     run.before.resize(inputs.size());
     std::vector<size_t> unchanged;  // of saved values
     for (size_t i = 0; i < inputs.size(); ++i) {

@@ -6,6 +6,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,6 +30,7 @@ class Shadow {
     std::vector<c10::IValue> before;    // copies of what the run changes, as it was
     std::vector<c10::IValue> after;     // copies of all, which the uncaptured path has written
     std::vector<c10::IValue> expected;  // its results
+    std::chrono::nanoseconds time{};    // of the thread that called it, copies apart
   };
 
   /// Before a run of an entry of `emitted`, which is what runs: runs it uncaptured on copies of `inputs`

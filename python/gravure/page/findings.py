@@ -48,6 +48,13 @@ class ShownProgram:
         each = [times.get(f"{entry}.{path}.least_ns", 0) for entry in entries]
         return sum(each) if each and all(each) else 0
 
+    @property
+    def speed(self) -> float:
+        """The uncaptured path's time over a replay's, of the thread that calls; 0 where no run was
+        made to compare (the option `shadow`)."""
+        replayed, plain = self.least("replayed"), self.least("plain")
+        return plain / replayed if replayed else 0.0
+
     def predicted_and_measured(self) -> list[tuple[str, str, str, str]]:
         """What, predicted, measured, and how far they are apart."""
         step = self.step
@@ -150,6 +157,8 @@ def _headline(
     if timed is not None:
         text += f"; a step takes the calling thread {time_text(timed.least('replayed'))}"
         text += f" ({timed.title})" if len(programs) > 1 else ""
+        if timed.speed:
+            text += f", {_times(timed.speed)} of the uncaptured path's"
     elif ran and not any(p.stats.get("replays") for p in programs):
         text += "; nothing was replayed yet"
     elif not ran:
@@ -158,6 +167,17 @@ def _headline(
     if failed:
         text += f" {count_text(failed, 'graph')} of {len(graphs)} run as they are."
     return text
+
+
+def _times(speed: float) -> str:
+    """`0.25`: what a replay takes, where the uncaptured path takes 1."""
+    return f"{1 / speed:.2g}"
+
+
+def speed_of(programs: Sequence[ShownProgram]) -> str:
+    """How many times as fast as uncaptured the largest program is; "" if that was not measured."""
+    largest = _largest_timed(programs)
+    return f"{largest.speed:.2g} ×" if largest and largest.speed else ""
 
 
 def _largest_timed(programs: Sequence[ShownProgram]) -> ShownProgram | None:

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
-from .findings import Findings, ShownProgram, find, time_of
+from .findings import Findings, ShownProgram, find, speed_of, time_of
 from .step_data import Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
@@ -91,6 +91,8 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
     cards = [(text, found.number, "captured")]
     if time := time_of(found.programs):
         cards.append(("of the calling thread, for a replayed step at its shortest", time, "time"))
+    if speed := speed_of(found.programs):
+        cards.append(("as fast as uncaptured, for the thread that calls", speed, "speed"))
     arena = sum(p.step.memory.bytes for p in found.programs if p.step and p.step.memory)
     live = sum(p.step.memory.live_bytes for p in found.programs if p.step and p.step.memory)
     if arena:

@@ -14,6 +14,7 @@ from .calls import reports
 from .calls.live_graphs import followed
 from .calls.reports import GraphReport
 from .page.file import write_page, write_text
+from .page.graph_words import compiled_anew
 from .page.surroundings import settings, versions
 from .torch_api.artifacts import add_artifact
 from .torch_api.dynamo import skipped_frames
@@ -39,6 +40,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = list(map(str, self.graphs)) or ["no compiled graph"]
+        anew = compiled_anew(graph.label for graph in self.graphs)
+        lines += [f"{each.place}: {each.what}; {each.remedy}" for each in anew]
         return "\n".join([*lines, *self.skipped, *self.choices])
 
     def as_json(self) -> str:

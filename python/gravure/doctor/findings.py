@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..calls.compiled_graph import CompiledGraph
+from ..page.graph_words import compiled_anew, read_break, remedy_of
 from ..page.step_data import read_step
 from ..sizes import count_text
 from .steps import Done
@@ -24,16 +25,6 @@ class Cause:
     since: int = 1  # the step that it was first seen in
 
 
-_READ = "torch._dynamo.config.capture_scalar_outputs = True"
-# What Dynamo says of a break, and what to write.
-_BREAKS = (
-    ("Dynamic shape", "torch.where(mask, x, 0) in place of x[mask], or pad to a fixed size"),
-    ("Data-dependent", "torch.where(condition, a, b) in place of a branch on values"),
-    ("item", f"keep the value a tensor, and read it behind the step; or {_READ}"),
-    ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
-    ("logging", "log behind the step"),
-)
-_UNKNOWN_BREAK = "keep it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
 # By what differs: what it costs, and what to write.
 _CURES = {
     "shape": (
@@ -93,6 +84,8 @@ def causes(
     found = [*_of_skipped(skipped), *_of_graphs(graphs)]
     found += [*_of_changes(steps, changes), *_of_held(steps, held)]
     found += _of_remarks(steps, bool(held), bool(changes))
+    if not changes:
+        found += [Cause(a.what, a.place, a.remedy) for a in compiled_anew(g.label for g in graphs)]
     if not found and steps and steps[-1].kind == "uncaptured":
         found += map(_of_remark, steps[-1].standing, [1] * len(steps[-1].standing))
     found += _of_host(graphs, optimizers, lists_small=not found)
@@ -103,8 +96,7 @@ def causes(
 def _of_skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[Cause]:
     for place, why in skipped:
         name, _, where = place.partition(" at ")
-        remedy = next((r for words, r in _BREAKS if words in why), _UNKNOWN_BREAK)
-        yield Cause(f"{name} runs as it is, without a graph: {why}", where, remedy)
+        yield Cause(f"{name} runs as it is, without a graph: {why}", where, remedy_of(why))
 
 
 def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
@@ -113,9 +105,7 @@ def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
             yield Cause("it runs as it is, without a program", graph.label, graph.failure)
     broken = Counter(graph.graph_break for graph in graphs if graph.graph_break)
     for reason, times in broken.items():
-        place, _, why = reason.partition(": ")
-        why, _, remedy = why.partition("; ")
-        remedy = remedy or next((r for words, r in _BREAKS if words in why), _UNKNOWN_BREAK)
+        place, why, remedy = read_break(reason)
         what = f"a graph break: {why}"
         yield Cause(what + (f" ({times} times)" if times > 1 else ""), place, remedy)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
+from .graph_words import compiled_anew, read_break, remedy_of
 from .step_data import Step, read_step
 
 _FIRST = 4  # findings that are named on top
@@ -96,6 +97,7 @@ class Findings:
     number: str  # the share of operator calls that are replayed
     first: list[Finding]
     runtime: list[tuple[str, str, int]] = field(default_factory=list)  # program, remark, how often
+    dynamo: list[Finding] = field(default_factory=list)  # what Dynamo keeps from being one graph
 
 
 def find(page: Mapping[str, Any]) -> Findings:
@@ -110,7 +112,8 @@ def find(page: Mapping[str, Any]) -> Findings:
         for p in programs
         for remark, count in (p.found.get("remarks") or {}).items()
     ]
-    return Findings(programs, headline, number, _first(page, programs, runtime), runtime)
+    first, dynamo = _first(page, programs, runtime), [*_without_graph(page), *_breaks(page)]
+    return Findings(programs, headline, number, first, runtime, dynamo)
 
 
 def _programs(graphs: Sequence[Mapping[str, Any]]) -> Iterator[ShownProgram]:
@@ -135,7 +138,7 @@ def _headline(
     failed = sum(bool(graph["failure"]) for graph in graphs)
     if not graphs and page.get("skipped"):
         count = count_text(len(page["skipped"]), "function")
-        return f"Nothing is captured: Dynamo left {count} as they are, without a graph."
+        return f"Nothing is captured: {count} that Dynamo left without a graph."
     if not graphs:
         return page["nothing"]
     if not programs:
@@ -196,15 +199,7 @@ def _first(
     programs: list[ShownProgram],
     runtime: list[tuple[str, str, int]],
 ) -> list[Finding]:
-    found: list[Finding] = []
-    for text in page.get("skipped") or ():
-        place, _, why = text.partition(" runs as it is, without a graph: ")
-        cure = (
-            "keep values tensors, or torch._dynamo.config.capture_scalar_outputs = True"
-            if "item" in why
-            else "leave it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
-        )
-        found.append(Finding(f"no graph at all: {why}", place, cure))
+    found = _without_graph(page)
     for graph in page["graphs"]:
         if graph["failure"]:
             what = "runs as it is, without a program"
@@ -220,15 +215,30 @@ def _first(
             f"{'cut' if missed.calls > 1 else 'cuts'} the step {count_text(missed.cuts, 'time')}"
         )
         found.append(Finding(what, missed.source or program.title, missed.cure))
-    for graph in page["graphs"]:
-        if graph.get("graph_break"):
-            cure = "keep what follows in one graph: gravure's warning and torch.compile's say how"
-            found.append(Finding("graph break", graph["graph_break"], cure))
-    for reason in page.get("graph_breaks") or {}:
-        found.append(Finding("graph break", reason, ""))
+    found += _breaks(page)
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))
     return found[:_FIRST]
+
+
+def _without_graph(page: Mapping[str, Any]) -> list[Finding]:
+    """Functions that Dynamo left as they are, and those that it compiled again and again."""
+    found: list[Finding] = []
+    for text in page.get("skipped") or ():
+        place, _, why = text.partition(" runs as it is, without a graph: ")
+        name, _, where = place.partition(" at ")
+        found.append(Finding(f"no graph of {name} at all: {why}", where, remedy_of(why)))
+    for anew in compiled_anew(graph["label"] for graph in page["graphs"]):
+        found.append(Finding(anew.what, anew.place, anew.remedy))
+    return found
+
+
+def _breaks(page: Mapping[str, Any]) -> list[Finding]:
+    """Where Dynamo ended graphs before their functions did, each place once."""
+    texts = dict.fromkeys(g["graph_break"] for g in page["graphs"] if g.get("graph_break"))
+    read = map(read_break, texts)
+    found = [Finding(f"graph break: {why}", place, cure) for place, why, cure in read]
+    return found + [Finding("graph break", reason, "") for reason in page.get("graph_breaks") or {}]
 
 
 def _apart(predicted: float, measured: float) -> str:

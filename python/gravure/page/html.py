@@ -204,6 +204,12 @@ def _not_captured(found: Findings) -> str:
         parts.append(_table("Calls outside of graphs", head, body, numbers={3, 4, 5}))
         if len(rows) > _GROUPS:
             parts.append(f"<p>And {len(rows) - _GROUPS:,} more, each of which costs less.</p>")
+    if found.dynamo:
+        body = [
+            [f"<code>{escape(f.where or '–')}</code>", escape(f.what), escape(f.cure)]
+            for f in found.dynamo
+        ]
+        parts.append(_table("Where graphs end", ["source line", "what", "what to do"], body))
     if found.runtime:
         parts.append("<h3>What the runtime could not do as planned</h3>")
         body = [
@@ -213,6 +219,10 @@ def _not_captured(found: Findings) -> str:
         ]
         head = ["remark", "what happened, and what to do", "times", "program"]
         parts.append(_table("Remarks of the runtime", head, body, numbers={2}))
+    cold = sum(p.has_run and not p.stats.get("captures") for p in found.programs)
+    if cold:
+        text = f"{count_text(cold, 'program')} ran too seldom to be captured: two runs warm up."
+        parts.append(f"<p>{text} The table of graphs says which.</p>")
     if not parts:
         parts.append("<p>Nothing was missed.</p>" if found.programs else "<p>No program.</p>")
     return _section("missed", "What is not captured, and why", "\n".join(parts))
@@ -303,7 +313,7 @@ def _graphs(page: Mapping[str, Any], found: Findings) -> str:
     head = ["graph", "sizes", "partitions", "calls replayed", "runs", "uncaptured", "captures"]
     head += ["launches", "shortest replay", "shortest warm-up"]
     if not rows:
-        return _section("graphs", "Graphs", f"<p>{escape(page['nothing'])}</p>")
+        return _section("graphs", "Graphs", f"<p>{escape(found.headline)}</p>")
     text = (
         "<p>The last two columns: the shortest call, in the time of the thread that calls. A GPU "
         "may be at work when a call returns, and a run of the warm-up records besides.</p>"

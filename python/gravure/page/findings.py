@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
-from .graph_words import compiled_anew, read_break, remedy_of
+from .graph_words import MANY, compiled_anew, frame_of, read_break, remedy_of
 from .step_data import Step, read_step
 
 _FIRST = 4  # findings that are named on top
@@ -103,10 +103,11 @@ class Findings:
 def find(page: Mapping[str, Any]) -> Findings:
     """`page`: what `gravure.page.html.page_of` is given."""
     programs = list(_programs(page["graphs"]))
-    operators = sum(p.step.operators for p in programs if p.step)
-    captured = sum(p.captured for p in programs)
+    together = _of_one_step(programs)
+    operators = sum(p.step.operators for p in together if p.step)
+    captured = sum(p.captured for p in together)
     number = share_text(captured, operators)
-    headline = _headline(page, programs, captured, operators)
+    headline = _headline(page, together, captured, operators)
     runtime = [
         (p.title, remark, count)
         for p in programs
@@ -114,6 +115,21 @@ def find(page: Mapping[str, Any]) -> Findings:
     ]
     first, dynamo = _first(page, programs, runtime), [*_without_graph(page), *_breaks(page)]
     return Findings(programs, headline, number, first, runtime, dynamo)
+
+
+def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
+    """Of code that is compiled anew again and again, the graphs that were captured, or the first:
+    a step runs one of them."""
+    frames = [frame_of(p.graph["label"]) for p in programs]
+    kept: set[str] = set()
+    found = []
+    for program, frame in zip(programs, frames, strict=True):
+        cold = program.has_run and not program.stats.get("captures")
+        if cold and frame in kept and frames.count(frame) >= MANY:
+            continue
+        kept.add(frame)
+        found.append(program)
+    return found
 
 
 def _programs(graphs: Sequence[Mapping[str, Any]]) -> Iterator[ShownProgram]:

@@ -18,7 +18,7 @@ _BREAKS = (
 )
 _UNKNOWN = "keep it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
 _FRAME = re.compile(r"graph (\d+)/\d+ at (\S+)$")
-_MANY = 3  # graphs of one place, where there should be one, or two with other sizes
+MANY = 3  # graphs of one place, where there should be one, or two with other sizes
 
 
 class Break(NamedTuple):
@@ -39,6 +39,13 @@ def remedy_of(why: str) -> str:
     return next((remedy for words, remedy in _BREAKS if words in why), _UNKNOWN)
 
 
+def frame_of(label: str) -> str:
+    """What graphs of the same code have in common: "graph 2/7 at model.py:42" is one of "2 at
+    model.py:42". A label of another form is one of its own."""
+    match = _FRAME.search(label)
+    return f"{label[: match.start()]}{match[1]} at {match[2]}" if match else label
+
+
 class Anew(NamedTuple):
     place: str
     times: int
@@ -57,9 +64,5 @@ class Anew(NamedTuple):
 
 def compiled_anew(labels: Iterable[str]) -> list[Anew]:
     """Places whose code has many graphs: "graph 2/7 at model.py:42" is the eighth of frame 2."""
-    found: Counter[tuple[str, str]] = Counter()
-    for label in labels:
-        match = _FRAME.search(label)
-        if match:
-            found[match[1], match[2]] += 1
-    return [Anew(place, times) for (_, place), times in found.items() if times >= _MANY]
+    found = Counter(frame_of(label) for label in labels if _FRAME.search(label))
+    return [Anew(frame.rpartition(" at ")[2], n) for frame, n in found.items() if n >= MANY]

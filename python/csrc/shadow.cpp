@@ -12,6 +12,7 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <utility>
 
@@ -45,6 +46,18 @@ class KeptGenerators {
 bool isAssertion(const Node* node) {
   const std::string name = node->kind().toQualString();
   return name.find("assert") != std::string::npos || name.find("constrain") != std::string::npos;
+}
+
+/// Operators that are not PyTorch's own, the first few: where they are.
+std::string foreignCalls(const Entry& entry) {
+  static const std::set<std::string> known{"aten", "prim", "prims", "rngprims", "cudagraph"};
+  constexpr size_t kMost = 3;
+  std::vector<std::string> found;
+  forEachNode(entry.graph->block(), [&](const Node* node) {
+    const bool foreign = known.count(node->kind().ns().toUnqualString()) == 0;
+    if (foreign && found.size() < kMost) found.push_back(placeOf(node));
+  });
+  return c10::Join(", ", found);
 }
 
 std::vector<size_t> drawnInputs(const Entry& entry) {
@@ -159,6 +172,13 @@ std::string Shadow::originOf(const Run& run, Remark& remark) {
   try {
     const KeptGenerators generators(reference_->device().tensorDevice());
     const auto found = findDifferentValue(program_, run.entry, inputs, device_, options_, poison_);
+    const std::string foreign = found ? "" : foreignCalls(*program_.find(run.entry));
+    if (!foreign.empty()) {
+      return "no value differs when it is captured now, so what an operator found on the host when "
+             "it was captured, a number of Python's or a clock, may be another one since: look "
+             "at " +
+             foreign + ", make it take a tensor, or name it in options={\"host\": […]}";
+    }
     if (!found) {
       return "no value differs when each is kept, so it is the memory that captured steps share, "
              "or work on another stream; report it with the program";

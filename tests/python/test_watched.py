@@ -69,11 +69,11 @@ def test_a_profile_names_each_part(tmp_path: Path) -> None:
     assert replayed[0] == "gravure: forward, captured"
     assert not any("capture forward" in n or "warm-up" in n for n in replayed)
     order = [n for n in replayed if ": replay" in n or "scalar_dense" in n]
-    # One graph, the read, the next graph; then the backward's.
+    # A graph, the read, and the backward's.
     assert [n.split(",")[0] for n in order][:3] == [
         "gravure: replay forward",
         read,
-        "gravure: replay forward",
+        "gravure: replay backward",
     ]
 
 

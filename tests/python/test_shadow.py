@@ -35,7 +35,14 @@ def tell(x: Tensor) -> None:
     _calls[0] += 1
 
 
-for _op in (scale_once, count):
+@torch.library.custom_op("gravure_shadow::tire", mutates_args=())
+def tire(x: Tensor) -> Tensor:
+    """Right, until it has seen an address often, as replays show it."""
+    _cache[x.data_ptr()] = _cache.get(x.data_ptr(), torch.zeros(())) + 1
+    return x + (_cache[x.data_ptr()] > 6)
+
+
+for _op in (scale_once, count, tire):
     _op.register_fake(torch.empty_like)
     _op.register_autograd(lambda ctx, grad: grad * 2)
 tell.register_fake(lambda x: None)
@@ -87,6 +94,16 @@ def test_an_operator_with_a_state_of_its_own(caplog: Any) -> None:
     said = _said(caplog)
     assert said and "gravure_shadow::count at test_shadow.py:" in said[0]
     assert "two uncaptured runs differ there as well" in said[0]
+
+
+def test_where_it_does_not_come_again_others_operators_are_named(caplog: Any) -> None:
+    compiled = torch.compile(Cached(tire), backend="gravure", options={"shadow": 12})
+    with torch.no_grad():
+        for _ in range(12):
+            compiled(torch.randn(8, 4))
+    (said,) = _said(caplog)
+    assert "no value differs when it is captured now" in said
+    assert "look at %tire = gravure_shadow::tire at test_shadow.py:" in said
 
 
 @pytest.mark.parametrize("each", [1, 3])

@@ -91,6 +91,10 @@ LoadedProgram::LoadedProgram(const ProgramSource& source, const std::string& dev
   Program program = source.path.empty() ? readProgram(source.text) : readProgramFile(source.path);
   std::unique_ptr<Device> made = makeDevice(device, options.poison);
   verifyProgram(program);
+  if (options.shadow > 0) {
+    shadow_ = std::make_unique<Shadow>(program.clone(), device, options.passes, options.poison,
+                                       options.shadow);
+  }
   std::map<std::string, SharedVersions> versions;
   for (const Entry& entry : program.entries) versions.emplace(entry.name, entry);
   passes_.options = options.passes;
@@ -319,10 +323,17 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
   if (StepScope::isInside()) return runCounted(state, std::move(inputs), /*captured=*/true);
   const std::string& name = state.entry->name;
   if (repeats_ && repeated_.count(name) != 0) return repeated(name);
+  std::optional<Shadow::Run> compared;
+  if (shadow_) compared = shadow_->begin(runtime_->program(), name, inputs, runtime_->remarks());
   const RuntimeStats before = runtime_->stats();
   const auto begin = std::chrono::steady_clock::now();
   auto results = runCounted(state, std::move(inputs), /*captured=*/true);
   times_[name].add(before, runtime_->stats(), std::chrono::steady_clock::now() - begin);
+  progress_.end();
+  if (compared) {
+    times_[name].plain.add(compared->time.count());
+    shadow_->compare(*compared, results, runtime_->remarks());
+  }
   if (repeats_) repeated_[name] = results;
   const Remarks& remarks = runtime_->remarks();
   if (remarks.all().size() > logged_) {
@@ -498,6 +509,7 @@ c10::Dict<std::string, int64_t> LoadedProgram::runTimes() const {
   for (const auto& [entry, times] : times_) {
     times.uncaptured.insertInto(named, entry + ".uncaptured.");
     times.replayed.insertInto(named, entry + ".replayed.");
+    if (times.plain.runs > 0) times.plain.insertInto(named, entry + ".plain.");
   }
   return named;
 }
@@ -520,6 +532,10 @@ c10::Dict<std::string, int64_t> LoadedProgram::stats() const {
   const Runtime::WrittenNumbers written = runtime_->writtenNumbers();
   named.insert("written_numbers", written.numbers);
   named.insert("written_kernels", written.kernels);
+  if (shadow_) {
+    named.insert("compared", shadow_->compared());
+    named.insert("different", shadow_->different());
+  }
   return named;
 }
 

@@ -9,6 +9,7 @@
 #include "python/csrc/autograd/weak_tensors.h"
 #include "python/csrc/process/run_times.h"
 #include "python/csrc/process/user_log.h"
+#include "python/csrc/shadow.h"
 #include "runtime/runtime.h"
 
 #include <ATen/core/ivalue.h>
@@ -49,6 +50,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///   agree               "capture" or "step": when ranks decide together (AgreeWhen)
   ///   write_numbers       "1": operators that take a float read on the host are captured, too
   ///   poison              "0": the host device does not overwrite dead memory
+  ///   shadow              N: each Nth run of an entry is compared with the uncaptured path
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(const ProgramSource& source, const std::string& device, const LoadOptions& options);
   ~LoadedProgram() override;
@@ -139,7 +141,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::string plan() const;
   /// Every call and buffer (passes/report/step_detail.h); `measured` once it is warmed up.
   std::string detailJson() const;
-  /// By "ENTRY.uncaptured.runs", ".total_ns", ".least_ns", and the same of "replayed".
+  /// By "ENTRY.uncaptured.runs", ".total_ns", ".least_ns", and the same of "replayed"; and of
+  /// "plain", runs on the uncaptured path that record nothing, where `shadow` made some.
   c10::Dict<std::string, int64_t> runTimes() const;
   /// The program as the passes left it.
   std::string text() const;
@@ -211,6 +214,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::shared_ptr<const AutogradPlan> autograd_;
   at::Tensor alive_;
   std::map<std::string, RunTimes> times_;  // by entry
+  std::unique_ptr<Shadow> shadow_;         // where runs are compared
   bool repeats_ = false;
   bool defers_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_

@@ -10,6 +10,7 @@ check_torch()  # on another torch, what follows fails in ways that say nothing
 from .backend import compile_graph
 from .compile_optimizer import compile_optimizer
 from .compile_step import compile_step
+from .diagnose import Diagnosis, diagnose
 from .drop_captures import drop_captures
 from .errors import ExportError
 from .explain import Explanation, explain
@@ -22,12 +23,14 @@ from .version import __version__
 __all__ = [
     "__version__",
     "ExportError",
+    "Diagnosis",
     "Explanation",
     "Program",
     "Report",
     "compile_graph",
     "compile_optimizer",
     "compile_step",
+    "diagnose",
     "drop_captures",
     "explain",
     "export_joint",

@@ -29,6 +29,7 @@ def library_options(
     results: str = "owned",
     agree: str = "capture",
     poison: bool | None = None,
+    shadow: int = 0,
 ) -> dict[str, str]:
     """Options as the C++ library reads them: `require_capture` may also be "partitions"."""
     options = {"order": order, "uncaptured": str(int(uncaptured))}
@@ -44,6 +45,8 @@ def library_options(
         options["memory_growth"] = repr(float(memory_growth))
     if memory_slack is not None:
         options["memory_slack"] = str(int(memory_slack))
+    if shadow:
+        options["shadow"] = str(int(shadow))
     if poison is not None:
         options["poison"] = str(int(poison))
     return options
@@ -91,7 +94,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _is_bytes(value: Any) -> bool:
+def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -108,7 +111,8 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "order": (ORDERS.__contains__, " or ".join(map(repr, ORDERS))),
     "min_partition_size": (_is_count, "a whole number of at least 1"),
     "memory_growth": (_is_share, "a share of at least 0"),
-    "memory_slack": (_is_bytes, "a whole number of bytes"),
+    "memory_slack": (_is_whole, "a whole number of bytes"),
+    "shadow": (_is_whole, "a whole number of runs, 0 for none"),
     "max_shapes": (_is_count, "a whole number of at least 1"),
     "max_modules": (_is_count, "a whole number of at least 1"),
     "max_in_flight": (_is_count, "a whole number of at least 1"),
@@ -123,27 +127,57 @@ _CHECKS: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Checked options. `parse` names the nearest one for a name that there is not."""
+    """Options of torch.compile(backend="gravure"), compile_step and compile_optimizer, checked."""
 
     codegen: str = "aten"
+    """whose kernels: `"aten"` or `"inductor"`"""
     mode: str | None = None
+    """a mode of torch.compile's, and so `codegen="inductor"`: see [Inductor's
+    kernels](torch-compile.md#inductors-kernels)"""
     regions: str = "auto"
+    """with Inductor's kernels, what forward and backward of a step are to it: `"divided"`, two
+    graphs, `"undivided"`, one, or `"auto"`, by size; for `compile_step` alone"""
     host: Sequence[str] = ()
+    """operators (`"aten::mm"`) and module paths (`"blocks.3.moe"`) to keep out of graphs"""
     order: str = "levels"
+    """order of partitions: `"levels"` or `"program"`"""
     min_partition_size: int | None = None
+    """smaller partitions run on the host"""
     memory_growth: float | None = None
+    """the share by which `"levels"` may raise the planned peak"""
     memory_slack: int | None = None
+    """the bytes by which it may raise it in any case"""
     uncaptured: bool = False
+    """run node by node, for comparisons"""
     require_capture: bool = False
+    """a missed capture is an error: see below"""
     results: str = "owned"
+    """whose memory results are, `"accumulate"` for gradients that are added to `.grad` inside the
+    step (`compile_step` alone): see [runtime.md](runtime.md)"""
     agree: str = "capture"
+    """when ranks decide together how a step runs: `"capture"`, until all have captured it, or
+    `"step"`, always: see [distributed.md](distributed.md)"""
     poison: bool = False
+    """the host device overwrites dead memory, for tests"""
+    shadow: int = 0
+    """each Nth run of an entry is compared with the uncaptured path, and a warning names the first
+    value that differs, with its line; `0`: none: see [below](torch-compile.md#is-a-replay-right)
+    """
     eager_rng: bool = False
+    """checkpointed random operators on CUDA repeat eager's own draws, on the host"""
     is_compiling: bool = False
+    """code that asks whether it is compiled is told so, and may take another way: see
+    [above](torch-compile.md#code-that-asks-whether-it-is-compiled)"""
     max_shapes: int = 8
+    """sets of sizes of one graph that get programs of their own; not for `compile_step`"""
     max_modules: int = 256
+    """modules sharing one graph that get programs of their own; not for `compile_step`"""
     max_in_flight: int = 32
+    """calls of one graph whose backwards are still to come that are captured; `1` for no further
+    instances; not for `compile_step`"""
     on_missed: str = "warn"
+    """`"raise"`: a graph that cannot become a program, and a planned partition that fails to
+    capture, are errors; not for `compile_step`, where the first always is"""
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> CompileOptions:
@@ -207,4 +241,5 @@ class CompileOptions:
             results=self.results,
             agree=self.agree,
             poison=self.poison,
+            shadow=self.shadow,
         )

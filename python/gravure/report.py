@@ -14,7 +14,10 @@ from .calls import reports
 from .calls.live_graphs import followed
 from .calls.reports import GraphReport
 from .page.file import write_page, write_text
+from .page.graph_words import compiled_anew
 from .page.surroundings import settings, versions
+from .torch_api.artifacts import add_artifact
+from .torch_api.dynamo import skipped_frames
 
 logger = logging.getLogger("gravure")
 _PROCESS = os.getpid()
@@ -26,13 +29,20 @@ class Report:
 
     graphs: list[GraphReport]
     choices: list[str] = field(init=False)  # what is in force, and what another choice would bring
+    skipped: list[str] = field(init=False)  # functions that Dynamo left as they are, and why
 
     def __post_init__(self) -> None:
+        self.skipped = [
+            f"{place} runs as it is, without a graph: {why}" for place, why in skipped_frames()
+        ]
         made = {graph.kernels for graph in self.graphs if graph.programs}
         self.choices = reports.choices(made, sum(bool(g.graph_break) for g in self.graphs))
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.graphs), *self.choices]) or "no compiled graph"
+        lines = list(map(str, self.graphs)) or ["no compiled graph"]
+        anew = compiled_anew(graph.label for graph in self.graphs)
+        lines += [f"{each.place}: {each.what}; {each.remedy}" for each in anew]
+        return "\n".join([*lines, *self.skipped, *self.choices])
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -63,6 +73,7 @@ def _page(found: Report) -> dict[str, object]:
             'torch.compile(model, backend="gravure"), or gravure.compile_step.'
         ),
         "graphs": [asdict(graph) for graph in found.graphs],
+        "skipped": found.skipped,
         "settings": settings(graph.options for graph in found.graphs),
         "versions": versions(),
     }
@@ -73,6 +84,7 @@ def _at_exit() -> None:
     if os.getpid() != _PROCESS:
         return  # a forked child: programs and report are its parent's
     try:
+        add_artifact("gravure_report", lambda: str(_in_order(g.report() for g in followed())))
         if reports.WRITTEN_TO:
             _write(reports.WRITTEN_TO)
     except Exception as error:  # the training is done, and its exit status is its own

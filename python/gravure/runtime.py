@@ -214,6 +214,7 @@ def load(
     results: str = "owned",
     agree: str = "capture",
     poison: bool | None = None,
+    shadow: int = 0,
 ) -> Program:
     """Reads an exported program, cuts it, and makes it ready to run on `device`.
 
@@ -227,8 +228,9 @@ def load(
     copy), or the arena's own, at the same address each step (`"static"`). With `"accumulate"`
     they are owned, but gradients are no results: the program adds that of the parameter `w` to a
     buffer of the caller's, its input `w.grad`. With collectives in graphs the ranks `agree` on how
-    a step runs until all have captured it (`"capture"`), or always (`"step"`). Raises RuntimeError,
-    which names the place or the node.
+    a step runs until all have captured it (`"capture"`), or always (`"step"`). With `shadow=N` each
+    Nth run of an entry is compared with the uncaptured path, and a warning names the first value
+    that differs. Raises RuntimeError, which names the place or the node.
     """
     options = library_options(
         host=host,
@@ -241,5 +243,6 @@ def load(
         results=results,
         agree=agree,
         poison=poison,
+        shadow=shadow,
     )
     return Program(path, device, options)

@@ -2,6 +2,7 @@
 
 #include "ir/core/counted.h"
 #include "runtime/device/rng.h"
+#include "runtime/device/step_mark.h"
 #include "runtime/layout/misplaced_results.h"
 #include "runtime/ranks/communication.h"
 #include "runtime/results/address_remainder.h"
@@ -98,16 +99,19 @@ bool Executor::runServed(ServedEntry& served, ArenaSession& session, const Seal*
 void Executor::runAll(const std::vector<Instruction>& instructions) {
   for (const Instruction& instruction : instructions) {
     switch (instruction.kind) {
-      case Instruction::Kind::Call:
-        runCall(code_.calls[instruction.index]);
-        ++stats_.hostCalls;
-        break;
+      case Instruction::Kind::Call: runHostCall(code_.calls[instruction.index]); break;
       case Instruction::Kind::Launch: runLaunch(instruction.index); break;
       case Instruction::Kind::Stage: runStage(instruction.index); break;
       case Instruction::Kind::Own: runOwn(code_.owns[instruction.index]); break;
       case Instruction::Kind::Branch: runBranch(code_.branches[instruction.index]); break;
     }
   }
+}
+
+void Executor::runHostCall(Call& call) {
+  const StepMark mark([&] { return "gravure: on the host " + describeWithSource(call.node); });
+  runCall(call);
+  ++stats_.hostCalls;
 }
 
 void Executor::runCall(Call& call) {
@@ -162,7 +166,13 @@ void Executor::runLaunch(uint32_t index) {
   releaseSlots(launch.releases, frame_);
 }
 
+std::string Executor::nameOf(const char* what, const Launch& launch) const {
+  return std::string("gravure: ") + what + " " + code_.entry->name + ", partition " +
+         std::to_string(launch.index) + ", " + std::to_string(launch.calls.size()) + " calls";
+}
+
 void Executor::runCalls(Launch& launch) {
+  const StepMark mark([&] { return nameOf("uncaptured", launch); });
   if (served_) detachOperands(launch);
   ranInside_ = true;
   for (Call& call : launch.calls) runCall(call);
@@ -220,6 +230,7 @@ bool Executor::numbersHold(Partition& partition, Launch& launch) {
 
 /// Its calls run one by one where the launch fails, and nothing ran.
 void Executor::replay(const CapturedPartition& captured, Launch& launch) {
+  const StepMark mark([&] { return nameOf("replay", launch); });
   try {
     captured.replay(launch, frame_);
     ++stats_.replays;
@@ -242,6 +253,7 @@ void Executor::remarkNumbers(const CapturedPartition& captured, const Launch& la
 
 /// Captures; if that fails, quarantines the partition, runs its calls, and returns false.
 bool Executor::captureNow(Partition& partition, Launch& launch) {
+  const StepMark mark([&] { return nameOf("capture", launch); });
   if (options_.onCapture) {
     const auto& all = served_->partitions;
     const auto waits = [](const Partition& p) { return p.state() == PartitionState::WarmedUp; };
@@ -350,6 +362,7 @@ bool hasBuffer(const at::Tensor& buffer, const c10::IValue& value) {
 
 void Executor::runStage(uint32_t index) {
   Stage& stage = code_.stages[index];
+  const StepMark mark([&] { return "gravure: stage inputs of " + code_.entry->name; });
   if (session_) session_->enterStep(-1);
   CopyBatches copies;
   if (recorder_) stage.remainders.assign(stage.from.size(), 0);
@@ -399,6 +412,7 @@ void Executor::runOwn(Own& own) {
 }
 
 void Executor::takeCopies(const std::vector<CopySource>& sources, llvm::ArrayRef<Slot> targets) {
+  const StepMark mark([&] { return "gravure: copy results of " + code_.entry->name; });
   std::vector<at::Tensor> copies = ownedCopies(sources);
   for (size_t i = 0; i < copies.size(); ++i) {
     stats_.copiedResultBytes += static_cast<int64_t>(copies[i].nbytes());

@@ -70,7 +70,10 @@ class Executor {
 
  private:
   void runAll(const std::vector<Instruction>& instructions);
+  void runHostCall(Call& call);
   void runCall(Call& call);
+  /// For who watches: "gravure: replay forward, partition 2, 14 calls".
+  std::string nameOf(const char* what, const Launch& launch) const;
   void runLaunch(uint32_t index);
   void runPartition(Partition& partition, Launch& launch);
   void replay(const CapturedPartition& captured, Launch& launch);

@@ -2,6 +2,7 @@
 
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
+#include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
 #include "runtime/layout/result_ownership.h"
 #include "runtime/program/flatten.h"
@@ -219,6 +220,11 @@ void Runtime::Impl::noteInsideSteps() {
 std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10::IValue> inputs,
                                              const StepPath& path) {
   const bool served = path.kind == StepPath::Kind::Served;
+  const StepMark mark([&] {
+    const bool recorded = path.kind == StepPath::Kind::Recorded;
+    const char* const how = served ? "captured" : recorded ? "warm-up" : "uncaptured";
+    return "gravure: " + entry.code->entry->name + ", " + how;
+  });
   ++stats_.steps;
   stats_.stagedBytes = 0;
   stats_.copiedResultBytes = 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import draw_options
 import gravure
 import pytest
 import torch
@@ -64,3 +65,8 @@ def test_a_wrong_option_is_an_error_where_it_is_given() -> None:
 def test_a_default_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAVURE_OPTIONS", "host=aten::gelu")
     assert any("user-request" in n for n in gravure.explain(Mlp(), rows(0)).graphs[0].host_nodes)
+
+
+def test_the_table_of_options_is_drawn_from_docstrings() -> None:
+    assert draw_options.drawn(draw_options.PAGE.read_text()) == draw_options.PAGE.read_text()
+    assert {name for name, *_ in draw_options.options()} == set(CompileOptions.__dataclass_fields__)

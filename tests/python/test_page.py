@@ -159,6 +159,36 @@ def test_runs_are_timed_by_the_path_they_take() -> None:
     del alive
 
 
+def test_a_shadow_says_how_fast_a_replay_is(tmp_path: Path) -> None:
+    compiled = torch.compile(Mlp(), backend="gravure", options={"shadow": 2})
+    for _ in range(8):
+        compiled(*rows(0)).sum().backward()
+    found, page = reported(tmp_path / "report.html")
+    times = found.graphs[-1].programs[0].times
+    plain = sum(times[f"{entry}.plain.least_ns"] for entry in ("forward", "backward"))
+    replayed = sum(times[f"{entry}.replayed.least_ns"] for entry in ("forward", "backward"))
+    assert times["forward.plain.runs"] == 4
+    assert number_of(page, "speed") == f"{plain / replayed:.2g} ×"
+
+
+def test_what_dynamo_left_as_it_is(tmp_path: Path) -> None:
+    class Loops(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = x * 2
+                if x.sum().item() > 1e9:
+                    break
+            return x
+
+    before = set(gravure.report().skipped)
+    torch.compile(Loops(), backend="gravure")(torch.randn(3))
+    found, page = reported(tmp_path / "report.html")
+    (new,) = set(found.skipped) - before
+    assert new.startswith("forward at test_page.py:") and "in a loop" in new
+    words = text_of(page)
+    assert "no graph of forward at all" in words and "capture_scalar_outputs" in words
+
+
 def test_before_any_run(tmp_path: Path) -> None:
     compiled = torch.compile(Mlp(), backend="gravure")
     explanation = gravure.explain(compiled, rows(0))

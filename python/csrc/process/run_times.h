@@ -30,6 +30,7 @@ struct CallTimes {
 /// A call that captures, or fails, counts as neither.
 struct RunTimes {
   CallTimes uncaptured, replayed;
+  CallTimes plain;  // uncaptured, and nothing is recorded: what a shadow took
 
   void add(const RuntimeStats& before, const RuntimeStats& after, std::chrono::nanoseconds time) {
     if (after.uncapturedSteps > before.uncapturedSteps) {

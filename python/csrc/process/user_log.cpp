@@ -16,10 +16,12 @@ std::string lineOf(const Remark& remark) {
   return line;
 }
 
-/// What costs a capture for good; all else costs one step, or was decided when the program was cut.
+/// What costs a capture for good, or bits; all else costs one step, or was decided when the program was
+/// cut.
 bool lasts(const std::string& name) {
   return llvm::StringSwitch<bool>(name)
       .Cases("capture-failed", "launch-failed", "no-arena", "often-uncaptured", true)
+      .Cases("shadow-differs", "shadow-skipped", true)
       .Default(false);
 }
 
@@ -49,10 +51,20 @@ void CaptureProgress::show(const std::string& entry, int64_t done, int64_t total
   const auto now = Clock::now();
   if (done <= last_ || last_ < 0) begun_ = said_ = now;
   last_ = done;
-  if (now - begun_ < kPatience || (said_ != begun_ && now - said_ < kPause)) return;
+  if (now - begun_ < kPatience) return;
+  tell("capturing " + entry, done, total);
+  if (said_ != begun_ && now - said_ < kPause) return;
   said_ = now;
   logToUser(LogLevel::Info, {"capturing partition " + std::to_string(done + 1) + " of " +
                              std::to_string(total) + " of entry " + entry});
+}
+
+void CaptureProgress::tell(const std::string& what, int64_t done, int64_t total) {
+  shown_ = !what.empty();
+  const auto op = c10::Dispatcher::singleton().findSchema({"gravure::progress", ""});
+  if (!op) return;
+  torch::jit::Stack stack{what, done, total};
+  op->callBoxed(stack);
 }
 
 }  // namespace gravure

@@ -19,17 +19,25 @@ void logToUser(LogLevel level, const std::vector<std::string>& messages);
 /// Logs the missed ones among `remarks` from `first` on: what will not mend itself as a warning.
 void logMissed(const Remarks& remarks, size_t first);
 
-/// How far a long capture is: a line after two seconds, and one every few seconds from then on.
+/// How far a long capture is, from the second second on: through the operator gravure::progress, which
+/// Python implements; and a line every few seconds.
 class CaptureProgress {
  public:
   /// Before a capture: `done` of `total` partitions of `entry` have none to come.
   void show(const std::string& entry, int64_t done, int64_t total);
+  /// Behind the step.
+  void end() {
+    if (shown_) tell("", 0, 0);
+  }
 
  private:
+  void tell(const std::string& what, int64_t done, int64_t total);
+
   using Clock = std::chrono::steady_clock;
   Clock::time_point begun_;
   Clock::time_point said_;
   int64_t last_ = -1;
+  bool shown_ = false;
 };
 
 }  // namespace gravure

@@ -16,6 +16,7 @@ from ..graphs.constants import fold_constants
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.saved_bundle import bundle_saved
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
+from ..library.progress import under_way
 from ..options import CompileOptions
 from ..text.dynamo_graph import input_spec
 from ..text.entry_call import picker
@@ -57,7 +58,7 @@ class FrameRequest:
         both graphs as one node (native_node.py).
         """
         frame = _Frame(self, inputs, bundles=bundles)
-        with self.style.tracing():
+        with under_way(f"compiling {self.label}"), self.style.tracing():
             wrapper = with_autograd(
                 self.graph,
                 inputs,

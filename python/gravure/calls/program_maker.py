@@ -18,6 +18,7 @@ from ..graphs.known_numbers import KnownNumbers
 from ..graphs.saved_bundle import viewed_input, without_bundle
 from ..graphs.traced_graphs import TracedGraphs
 from ..library.load import program_class
+from ..library.progress import under_way
 from ..options import CompileOptions
 from ..text.entries import graph_entries
 from ..text.entry_call import Call, Run
@@ -28,6 +29,7 @@ from ..torch_api.fake_tensors import is_nested_number
 from .bound_bundle import bind_bundle
 from .instance import Instance
 from .native_node import native_call
+from .reports import trace_program
 
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 logger = logging.getLogger("gravure")
@@ -77,7 +79,9 @@ class ProgramMaker:
         text, calls, missed = self.text(known, absent)
         device = self.device()
         options = self.options.for_library() | ({} if captures else {"uncaptured": "1"})
-        program = program_class().of_text(text, device, options)
+        with under_way(f"planning {self.label}"):
+            program = program_class().of_text(text, device, options)
+        trace_program(self.label, program)
         for call in calls:
             _bind_fixed(program, call)
         native = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..options import CompileOptions
 from ..sizes import bytes_text
+from ..torch_api.artifacts import add_artifact
 from .instance import Instance
 
 ATENS = "ATen's kernels"
@@ -60,6 +62,14 @@ class GraphReport:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+
+def trace_program(label: str, program: Any) -> None:
+    """Its plan, remarks and text for tlparse: what a compilation made."""
+    name = "_".join(filter(None, re.split(r"\W+", label)))
+    add_artifact(f"gravure_plan_{name}", program.plan)
+    add_artifact(f"gravure_remarks_{name}", program.remarks_text)
+    add_artifact(f"gravure_program_{name}", program.text)
 
 
 ended: list[GraphReport] = []  # graphs that are gone, for the report at exit

@@ -13,6 +13,7 @@ from torch import fx
 
 from ..errors import ExportError
 from ..library.load import program_class
+from ..library.progress import under_way
 from ..options import CompileOptions
 from ..torch_api.eager_kernels import eager_kernels
 from ..torch_api.inductor import compile_region, cut_for_inductor, decompositions
@@ -127,7 +128,8 @@ def compile_graphs(
             mode=options.mode,
         )
         name = f"{label} {('forward', 'backward')[i] if len(graphs) > 1 else 'step'}"
-        compiled = compile_regions(module, owners[entry], planned[entry], known, name, compiler)
+        with under_way(f"compiling {name} with Inductor"):
+            compiled = compile_regions(module, owners[entry], planned[entry], known, name, compiler)
         if compiled.missed and style.whole:
             raise HostParts  # what is left of it runs better as eager's operators
         if compiled.missed and options.on_missed == "raise":

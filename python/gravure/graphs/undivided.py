@@ -16,7 +16,7 @@ from .node_facts import is_collective
 from .traced_graphs import Tangent, TracedGraphs
 
 # Bytes that the forward's operators compute: between steps where one graph was faster, and larger
-# ones where two were (docs/benchmarks.md).
+# ones where two were (docs/benchmarks-log.md).
 _FEW = 1 << 30
 
 

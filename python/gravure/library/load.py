@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from gravure_native import library_path
 
-from . import log  # noqa: F401  what the library logs through
+from . import log, progress  # noqa: F401  what the library talks through
 from .process_groups import release_before_groups
 from .torch_version import check_torch
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
+from .graph_words import MANY, compiled_anew, frame_of, read_break, remedy_of
 from .step_data import Step, read_step
 
 _FIRST = 4  # findings that are named on top
@@ -47,6 +48,13 @@ class ShownProgram:
         entries = self.step.entries if self.step else []
         each = [times.get(f"{entry}.{path}.least_ns", 0) for entry in entries]
         return sum(each) if each and all(each) else 0
+
+    @property
+    def speed(self) -> float:
+        """The uncaptured path's time over a replay's, of the thread that calls; 0 where no run was
+        made to compare (the option `shadow`)."""
+        replayed, plain = self.least("replayed"), self.least("plain")
+        return plain / replayed if replayed else 0.0
 
     def predicted_and_measured(self) -> list[tuple[str, str, str, str]]:
         """What, predicted, measured, and how far they are apart."""
@@ -89,21 +97,39 @@ class Findings:
     number: str  # the share of operator calls that are replayed
     first: list[Finding]
     runtime: list[tuple[str, str, int]] = field(default_factory=list)  # program, remark, how often
+    dynamo: list[Finding] = field(default_factory=list)  # what Dynamo keeps from being one graph
 
 
 def find(page: Mapping[str, Any]) -> Findings:
     """`page`: what `gravure.page.html.page_of` is given."""
     programs = list(_programs(page["graphs"]))
-    operators = sum(p.step.operators for p in programs if p.step)
-    captured = sum(p.captured for p in programs)
+    together = _of_one_step(programs)
+    operators = sum(p.step.operators for p in together if p.step)
+    captured = sum(p.captured for p in together)
     number = share_text(captured, operators)
-    headline = _headline(page, programs, captured, operators)
+    headline = _headline(page, together, captured, operators)
     runtime = [
         (p.title, remark, count)
         for p in programs
         for remark, count in (p.found.get("remarks") or {}).items()
     ]
-    return Findings(programs, headline, number, _first(page, programs, runtime), runtime)
+    first, dynamo = _first(page, programs, runtime), [*_without_graph(page), *_breaks(page)]
+    return Findings(programs, headline, number, first, runtime, dynamo)
+
+
+def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
+    """Of code that is compiled anew again and again, the graphs that were captured, or the first:
+    a step runs one of them."""
+    frames = [frame_of(p.graph["label"]) for p in programs]
+    kept: set[str] = set()
+    found = []
+    for program, frame in zip(programs, frames, strict=True):
+        cold = program.has_run and not program.stats.get("captures")
+        if cold and frame in kept and frames.count(frame) >= MANY:
+            continue
+        kept.add(frame)
+        found.append(program)
+    return found
 
 
 def _programs(graphs: Sequence[Mapping[str, Any]]) -> Iterator[ShownProgram]:
@@ -126,6 +152,9 @@ def _headline(
 ) -> str:
     graphs = page["graphs"]
     failed = sum(bool(graph["failure"]) for graph in graphs)
+    if not graphs and page.get("skipped"):
+        count = count_text(len(page["skipped"]), "function")
+        return f"Nothing is captured: {count} that Dynamo left without a graph."
     if not graphs:
         return page["nothing"]
     if not programs:
@@ -147,6 +176,8 @@ def _headline(
     if timed is not None:
         text += f"; a step takes the calling thread {time_text(timed.least('replayed'))}"
         text += f" ({timed.title})" if len(programs) > 1 else ""
+        if timed.speed:
+            text += f", {_times(timed.speed)} of the uncaptured path's"
     elif ran and not any(p.stats.get("replays") for p in programs):
         text += "; nothing was replayed yet"
     elif not ran:
@@ -155,6 +186,17 @@ def _headline(
     if failed:
         text += f" {count_text(failed, 'graph')} of {len(graphs)} run as they are."
     return text
+
+
+def _times(speed: float) -> str:
+    """`0.25`: what a replay takes, where the uncaptured path takes 1."""
+    return f"{1 / speed:.2g}"
+
+
+def speed_of(programs: Sequence[ShownProgram]) -> str:
+    """How many times as fast as uncaptured the largest program is; "" if that was not measured."""
+    largest = _largest_timed(programs)
+    return f"{largest.speed:.2g} ×" if largest and largest.speed else ""
 
 
 def _largest_timed(programs: Sequence[ShownProgram]) -> ShownProgram | None:
@@ -173,7 +215,7 @@ def _first(
     programs: list[ShownProgram],
     runtime: list[tuple[str, str, int]],
 ) -> list[Finding]:
-    found: list[Finding] = []
+    found = _without_graph(page)
     for graph in page["graphs"]:
         if graph["failure"]:
             what = "runs as it is, without a program"
@@ -189,15 +231,30 @@ def _first(
             f"{'cut' if missed.calls > 1 else 'cuts'} the step {count_text(missed.cuts, 'time')}"
         )
         found.append(Finding(what, missed.source or program.title, missed.cure))
-    for graph in page["graphs"]:
-        if graph.get("graph_break"):
-            cure = "keep what follows in one graph: gravure's warning and torch.compile's say how"
-            found.append(Finding("graph break", graph["graph_break"], cure))
-    for reason in page.get("graph_breaks") or {}:
-        found.append(Finding("graph break", reason, ""))
+    found += _breaks(page)
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))
     return found[:_FIRST]
+
+
+def _without_graph(page: Mapping[str, Any]) -> list[Finding]:
+    """Functions that Dynamo left as they are, and those that it compiled again and again."""
+    found: list[Finding] = []
+    for text in page.get("skipped") or ():
+        place, _, why = text.partition(" runs as it is, without a graph: ")
+        name, _, where = place.partition(" at ")
+        found.append(Finding(f"no graph of {name} at all: {why}", where, remedy_of(why)))
+    for anew in compiled_anew(graph["label"] for graph in page["graphs"]):
+        found.append(Finding(anew.what, anew.place, anew.remedy))
+    return found
+
+
+def _breaks(page: Mapping[str, Any]) -> list[Finding]:
+    """Where Dynamo ended graphs before their functions did, each place once."""
+    texts = dict.fromkeys(g["graph_break"] for g in page["graphs"] if g.get("graph_break"))
+    read = map(read_break, texts)
+    found = [Finding(f"graph break: {why}", place, cure) for place, why, cure in read]
+    return found + [Finding("graph break", reason, "") for reason in page.get("graph_breaks") or {}]
 
 
 def _apart(predicted: float, measured: float) -> str:

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
-from .findings import Findings, ShownProgram, find, time_of
+from .findings import Findings, ShownProgram, find, speed_of, time_of
 from .step_data import Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
@@ -92,6 +92,8 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
     cards = [(text, found.number, "captured")]
     if time := time_of(found.programs):
         cards.append(("of the calling thread, for a replayed step at its shortest", time, "time"))
+    if speed := speed_of(found.programs):
+        cards.append(("as fast as uncaptured, for the thread that calls", speed, "speed"))
     arena = sum(p.step.memory.bytes for p in found.programs if p.step and p.step.memory)
     live = sum(p.step.memory.live_bytes for p in found.programs if p.step and p.step.memory)
     if arena:
@@ -203,6 +205,12 @@ def _not_captured(found: Findings) -> str:
         parts.append(_table("Calls outside of graphs", head, body, numbers={3, 4, 5}))
         if len(rows) > _GROUPS:
             parts.append(f"<p>And {len(rows) - _GROUPS:,} more, each of which costs less.</p>")
+    if found.dynamo:
+        body = [
+            [f"<code>{escape(f.where or '–')}</code>", escape(f.what), escape(f.cure)]
+            for f in found.dynamo
+        ]
+        parts.append(_table("Where graphs end", ["source line", "what", "what to do"], body))
     if found.runtime:
         parts.append("<h3>What the runtime could not do as planned</h3>")
         body = [
@@ -212,6 +220,10 @@ def _not_captured(found: Findings) -> str:
         ]
         head = ["remark", "what happened, and what to do", "times", "program"]
         parts.append(_table("Remarks of the runtime", head, body, numbers={2}))
+    cold = sum(p.has_run and not p.stats.get("captures") for p in found.programs)
+    if cold:
+        text = f"{count_text(cold, 'program')} ran too seldom to be captured: two runs warm up."
+        parts.append(f"<p>{text} The table of graphs says which.</p>")
     if not parts:
         parts.append("<p>Nothing was missed.</p>" if found.programs else "<p>No program.</p>")
     return _section("missed", "What is not captured, and why", "\n".join(parts))
@@ -302,7 +314,7 @@ def _graphs(page: Mapping[str, Any], found: Findings) -> str:
     head = ["graph", "sizes", "partitions", "calls replayed", "runs", "uncaptured", "captures"]
     head += ["launches", "shortest replay", "shortest warm-up"]
     if not rows:
-        return _section("graphs", "Graphs", f"<p>{escape(page['nothing'])}</p>")
+        return _section("graphs", "Graphs", f"<p>{escape(found.headline)}</p>")
     text = (
         "<p>The last two columns: the shortest call, in the time of the thread that calls. A GPU "
         "may be at work when a call returns, and a run of the warm-up records besides.</p>"

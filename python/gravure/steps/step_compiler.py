@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..calls.compiled_graph import CompiledGraph
 from ..calls.live_graphs import follow
+from ..calls.reports import trace_program
 from ..errors import ExportError
 from ..graphs.codegen import CompiledRegions, Style, compile_graphs, in_first_style
 from ..graphs.devices import device_of
@@ -24,6 +25,7 @@ from ..graphs.traced_graphs import OutputSpec, TracedGraphs
 from ..graphs.undivided import gains_undivided, undivided
 from ..library.load import program_class
 from ..library.namespace import LIBRARY
+from ..library.progress import under_way
 from ..options import CompileOptions
 from ..text.dynamo_graph import input_spec, label_of
 from ..text.entries import step_entry
@@ -121,7 +123,8 @@ class StepCompiler:
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         must_trace_as_eager()
         program_class()
-        written = self.write(graph, inputs)
+        with under_way(f"compiling {self.name}"):
+            written = self.write(graph, inputs)
         frozen = [i for i in written.kept if not inputs[i].requires_grad]
         assert self.scope is not None
         with unset_fake_temporarily():
@@ -152,7 +155,9 @@ class StepCompiler:
     def _load(self, written: WrittenStep, frozen: list[int]) -> Any:
         with unset_fake_temporarily():
             options = self.options.for_library()
-            program = program_class().of_text(written.text, written.device, options)
+            with under_way(f"planning {written.label}"):
+                program = program_class().of_text(written.text, written.device, options)
+            trace_program(written.label, program)
             bind_constants(program, written.writer)
             program.set_frozen(ENTRY, frozen)
         return program

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -37,6 +38,7 @@ __all__ = [
     "is_static",
     "recompile_limit",
     "runs_as_it_is",
+    "skipped_frames",
     "source_of",
     "tracing_settings",
     "whole_graph",
@@ -119,6 +121,22 @@ def break_of(graph: fx.GraphModule) -> Any:
 def graph_breaks() -> Counter[str]:
     """How often Dynamo broke a graph in this process, by reason. Without it none are explained."""
     return Counter(dynamo_utils.counters["graph_break"])
+
+
+_SKIPPED = re.compile(r"frame skipped: (\S+) \((.*?),? line (\d+)\)")
+
+
+def skipped_frames() -> Counter[tuple[str, str]]:
+    """Functions that Dynamo left as they are in this process, without a graph, and how often: by
+    "forward at model.py:12" and why. Without it a report does not say that there are any."""
+    found: Counter[tuple[str, str]] = Counter()
+    for text, times in dynamo_utils.counters["unimplemented"].items():
+        for name, file, line in _SKIPPED.findall(text):
+            why = text.partition("\n")[0]
+            if "graph break in loop" in text and "graph break in loop" not in why:
+                why += ", in a loop"
+            found[f"{name} at {file.rpartition('/')[2]}:{line}", why] += times
+    return found
 
 
 def recompile_limit() -> int:

@@ -60,6 +60,7 @@ class Without(enum.Enum):
     SETTINGS = "compile_step is refused"
     EXPLANATIONS = "explain() is refused"
     WORDS = "an error has PyTorch's words alone"
+    ARTIFACTS = "tlparse finds nothing of Gravure's"
     TORCHTITAN = "torchtitan's graphs are called through AOTAutograd"
     FAKES = "grouped_mm of floats, or cuDNN's batch norm, may be refused"
     NAME = 'the name "gravure" is known where the wheel is installed'
@@ -180,6 +181,7 @@ _ROWS = (
         met=True,
     ),
     Private(_SCHEMAS, "MemoryFormatMeta", Without.COMPILED, "memory_format", met=True),
+    Private("torch._logging", "trace_structured", Without.ARTIFACTS),
     # Stand-ins of tensors.
     Private("torch._subclasses.fake_tensor", "FakeTensor", Without.COMPILED, "constant fake_mode"),
     Private("torch._subclasses.fake_tensor", "FakeTensorMode", Without.COMPILED),

@@ -5,8 +5,8 @@
 #include "ir/facts/op_facts.h"
 #include "runtime/device/rng.h"
 #include "runtime/program/collectives.h"
+#include "runtime/results/bits.h"
 #include "runtime/runtime.h"
-#include "tools/gravure/proof/bits.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <llvm/ADT/STLExtras.h>

@@ -1,9 +1,9 @@
 #include "tools/gravure/run/run.h"
 
 #include "ir/core/cudagraph_ops.h"
+#include "runtime/results/bits.h"
 #include "tools/gravure/command/pass_flags.h"
 #include "tools/gravure/command/remark_output.h"
-#include "tools/gravure/proof/bits.h"
 #include "tools/gravure/run/run_report.h"
 #include "tools/gravure/run/side.h"
 

@@ -1,4 +1,4 @@
-#include "tools/gravure/proof/bits.h"
+#include "runtime/results/bits.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
@@ -8,7 +8,7 @@
 #include <bit>
 #include <sstream>
 
-namespace gravure::tool {
+namespace gravure {
 namespace {
 
 std::string list(at::IntArrayRef numbers) {
@@ -114,4 +114,4 @@ std::string firstDifference(const c10::IValue& a, const c10::IValue& b) {
   return text.str();
 }
 
-}  // namespace gravure::tool
+}  // namespace gravure

@@ -1,0 +1,68 @@
+"""What to say of Dynamo's graphs: where they end, and how often one was compiled anew."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_READ = "torch._dynamo.config.capture_scalar_outputs = True"
+# What Dynamo says of a break, and what to write.
+_BREAKS = (
+    ("Dynamic shape", "torch.where(mask, x, 0) in place of x[mask], or pad to a fixed size"),
+    ("Data-dependent", "torch.where(condition, a, b) in place of a branch on values"),
+    ("item", f"keep the value a tensor, and read it behind the step; or {_READ}"),
+    ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
+    ("logging", "log behind the step"),
+)
+_UNKNOWN = "keep it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
+_FRAME = re.compile(r"graph (\d+)/\d+ at (\S+)$")
+MANY = 3  # graphs of one place, where there should be one, or two with other sizes
+
+
+class Break(NamedTuple):
+    place: str  # "model.py:12"
+    why: str
+    remedy: str
+
+
+def read_break(text: str) -> Break:
+    """Of what GraphReport.graph_break says: "model.py:12: why; remedy"."""
+    place, _, why = text.partition(": ")
+    why, _, remedy = why.partition("; ")
+    return Break(place, why, remedy or remedy_of(why))
+
+
+def remedy_of(why: str) -> str:
+    """What to write, by Dynamo's words."""
+    return next((remedy for words, remedy in _BREAKS if words in why), _UNKNOWN)
+
+
+def frame_of(label: str) -> str:
+    """What graphs of the same code have in common: "graph 2/7 at model.py:42" is one of "2 at
+    model.py:42". A label of another form is one of its own."""
+    match = _FRAME.search(label)
+    return f"{label[: match.start()]}{match[1]} at {match[2]}" if match else label
+
+
+class Anew(NamedTuple):
+    place: str
+    times: int
+
+    @property
+    def what(self) -> str:
+        return f"compiled {self.times} times: what Dynamo takes for a constant differs"
+
+    @property
+    def remedy(self) -> str:
+        return (
+            "a tensor in the place of a number that changes (a value that .item() read, a step "
+            "count); gravure.diagnose and TORCH_LOGS=recompiles name it"
+        )
+
+
+def compiled_anew(labels: Iterable[str]) -> list[Anew]:
+    """Places whose code has many graphs: "graph 2/7 at model.py:42" is the eighth of frame 2."""
+    found = Counter(frame_of(label) for label in labels if _FRAME.search(label))
+    return [Anew(frame.rpartition(" at ")[2], n) for frame, n in found.items() if n >= MANY]

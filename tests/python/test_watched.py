@@ -1,0 +1,164 @@
+"""What people's own tools see: torch.profiler, tlparse, a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import gravure_native
+import pytest
+import torch
+from running import need_library
+from torch import Tensor, nn
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+_ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(gravure_native.__file__).parent)}
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        rows = (hidden[:, 0] > 0.5).sum().item()
+        return self.last(hidden).tanh() * rows
+
+
+def _names(profile: Any, path: Path) -> list[str]:
+    """Names of ours, as a trace for Perfetto has them, by time."""
+    profile.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    own = [e for e in events if str(e.get("name", "")).startswith("gravure: ")]
+    return [e["name"] for e in sorted(own, key=lambda e: e["ts"])]
+
+
+def test_a_profile_names_each_part(tmp_path: Path) -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        model = Reads()
+        compiled = torch.compile(model, backend="gravure")
+        with torch.profiler.profile() as profile:
+            for _ in range(5):
+                compiled(torch.randn(8, 4)).sum().backward()
+        names = _names(profile, tmp_path / "trace.json")
+        with torch.profiler.profile() as later:
+            compiled(torch.randn(8, 4)).sum().backward()
+    for begin in (
+        "gravure: compiling graph",
+        "gravure: planning graph",
+        "gravure: forward, warm-up",
+        "gravure: capture forward, partition 0, ",
+        "gravure: capture backward, partition ",
+        "gravure: forward, captured",
+        "gravure: replay forward, partition 0, ",
+        "gravure: stage inputs of forward",
+        "gravure: on the host %",
+    ):
+        assert any(name.startswith(begin) for name in names), (begin, names)
+    (read,) = {n for n in names if n.startswith("gravure: on the host") and "scalar_dense" in n}
+    assert "at test_watched.py:" in read
+    replayed = _names(later, tmp_path / "later.json")
+    assert replayed[0] == "gravure: forward, captured"
+    assert not any("capture forward" in n or "warm-up" in n for n in replayed)
+    order = [n for n in replayed if ": replay" in n or "scalar_dense" in n]
+    # A graph, the read, and the backward's.
+    assert [n.split(",")[0] for n in order][:3] == [
+        "gravure: replay forward",
+        read,
+        "gravure: replay backward",
+    ]
+
+
+_TRAINS = """
+import torch, gravure
+model = torch.nn.Linear(4, 1)
+compiled = torch.compile(model, backend="gravure")
+for _ in range(4):
+    compiled(torch.randn(8, 4)).sum().backward()
+step = gravure.compile_step(lambda x: model(x).square().mean())
+step(torch.randn(8, 4))
+"""
+
+
+def test_tlparse_finds_plan_remarks_and_report(tmp_path: Path) -> None:
+    environment = _ENVIRONMENT | {"TORCH_TRACE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", _TRAINS], env=environment, check=True)
+    lines = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    found = {}
+    for i, line in enumerate(lines):
+        if '"artifact"' in line and "gravure" in line:
+            record = json.loads(line[line.index("{") :])
+            payload = []
+            for text in lines[i + 1 :]:
+                if not text.startswith("\t"):
+                    break
+                payload.append(text[1:])
+            found[record["artifact"]["name"]] = (record, "\n".join(payload))
+    kinds = {name.removeprefix("gravure_").partition("_")[0] for name in found}
+    assert kinds == {"plan", "remarks", "program", "report"}
+    (plan, *_) = [name for name in found if name.startswith("gravure_plan_graph")]
+    assert found[plan][0]["frame_id"] == 0  # of that compilation
+    assert "partition" in found[plan][1]
+    assert "captures, " in found["gravure_report"][1]
+
+
+_SLOW = """
+import time, torch, gravure
+from gravure.library import progress
+progress._PATIENCE = 0.2
+with progress.under_way("compiling a large model"):
+    with progress.under_way("planning it"):
+        time.sleep(1)
+for done in range(3):
+    torch.ops.gravure.progress("capturing step", done, 3)
+    time.sleep(0.2)
+torch.ops.gravure.progress("", 0, 0)
+with progress.under_way("what is quick"):
+    pass
+"""
+
+
+def _in_a_terminal(code: str) -> str:
+    ours, theirs = pty.openpty()
+    environment = _ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=theirs, stdout=subprocess.PIPE, env=environment
+    )
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            read = os.read(ours, 4096)
+        except OSError:  # the other end is gone
+            break
+        if not read:
+            break
+        said += read
+    os.close(ours)
+    assert process.wait() == 0, said.decode()
+    return said.decode()
+
+
+def test_a_terminal_shows_what_takes_long() -> None:
+    said = _in_a_terminal(_SLOW)
+    assert "gravure: planning it" in said
+    assert "gravure: capturing step" in said and "2/3" in said
+    assert "what is quick" not in said
+
+
+def test_elsewhere_it_is_quiet() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_SLOW)],
+        env=_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stderr == "" == done.stdout

@@ -1,6 +1,7 @@
 #include "runtime/step/executor.h"
 
 #include "ir/core/counted.h"
+#include "ir/core/location.h"
 #include "runtime/device/rng.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/layout/misplaced_results.h"

@@ -14,7 +14,8 @@ from ..options import CompileOptions
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import note_step, plain_step
 from .own_optimizers import stands_in_the_way
-from .update_program import Changing, UpdateProgram, state_of
+from .recorded_step import Changing, state_of
+from .update_program import UpdateProgram
 
 logger = logging.getLogger("gravure")
 

@@ -8,6 +8,7 @@ check_torch()  # on another torch, what follows fails in ways that say nothing
 
 # ruff: noqa: E402
 from .backend import compile_graph
+from .clip_gradients import clip_grad_norm_, clip_grad_value_
 from .compile_optimizer import compile_optimizer
 from .compile_step import compile_step
 from .drop_captures import drop_captures
@@ -25,6 +26,8 @@ __all__ = [
     "Explanation",
     "Program",
     "Report",
+    "clip_grad_norm_",
+    "clip_grad_value_",
     "compile_graph",
     "compile_optimizer",
     "compile_step",

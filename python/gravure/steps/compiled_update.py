@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -15,6 +14,7 @@ from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import note_step, plain_step
 from .own_optimizers import stands_in_the_way
 from .recorded_step import Changing, state_of
+from .settings import are_same, read_groups
 from .update_program import UpdateProgram
 
 logger = logging.getLogger("gravure")
@@ -31,6 +31,7 @@ class _Kind:
         self.tries = 0
         self.own = False  # its own step runs, for good
         self.state: Any = None  # the optimizer's, which a loaded one replaces
+        self.settings: list[Tensor] = []  # those of its settings that are tensors
         self.same: Check = never
 
 
@@ -41,6 +42,7 @@ class CompiledUpdate:
         self.options = options
         self.programs = 0  # made so far
         self.own_steps = 0  # that the optimizer's own code ran
+        self.function: Any = None  # which the optimizer has for a step
         self._kinds: dict[Any, _Kind] = {}
         self._said: set[str] = set()
 
@@ -64,12 +66,10 @@ class CompiledUpdate:
         key: list[Any] = []
         parameters: list[Tensor] = []
         gradients: list[Tensor] = []
+        settings: list[Tensor] = []
         try:
+            read_groups(optimizer, key, numbers, settings)
             for group in optimizer.param_groups:
-                for name, value in group.items():
-                    if name != "params":
-                        key.append(name)
-                        _read(value, key, numbers)
                 for p in group["params"]:
                     grad = p.grad
                     if grad is None:
@@ -88,6 +88,8 @@ class CompiledUpdate:
         if found.own:
             return False
         same = found.state is optimizer.state and found.same()
+        if not are_same(settings, found.settings):
+            found.settings, same = settings, False
         if not same and not self._rebind(optimizer, found, parameters):
             found.programs.clear()
         for program in found.programs:
@@ -149,20 +151,3 @@ class CompiledUpdate:
             type(optimizer).__name__,
             reason,
         )
-
-
-def _read(value: Any, key: list[Any], numbers: list[float]) -> None:
-    """Numbers are given to each step; all else is what a program is for."""
-    if isinstance(value, float):
-        numbers.append(float(value))
-        key.append(float)
-    elif isinstance(value, (tuple, list)):
-        key.append((type(value), len(value)))
-        for member in value:
-            _read(member, key, numbers)
-    elif isinstance(value, Tensor):
-        key.append(id(value))
-    elif value is None or isinstance(value, (bool, int, str, torch.dtype)):
-        key += (type(value), value)
-    else:
-        raise TypeError(f"a setting is a {type(value).__name__}")

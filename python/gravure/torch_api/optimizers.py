@@ -25,8 +25,8 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     )
 
 
-def is_schedulers(step: Any, kind: type[Optimizer]) -> bool:
-    """Whether it only notes that the step was called, for a learning rate scheduler's sake.
+def is_schedulers(step: Any, own: Any) -> bool:
+    """Whether it only notes that `own` was called, for a learning rate scheduler's sake.
 
     Without it an optimizer with a scheduler is refused.
     """
@@ -34,7 +34,7 @@ def is_schedulers(step: Any, kind: type[Optimizer]) -> bool:
         isinstance(step, FunctionType)
         and hasattr(step, "_wrapped_by_lr_sched")
         and step.__globals__ is vars(lr_scheduler)
-        and getattr(step, "__wrapped__", None) is kind.step
+        and getattr(step, "__wrapped__", None) is own
     )
 
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from .options import CompileOptions
 from .steps.compiled_update import CompiledUpdate
+from .steps.own_optimizers import OWN
 from .torch_api.optimizers import is_schedulers, mark_as_schedulers, with_hooks
 
 Kind = TypeVar("Kind", bound=Optimizer)
@@ -45,6 +46,9 @@ def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = No
             "is wrapped, and the wrapper will call the compiled step"
         )
     update = CompiledUpdate(chosen)
+    if type(optimizer) not in OWN:  # which may have no hooks, as what wraps another one
+        update.refuse(optimizer)
+        return optimizer
 
     def step(self: Optimizer, closure: Any = None) -> Any:
         return update.step(self, closure)

@@ -60,6 +60,14 @@ class CompiledUpdate:
         self.own_steps += 1
         return plain_step(type(optimizer))(optimizer, closure)
 
+    def refuse(self, optimizer: Optimizer) -> None:
+        """Says why its steps run as they are."""
+        reason = stands_in_the_way(optimizer)
+        inner = getattr(optimizer, "optimizer", None)
+        if isinstance(inner, Optimizer):
+            reason = f"{reason}; compile the {type(inner).__name__} that it wraps"
+        self._say(optimizer, str(reason))
+
     def _runs_program(self, optimizer: Optimizer) -> bool:
         """False where nothing has run."""
         numbers: list[float] = []

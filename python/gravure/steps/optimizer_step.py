@@ -62,8 +62,6 @@ class Ending:
     def read(self) -> str | None:
         """Reads the settings. Why no program can end with this optimizer's step now, or None."""
         optimizer = self.optimizer
-        if has_step_hooks(optimizer):
-            return "it has a step hook"
         if not self._same():
             reason = stands_in_the_way(optimizer) or is_replaced(optimizer)
             if reason is not None:
@@ -71,6 +69,8 @@ class Ending:
             lists = [optimizer.param_groups, *(g["params"] for g in optimizer.param_groups)]
             self._lists = tuple([id(p) for members in lists[1:] for p in members])
             self._same = unchanged([vars(optimizer)], lists)
+        if has_step_hooks(optimizer):
+            return "it has a step hook"
         numbers: list[float] = []
         key: list[Any] = []
         tensors: list[Tensor] = []

@@ -6,6 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch.optim import Optimizer
 
 from .options import CompileOptions
@@ -53,7 +54,7 @@ def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = No
     def step(self: Optimizer, closure: Any = None) -> Any:
         return update.step(self, closure)
 
-    hooked = with_hooks(step)
+    hooked = with_hooks(torch.compiler.disable(step))  # nobody else's graph takes it in
     hooked.gravure_update = update  # type: ignore[attr-defined]
     update.function = hooked
     if scheduled:

@@ -112,6 +112,9 @@ def _patched_like_a_schedulers(optimizer: Optimizer) -> Any:
 
 
 def _compiled_step(optimizer: Optimizer) -> Any:
+    """Of the optimizer that Gravure compiled; eager's own would have other bits."""
+    if "step" not in vars(optimizer):
+        return None
     optimizer.step = torch.compile(optimizer.step, backend="eager")  # type: ignore[method-assign]
 
 

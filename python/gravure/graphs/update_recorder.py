@@ -259,7 +259,8 @@ class _Reads(TorchFunctionMode):
             if type(value) is Number:
                 return torch.full((), value, dtype=kwargs.get("dtype", torch.get_default_dtype()),
                                   device=kwargs.get("device", "cpu"))  # fmt: skip
-        if func is torch._foreach_lerp_ and isinstance(args[2], Tensor):  # its parser would read
+        is_lerp = getattr(func, "__name__", "") == "_foreach_lerp_"
+        if is_lerp and len(args) > 2 and isinstance(args[2], Tensor):  # its parser would read it
             return func(args[0], args[1], self._read(args[2]), *args[3:], **kwargs)
         if func is Tensor.__setitem__ and type(args[2]) is Number:
             value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)

@@ -42,8 +42,8 @@ class Clipping:
     def _by_value(self, gradients: Sequence[Tensor], limit: float) -> None:
         """torch.nn.utils' own asks for a float, and computes with it."""
         if self.foreach:
-            torch._foreach_clamp_min_(list(gradients), -limit)
-            torch._foreach_clamp_max_(list(gradients), limit)
+            torch.ops.aten._foreach_clamp_min_.Scalar(list(gradients), -limit)
+            torch.ops.aten._foreach_clamp_max_.Scalar(list(gradients), limit)
             return
         for gradient in gradients:
             gradient.clamp_(min=-limit, max=limit)

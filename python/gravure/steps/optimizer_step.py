@@ -16,6 +16,7 @@ from ..text.fx_import import EntryWriter
 from ..torch_api.fake_tensors import unset_fake_temporarily
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import has_step_hooks
+from ..torch_api.whether_compiled import not_compiling
 from .clip_programs import ClipPrograms
 from .clipping import Clipping
 from .loaded_update import write_number
@@ -194,7 +195,7 @@ class Update:
         self._others = [p for p in known if id(p) not in updated]
         self.parameters_at = [i for _, i, _ in taken]
         self.names = [specs[i].name for i in self.parameters_at]
-        with unset_fake_temporarily():
+        with unset_fake_temporarily(), not_compiling():
             self._record()
         bound: list[Any] = [step.inputs[i] for i in self.parameters_at]
         for p, _, (value, node) in taken:

@@ -11,6 +11,7 @@ from .backend import compile_graph
 from .clip_gradients import clip_grad_norm_, clip_grad_value_
 from .compile_optimizer import compile_optimizer
 from .compile_step import compile_step
+from .compile_update import compile_update
 from .drop_captures import drop_captures
 from .errors import ExportError
 from .explain import Explanation, explain
@@ -31,6 +32,7 @@ __all__ = [
     "compile_graph",
     "compile_optimizer",
     "compile_step",
+    "compile_update",
     "drop_captures",
     "explain",
     "export_joint",

@@ -13,6 +13,8 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
+from optimizers_of_torch import SCHEDULES, TWO, Matrices, kinds
+from optimizers_of_torch import make as of_kind
 from running import bits, need_library
 from torch import Tensor, optim
 from torch.optim import Optimizer, lr_scheduler
@@ -210,6 +212,27 @@ def test_an_optimizer_that_reads_what_it_computes(caplog: pytest.LogCaptureFixtu
         pair.run(6)
     said = [r.getMessage() for r in caplog.records if "behind the step's program" in r.getMessage()]
     assert len(said) == 1
+
+
+# ---- the whole of torch.optim
+
+
+@pytest.mark.filterwarnings("ignore:.*epoch parameter.*")
+@pytest.mark.parametrize("schedule", TWO)
+@pytest.mark.parametrize(("kind", "way"), list(kinds()))
+def test_all_of_torch_optim(kind: Any, way: dict[str, bool], schedule: str) -> None:
+    pair = Pair(lambda m: of_kind(kind, way, m), SCHEDULES[schedule], model=Matrices)
+    pair.run(10)
+    assert pair.compilations() <= 4
+
+
+@pytest.mark.filterwarnings("ignore:.*epoch parameter.*")
+@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
+def test_schedulers(make: Make, schedule: Any) -> None:
+    pair = Pair(make, schedule)
+    pair.run(10)
+    assert pair.compilations() <= 3
 
 
 # ---- clipping

@@ -2,13 +2,12 @@
 
     python3 docs/examples/trainers/lightning_module.py
 
-Lightning calls `optimizer.step(closure)`, and the closure runs forward and backward. A closure is no
-part of a program, so the module calls it first, in `optimizer_step`.
+Lightning calls `optimizer.step(closure)`, and the closure runs forward, backward and clipping: it is
+called first, as torch.optim's own steps do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gravure
@@ -41,15 +40,6 @@ class Module(lightning.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
-
-    def optimizer_step(
-        self, epoch: int, batch: int, optimizer: Any, closure: Callable[[], Any] | None = None
-    ) -> None:
-        if not self.captured or closure is None:
-            super().optimizer_step(epoch, batch, optimizer, closure)
-            return
-        closure()  # forward, backward, clipping
-        super().optimizer_step(epoch, batch, optimizer, lambda: None)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         clip = gravure.clip_grad_norm_ if self.captured else nn.utils.clip_grad_norm_

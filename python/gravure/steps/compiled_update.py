@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -12,7 +13,7 @@ from ..errors import ExportError
 from ..options import CompileOptions
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import note_step, plain_step
-from .own_optimizers import stands_in_the_way
+from .own_optimizers import scaling_of, stands_in_the_way
 from .recorded_step import Changing, state_of
 from .settings import are_same, read_groups
 from .update_program import UpdateProgram
@@ -48,17 +49,19 @@ class CompiledUpdate:
 
     def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
         note_step(optimizer)
-        if closure is None:
-            reason = stands_in_the_way(optimizer)
-            if reason is None:
-                if self._runs_program(optimizer):
-                    return None
-            else:
-                self._say(optimizer, reason)
-        else:
-            self._say(optimizer, "a closure is called within the step")
-        self.own_steps += 1
-        return plain_step(type(optimizer))(optimizer, closure)
+        reason = stands_in_the_way(optimizer)
+        if reason is not None:
+            self._say(optimizer, reason)
+            self.own_steps += 1
+            return plain_step(type(optimizer))(optimizer, closure)
+        loss = None
+        if closure is not None:  # torch.optim's own steps call it before they do anything
+            with torch.enable_grad():
+                loss = closure()
+        if not self._runs_program(optimizer):
+            self.own_steps += 1
+            plain_step(type(optimizer))(optimizer, None)
+        return loss
 
     def refuse(self, optimizer: Optimizer) -> None:
         """Says why its steps run as they are."""
@@ -75,6 +78,7 @@ class CompiledUpdate:
         parameters: list[Tensor] = []
         gradients: list[Tensor] = []
         settings: list[Tensor] = []
+        scaling = scaling_of(optimizer)
         try:
             read_groups(optimizer, key, numbers, settings)
             for group in optimizer.param_groups:
@@ -85,6 +89,7 @@ class CompiledUpdate:
                     parameters.append(p)
                     gradients.append(grad)
                     key += (id(p), p.dtype, p.shape, p.stride(), grad.dtype, grad.stride())
+            key += ((name, t.dtype, t.device) for name, t in scaling.items())
             found = self._kinds.get(tuple(key))
         except (TypeError, RuntimeError) as error:  # no key; or a sparse gradient has no strides
             self._say(optimizer, f"its settings or gradients are of a kind apart ({error})")
@@ -108,7 +113,7 @@ class CompiledUpdate:
             if made is None:
                 return False
             program = made
-        program.run(gradients, numbers)
+        program.run([*gradients, *scaling.values()], numbers)
         return True
 
     def _rebind(self, optimizer: Optimizer, kind: _Kind, parameters: list[Tensor]) -> bool:

@@ -20,7 +20,7 @@ from ..torch_api.whether_compiled import not_compiling
 from .clip_programs import ClipPrograms
 from .clipping import Clipping
 from .loaded_update import write_number
-from .own_optimizers import is_replaced, stands_in_the_way
+from .own_optimizers import is_replaced, scaling_of, stands_in_the_way
 from .recorded_step import Changing, Held, record_step, state_of
 from .settings import are_same, read_groups
 
@@ -70,6 +70,8 @@ class Ending:
             lists = [optimizer.param_groups, *(g["params"] for g in optimizer.param_groups)]
             self._lists = tuple([id(p) for members in lists[1:] for p in members])
             self._same = unchanged([vars(optimizer)], lists)
+        if scaling_of(optimizer):
+            return "it has what GradScaler sets for one step"
         if has_step_hooks(optimizer):
             return "it has a step hook"
         numbers: list[float] = []

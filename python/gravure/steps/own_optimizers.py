@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from ..torch_api.optimizers import is_schedulers
@@ -51,12 +52,17 @@ def stands_in_the_way(optimizer: Optimizer) -> str | None:
     for key in vars(optimizer):
         if key != "step" and callable(getattr(kind, key, None)):
             return f"somebody replaced its {key}"
-    for key in SCALER_SETS:
-        if getattr(optimizer, key, None) is not None:
-            return f"it has a {key}, as GradScaler sets it for one step"
+    if scaling_of(optimizer) and not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return "it has what GradScaler sets for one step, and takes no scaling"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "it is differentiable, and a program keeps no graph"
     return None
+
+
+def scaling_of(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What a GradScaler has set for the step that it is about to call, and fused kernels read."""
+    found = {key: vars(optimizer).get(key) for key in SCALER_SETS}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def is_replaced(optimizer: Optimizer) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,19 +70,25 @@ def record_step(
     held: Sequence[Held],
     numbers: Sequence[float],
     clipping: Clipping | None = None,
+    scaling: Mapping[str, Tensor] | None = None,
 ) -> Update:
-    """Its inputs are parameters, their gradients, and what is held, in this order.
+    """Its inputs are parameters, their gradients, what is held, and what a scaler has set, in this
+    order.
 
     With `clipping` its limit is the last of `numbers`, and the result is what clips. Raises
     Unrecorded with what stands in the way; Changing where it may not with the next step.
     """
     others = [each.tensor for each in held]
     count = len(parameters)
-    tensors = [*parameters, *gradients, *others]
+    scaling = scaling or {}
+    tensors = [*parameters, *gradients, *others, *scaling.values()]
     refuse_kinds(tensors)
+    if len(set(map(id, parameters))) < count:
+        raise Unrecorded("its step", "has a parameter twice", _OWN_STEP)
 
     def run(fakes: list[Tensor], values: list[float]) -> list[Tensor]:
-        own = fakes[:count] + fakes[2 * count :]
+        last = len(fakes) - len(scaling)
+        own = fakes[:count] + fakes[2 * count : last]
         known = [*parameters, *others]
         stand_ins = {id(t): fake for t, fake in zip(known, own, strict=True)}
         grads = dict(zip(map(id, parameters), fakes[count : 2 * count], strict=True))
@@ -90,7 +96,9 @@ def record_step(
         if clipping is not None:
             *values, limit = values
             results = clipping.run(list(grads.values()), limit)
-        if not run_step(twin_of(optimizer, stand_ins, grads, values)):
+        twin = twin_of(optimizer, stand_ins, grads, values)
+        vars(twin).update(zip(scaling, fakes[last:], strict=True))
+        if not run_step(twin):
             raise Changing("its step", "changes values of Python's in its state", _OWN_STEP)
         return results
 

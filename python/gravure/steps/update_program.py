@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from ..options import CompileOptions
 from .loaded_update import LoadedUpdate
+from .own_optimizers import scaling_of
 from .recorded_step import Held, record_step, state_of
 
 
@@ -23,17 +24,24 @@ class UpdateProgram:
         """Raises Unrecorded, and ExportError, with what stands in the way."""
         self.held = state_of(optimizer, parameters)
         gradients = [p.grad for p in parameters]
-        update = record_step(optimizer, parameters, gradients, self.held, numbers)
+        scaling = scaling_of(optimizer)
+        update = record_step(
+            optimizer, parameters, gradients, self.held, numbers, scaling=scaling
+        )
         name = type(optimizer).__name__
         count = len(parameters)
         inputs = [("parameter", f"p{i}", p) for i, p in enumerate(parameters)]
         inputs += [("user_input", f"gradient.p{i}", g) for i, g in enumerate(gradients)]  # type: ignore[misc]
         inputs += [("buffer", f"{name}.{each.name}", each.tensor) for each in self.held]
+        last = len(inputs)
+        inputs += [("user_input", name, tensor) for name, tensor in scaling.items()]
+        self._scaling = list(scaling.values())
         self._program = LoadedUpdate(f"the step of {name}", update, inputs, options)
-        self._bound = [*range(count), *range(2 * count, len(inputs))]
+        self._bound = [*range(count), *range(2 * count, last)]
         self._bind(parameters)
         self.holds = self._program.holds
-        self.run = self._program.run  # with gradients, and all numbers
+        # With gradients, and what a scaler has set, and all numbers.
+        self.run = self._program.run
         self.stats, self.text = self._program.stats, self._program.text
 
     def same_state(self, held: list[Held], parameters: list[Tensor]) -> bool:
@@ -41,7 +49,8 @@ class UpdateProgram:
         if [each.kind for each in held] != [each.kind for each in self.held]:
             return False
         self.held = held
-        self._program.watch([*parameters, *parameters, *[each.tensor for each in held]])
+        tensors = [*parameters, *parameters, *[each.tensor for each in held], *self._scaling]
+        self._program.watch(tensors)
         self._bind(parameters)
         return True
 

@@ -31,7 +31,9 @@ from .torch_api.private_names import MissingName
 
 logger = logging.getLogger("gravure")
 
-_OPTIMIZER = "an optimizer's step has other bits than eager's when Dynamo traces it, so it is eager's"
+_OPTIMIZER = (
+    "an optimizer's step has other bits than eager's when Dynamo traces it, so it is eager's"
+)
 
 
 def _given(options: Mapping[str, Any] | None, mode: str | None) -> Mapping[str, Any] | None:

@@ -174,6 +174,7 @@ def test_a_step_count_that_is_set_is_used() -> None:
 
 # ---- the whole of torch.optim
 
+
 @pytest.mark.filterwarnings("ignore:.*epoch parameter.*")
 @pytest.mark.parametrize("schedule", TWO)
 @pytest.mark.parametrize(("kind", "way"), list(kinds()))

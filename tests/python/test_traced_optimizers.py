@@ -1,4 +1,4 @@
-"""torch.compile(optimizer.step, backend="gravure"): eager's bits, and the way to compile_optimizer."""
+"""torch.compile(optimizer.step, backend="gravure"): eager's bits, and what to do instead."""
 
 from __future__ import annotations
 

@@ -440,7 +440,9 @@ def test_groups_state_and_checkpoints() -> None:
     pair.run(3)
 
     def add(model: nn.Module, optimizer: Any) -> None:
-        optimizer.add_param_group({"params": model.second.parameters(), "lr": 0.03, "initial_lr": 1})
+        optimizer.add_param_group(
+            {"params": model.second.parameters(), "lr": 0.03, "initial_lr": 1}
+        )
 
     pair.each(lambda m, o: m.zero_grad())
     for scheduler in pair.schedulers:

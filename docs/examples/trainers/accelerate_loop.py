@@ -2,8 +2,8 @@
 
     python3 docs/examples/trainers/accelerate_loop.py
 
-`Accelerator(dynamo_backend="gravure")` is refused: Accelerate has a closed list of names. Clipping is
-`accelerator.unscale_gradients()` and Gravure's, where `accelerator.clip_grad_norm_` stood.
+`Accelerator(dynamo_backend="gravure")` is refused: Accelerate has a closed list of names. Clipping
+is `accelerator.unscale_gradients()` and Gravure's, where `accelerator.clip_grad_norm_` stood.
 """
 
 from __future__ import annotations

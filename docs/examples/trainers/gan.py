@@ -1,6 +1,6 @@
 """A GAN: two models, two optimizers, two compiled steps that read each other's model.
 
-    python3 docs/examples/trainers/gan.py
+python3 docs/examples/trainers/gan.py
 """
 
 from __future__ import annotations
@@ -53,5 +53,7 @@ def train(*, captured: bool, steps: int = 12) -> list[nn.Module]:
 if __name__ == "__main__":
     eager, ours = train(captured=False), train(captured=True)
     pairs = zip(eager, ours, strict=True)
-    same = all(torch.equal(a.state_dict()[k], v) for a, b in pairs for k, v in b.state_dict().items())
+    same = all(
+        torch.equal(a.state_dict()[k], v) for a, b in pairs for k, v in b.state_dict().items()
+    )
     print("the same bits" if same else "OTHER BITS")

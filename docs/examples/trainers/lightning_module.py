@@ -2,8 +2,8 @@
 
     python3 docs/examples/trainers/lightning_module.py
 
-Lightning calls `optimizer.step(closure)`, and the closure runs forward, backward and clipping: it is
-called first, as torch.optim's own steps do.
+Lightning calls `optimizer.step(closure)`, and the closure runs forward, backward and clipping: it
+is called first, as torch.optim's own steps do.
 """
 
 from __future__ import annotations

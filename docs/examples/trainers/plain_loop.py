@@ -1,6 +1,6 @@
 """A loop of one's own: model, clipping, optimizer and schedule, each captured.
 
-    python3 docs/examples/trainers/plain_loop.py
+python3 docs/examples/trainers/plain_loop.py
 """
 
 from __future__ import annotations

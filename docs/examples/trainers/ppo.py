@@ -1,6 +1,6 @@
 """Rollouts as in PPO: the policy acts without gradients, then learns in small batches for a while.
 
-    python3 docs/examples/trainers/ppo.py
+python3 docs/examples/trainers/ppo.py
 """
 
 from __future__ import annotations

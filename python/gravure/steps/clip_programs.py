@@ -110,4 +110,6 @@ class ClipPrograms:
     def _say(self, reason: str) -> None:
         if reason not in self._said:
             self._said.add(reason)
-            logger.warning("gradients are clipped by torch.nn.utils, in eager's kernels: %s", reason)
+            logger.warning(
+                "gradients are clipped by torch.nn.utils, in eager's kernels: %s", reason
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import ExportError

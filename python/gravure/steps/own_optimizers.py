@@ -23,6 +23,8 @@ OWN = frozenset(
     if inspect.isclass(kind) and issubclass(kind, Optimizer)
 ) - {Optimizer, LBFGS, SparseAdam}
 SCALER_SETS = ("grad_scale", "found_inf")  # and the step of some reads
+
+
 def _is_own_step(kind: type[Optimizer]) -> bool:
     """Whether it, and what it is wrapped in, is PyTorch's."""
     step: Any = kind.step

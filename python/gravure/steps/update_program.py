@@ -25,9 +25,7 @@ class UpdateProgram:
         self.held = state_of(optimizer, parameters)
         gradients = [p.grad for p in parameters]
         scaling = scaling_of(optimizer)
-        update = record_step(
-            optimizer, parameters, gradients, self.held, numbers, scaling=scaling
-        )
+        update = record_step(optimizer, parameters, gradients, self.held, numbers, scaling=scaling)
         name = type(optimizer).__name__
         count = len(parameters)
         inputs = [("parameter", f"p{i}", p) for i, p in enumerate(parameters)]

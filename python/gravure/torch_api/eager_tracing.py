@@ -15,8 +15,9 @@
 Dynamo is changed for what Gravure compiles alone.
 
 Private: Dynamo's `TensorVariable` and `TorchInGraphFunctionVariable` have what takes these apart,
-`OptimizerVariable` changes optimizers, `tls` knows for which backend it traces, and `op_implementations_dict` holds the stand-ins. Without
-them graphs run, with other bits than eager's. `_foreach_lerp_` is torch.optim's own operator.
+`OptimizerVariable` changes optimizers, `tls` knows for which backend it traces, and
+`op_implementations_dict` holds the stand-ins. Without them graphs run, with other bits than
+eager's. `_foreach_lerp_` is torch.optim's own operator.
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ check_torch()  # on another torch, what follows fails in ways that say nothing
 
 # ruff: noqa: E402
 from .backend import compile_graph
+from .clip_gradients import clip_grad_norm_, clip_grad_value_
 from .compile_optimizer import compile_optimizer
 from .compile_step import compile_step
+from .compile_update import compile_update
 from .diagnose import Diagnosis, diagnose
 from .drop_captures import drop_captures
 from .errors import ExportError
@@ -27,9 +29,12 @@ __all__ = [
     "Explanation",
     "Program",
     "Report",
+    "clip_grad_norm_",
+    "clip_grad_value_",
     "compile_graph",
     "compile_optimizer",
     "compile_step",
+    "compile_update",
     "diagnose",
     "drop_captures",
     "explain",

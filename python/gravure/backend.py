@@ -16,6 +16,7 @@ from .calls.frame import FrameCall, FrameRequest
 from .calls.graph_break import graph_break_of
 from .calls.live_graphs import drop_converted, follow
 from .drop_captures import drop_captures
+from .errors import ExportError
 from .graphs.codegen import Style, in_first_style
 from .library.load import program_class
 from .options import CompileOptions
@@ -25,9 +26,14 @@ from .torch_api.dispatch import in_autocast
 from .torch_api.dynamo import runs_as_it_is
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_tensors import FakeTensor
+from .torch_api.optimizers import leave_functions_alone, steps_optimizer
 from .torch_api.private_names import MissingName
 
 logger = logging.getLogger("gravure")
+
+_OPTIMIZER = (
+    "an optimizer's step has other bits than eager's when Dynamo traces it, so it is eager's"
+)
 
 
 def _given(options: Mapping[str, Any] | None, mode: str | None) -> Mapping[str, Any] | None:
@@ -68,6 +74,11 @@ def compile_graph(
     options = _given(options, mode)
     drop_converted()
     chosen = _options(options)
+    if steps_optimizer(graph):
+        if chosen.on_missed == "raise":
+            raise ExportError("its optimizer", _OPTIMIZER, "call gravure.compile_optimizer")
+        leave_functions_alone()
+        runs_as_it_is(f"{_OPTIMIZER}; gravure.compile_optimizer(optimizer) captures its step")
     try:
         must_trace_as_eager()
         return _compiled(graph, inputs, chosen)

@@ -6,15 +6,17 @@ import types
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch.optim import Optimizer
 
 from .options import CompileOptions
 from .steps.compiled_update import CompiledUpdate
+from .steps.own_optimizers import OWN
 from .torch_api.optimizers import is_schedulers, mark_as_schedulers, with_hooks
 
 Kind = TypeVar("Kind", bound=Optimizer)
 
-_NOT_FOR_OPTIMIZERS = ("on_missed", "max_shapes", "max_modules", "codegen", "mode", "regions")
+NOT_FOR_OPTIMIZERS = ("on_missed", "max_shapes", "max_modules", "codegen", "mode", "regions")
 
 
 def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = None) -> Kind:
@@ -31,26 +33,30 @@ def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = No
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")
-    for name in _NOT_FOR_OPTIMIZERS:
+    for name in NOT_FOR_OPTIMIZERS:
         if name in (options or {}):
             raise ValueError(f"compile_optimizer takes no option {name!r}")
     chosen = CompileOptions.parse(options)
     replaced = vars(optimizer).get("step")
     if hasattr(replaced, "gravure_update"):
         return optimizer
-    scheduled = is_schedulers(replaced, type(optimizer))
+    scheduled = is_schedulers(replaced, type(optimizer).step)
     if replaced is not None and not scheduled:
         raise ValueError(
             f"somebody replaced the step of this {type(optimizer).__name__}; compile it before it "
             "is wrapped, and the wrapper will call the compiled step"
         )
     update = CompiledUpdate(chosen)
+    if type(optimizer) not in OWN:  # which may have no hooks, as what wraps another one
+        update.refuse(optimizer)
+        return optimizer
 
     def step(self: Optimizer, closure: Any = None) -> Any:
         return update.step(self, closure)
 
-    hooked = with_hooks(step)
+    hooked = with_hooks(torch.compiler.disable(step))  # nobody else's graph takes it in
     hooked.gravure_update = update  # type: ignore[attr-defined]
+    update.function = hooked
     if scheduled:
         mark_as_schedulers(hooked)
     optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ def drop_captures(compiled: Any = None) -> int:
         return sum(graph.drop() for graph in followed())
     step = getattr(compiled, "gravure_step", None)
     if step is not None:
-        return sum(graph.drop() for graph in step.compiler.graphs)
+        return sum(graph.drop() for compiler in step.compilers() for graph in compiler.graphs)
     module = uncompiled(compiled)
     if not isinstance(module, nn.Module):
         raise TypeError(

@@ -165,7 +165,7 @@ def _explain_step(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], option
     chosen = CompileOptions.parse(options)
     planner = _StepPlanner(fn, name, replace(chosen, codegen="aten"))
     with faked(fn, args, kwargs), forgotten(planner):
-        step_with(fn, name, planner)(*args, **kwargs)
+        step_with(fn, name, planner)(None, *args, **kwargs)
     options = planner.options.chosen()
     return Explanation(name, planner.plans, {}, "", kernels_of(chosen), options)
 

@@ -67,7 +67,7 @@ class Mixed(nn.Module):
     [(Mlp(0.15), rows), (Normed(), images), (Mixed(), rows), (Checkpointed(2), rows)],
     ids=["mlp", "normed", "mixed", "checkpointed"],
 )
-def test_stretches_change_no_bit(
+def test_regions_change_no_bit(
     region_compiler: RegionCompiler, model: nn.Module, batches: Callable[[int], Any]
 ) -> None:
     report = same_as_eager(model, batches, options=INDUCTOR, fullgraph=True)

@@ -6,7 +6,7 @@ import copy
 import logging
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gravure
@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.nn as nn
 from gravure.steps.compiled_update import CompiledUpdate
-from gravure.steps.own_optimizers import OWN
+from optimizers_of_torch import RUN_AS_THEY_ARE, SCHEDULES, TWO, Matrices, kinds
+from optimizers_of_torch import make as of_kind
 from running import DEVICES, bits, need_library
 from torch import Tensor, optim
 from torch.optim import Optimizer, lr_scheduler
@@ -173,84 +174,24 @@ def test_a_step_count_that_is_set_is_used() -> None:
 
 # ---- the whole of torch.optim
 
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
-    "Rprop": {"lr": 0.01},
-    "RMSprop": {"lr": 0.01, "momentum": 0.5, "centered": True},
-}
-_KINDS = sorted(OWN, key=lambda kind: kind.__name__)
-#: Its step reads a tensor that it computes, and branches on it.
-_RUN_AS_THEY_ARE = {"Adafactor"}
 
-
-class Matrices(nn.Module):
-    """What Muon takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 16, bias=False)
-        self.second = nn.Linear(16, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.tanh(self.first(x)))
-
-
-def _kinds() -> Iterator[Any]:
-    for kind in _KINDS:
-        ways: list[dict[str, bool]] = [{}]
-        if "foreach" in kind.__init__.__code__.co_varnames:
-            ways.append({"foreach": True})
-        if "fused" in kind.__init__.__code__.co_varnames:
-            ways.append({"fused": True})
-        for way in ways:
-            yield pytest.param(kind, way, id="-".join([kind.__name__, *way]))
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "one_cycle"])
-@pytest.mark.parametrize(("kind", "way"), list(_kinds()))
+@pytest.mark.filterwarnings("ignore:.*epoch parameter.*")
+@pytest.mark.parametrize("schedule", TWO)
+@pytest.mark.parametrize(("kind", "way"), list(kinds()))
 def test_all_of_torch_optim(kind: Any, way: dict[str, bool], schedule: str) -> None:
-    settings = _SETTINGS.get(kind.__name__, {})
-    momentum = kind.__name__ in ("SGD", "RMSprop") or "betas" in kind.__init__.__code__.co_varnames
-
-    def one_cycle(optimizer: Optimizer) -> Any:
-        return lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=12, cycle_momentum=momentum)
-
-    def make(model: nn.Module) -> Optimizer:
-        return kind(model.parameters(), **settings, **way)
-
-    pair = Pair(make, cosine if schedule == "cosine" else one_cycle, Matrices)
+    pair = Pair(lambda m: of_kind(kind, way, m), SCHEDULES[schedule], Matrices)
     for _ in range(10):
         pair.step()
-    if kind.__name__ in _RUN_AS_THEY_ARE:
+    if kind.__name__ in RUN_AS_THEY_ARE:
         assert pair.update.own_steps == 10
     else:
         assert pair.update.own_steps <= 2
         assert pair.update.programs <= 3
 
 
-_SCHEDULES: dict[str, Schedule] = {
-    "step": lambda o: lr_scheduler.StepLR(o, 3),
-    "multi_step": lambda o: lr_scheduler.MultiStepLR(o, [2, 5]),
-    "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 3),
-    "linear": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=6),
-    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
-    "polynomial": lambda o: lr_scheduler.PolynomialLR(o, 8),
-    "warm_restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
-    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 4),
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda i: i / 4 if i < 4 else 1.0),
-    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda _: 0.95),
-    "chained": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.LinearLR(o)]
-    ),
-    "sequential": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [4]
-    ),
-}
-
-
 @pytest.mark.filterwarnings("ignore:.*epoch parameter.*")
 @pytest.mark.parametrize("make", [sgd, adamw])
-@pytest.mark.parametrize("schedule", _SCHEDULES.values(), ids=_SCHEDULES.keys())
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 def test_schedulers(make: Make, schedule: Schedule) -> None:
     pair = Pair(make, schedule)
     for _ in range(10):
@@ -538,3 +479,61 @@ def test_a_program_raises_what_eager_raises() -> None:
     for optimizer in pair.optimizers:
         with pytest.raises(ZeroDivisionError):
             optimizer.step()
+
+
+# ---- what calls the step
+
+
+@pytest.mark.parametrize("make", [sgd, adamw, lambda m: adamw(m, fused=True)])
+def test_a_closure_that_runs_the_loss_is_called_first(make: Make) -> None:
+    pair = Pair(make, cosine)
+    for i in range(6):
+
+        def one(model: nn.Module, optimizer: Any, i: int = i) -> Any:
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                torch.manual_seed(i)
+                loss = model(torch.randn(5, 8)).square().mean()
+                loss.backward()
+                return loss
+
+            with torch.no_grad():
+                return optimizer.step(closure)
+
+        losses = pair.each(one)
+        assert bits(losses[0]) == bits(losses[1])
+        pair.compare()
+    assert pair.update.own_steps == 1
+
+
+@pytest.mark.parametrize("way", [{}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_scaler_that_calls_the_step(make: Any, way: dict[str, bool], unscales: bool) -> None:
+    pair = Pair(lambda m: make(m, **way), cosine)
+    scalers = [torch.amp.GradScaler("cpu", 256.0, growth_interval=3) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a schedule whose first step was skipped
+        for i in range(10):
+            torch.manual_seed(i)
+            x = torch.randn(5, 8) * (1e25 if i in (5, 6) else 1)
+            for k, scaler in enumerate(scalers):
+                optimizer = pair.optimizers[k]
+                optimizer.zero_grad()
+                scaler.scale(pair.models[k](x).square().mean()).backward()
+                if unscales:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                pair.schedulers[k].step()
+            pair.compare()
+            assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert pair.update.own_steps == 1
+
+
+def test_a_parameter_that_comes_twice() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pair = Pair(lambda m: optim.SGD([m.first.weight, m.first.weight], 0.1, momentum=0.9))
+    for _ in range(4):
+        pair.step()

@@ -1,9 +1,10 @@
-"""compile_step(fn, optimizer=…): what optimizer.step() would do besides is refused, or done."""
+"""compile_step(fn, optimizer=…): what optimizer.step() does besides is done."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,17 +74,21 @@ def test_the_optimizers_that_a_step_may_end_with() -> None:
         (lambda p: Lookahead(SGD(p, 0.1)), "Lookahead is not one of torch.optim's own"),
         (lambda p: Scaled(p, 0.1), "Scaled is not one of torch.optim's own"),
         (lambda p: Named(p, 0.1), "Named is not one of torch.optim's own"),
-        (lambda p: torch.optim.LBFGS(p), "LBFGS calls the loss again"),
-        (lambda p: torch.optim.SparseAdam(p), "SparseAdam takes sparse gradients"),
-        (lambda p: AdamW(p, 0.1, differentiable=True), "differentiable"),
     ],
-    ids=["wraps", "reads", "subclass", "lbfgs", "sparse", "differentiable"],
+    ids=["wraps", "reads", "subclass"],
 )
-def test_other_optimizers_are_refused_when_the_step_is_made(make: Any, message: str) -> None:
-    model = Mlp()
-    with pytest.raises(gravure.ExportError, match=message) as error:
-        gravure.compile_step(loss_of(model), optimizer=make(list(model.parameters())))
-    assert "optimizer=" in error.value.remedy or "leave that out" in error.value.remedy
+def test_other_optimizers_run_their_own_step(
+    make: Any, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = Two(lambda models: make(list(models[0].parameters())))
+    step = gravure.compile_step(loss_of(two.models[0][0]), optimizer=two.optimizers[0])
+    x = torch.randn(5, 8)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for _ in range(5):
+            assert bits(step(x)) == bits(two.eager(0, x))
+            two.same()
+    said = [record.getMessage() for record in caplog.records]
+    assert len([text for text in said if message in text and "behind" in text]) == 1
 
 
 def _patched_step(optimizer: Optimizer) -> Any:
@@ -107,7 +112,10 @@ def _patched_like_a_schedulers(optimizer: Optimizer) -> Any:
 
 
 def _compiled_step(optimizer: Optimizer) -> Any:
-    optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+    """Of the optimizer that Gravure compiled; eager's own would have other bits."""
+    if "step" not in vars(optimizer):
+        return None
+    optimizer.step = torch.compile(optimizer.step, backend="eager")  # type: ignore[method-assign]
 
 
 def _patched_zero_grad(optimizer: Optimizer) -> Any:
@@ -124,10 +132,6 @@ def _post_hook(optimizer: Optimizer) -> Any:
 
 def _global_hook(_: Optimizer) -> Any:
     return register_optimizer_step_post_hook(lambda *_: None)
-
-
-def _scaler(optimizer: Optimizer) -> Any:
-    optimizer.grad_scale = torch.ones(())  # type: ignore[attr-defined]
 
 
 class _Undone:
@@ -155,34 +159,8 @@ CHANGES = [
     _pre_hook,
     _post_hook,
     _global_hook,
-    _scaler,
     _patched_class,
 ]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_the_step_is_refused_from_the_next_call_on(change: Any) -> None:
-    model = Mlp()
-    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
-    step = gravure.compile_step(loss_of(model), optimizer=optimizer)
-    x = torch.randn(5, 8)
-    for _ in range(5):
-        step(x)
-    before = state_of(model)
-    handle = change(optimizer)
-    try:
-        with pytest.raises(gravure.ExportError, match="optimizer|replaced SGD.step"):
-            step(x)
-        with pytest.raises(gravure.ExportError):
-            gravure.compile_step(loss_of(model), optimizer=optimizer)
-        assert state_of(model) == before
-    finally:
-        if handle is not None:
-            handle.remove()
-    for name in ("step", "zero_grad", "grad_scale"):
-        vars(optimizer).pop(name, None)
-    step(x)
-    assert state_of(model) != before
 
 
 class Two:
@@ -205,12 +183,37 @@ class Two:
         return loss.detach()
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_the_step_is_done_from_the_next_call_on(change: Any) -> None:
+    two = Two(lambda models: SGD(models[0].parameters(), 0.1, momentum=0.9))
+    step = gravure.compile_step(loss_of(two.models[0][0]), optimizer=two.optimizers[0])
+    x = torch.randn(5, 8)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            assert bits(step(x)) == bits(two.eager(0, x))
+            two.same()
+
+    run(4)
+    handles = [change(optimizer) for optimizer in two.optimizers]
+    try:
+        run(3)
+    finally:
+        for handle in reversed(handles):
+            if handle is not None:
+                handle.remove()
+    for optimizer in two.optimizers:
+        for name in ("step", "zero_grad"):
+            vars(optimizer).pop(name, None)
+    run(3)
+
+
 def _of_all(models: list[nn.Module]) -> Optimizer:
     return SGD([p for model in models for p in model.parameters()], 0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize("steps", [1, 6])
-def test_gradients_of_other_parameters_are_refused(steps: int) -> None:
+def test_gradients_of_other_parameters_are_applied_and_cleared(steps: int) -> None:
     two = Two(_of_all)
     step = gravure.compile_step(loss_of(two.models[0][0]), optimizer=two.optimizers[0])
     x = torch.randn(5, 8)
@@ -218,13 +221,12 @@ def test_gradients_of_other_parameters_are_refused(steps: int) -> None:
         step(x)
         two.eager(0, x)
     two.same()
-    other = two.models[0][1]
-    loss_of(other)(x).backward()
-    before = state_of(other)
-    with pytest.raises(RuntimeError, match="has a gradient, which optimizer.step.. would use"):
+    for _ in range(3):
+        for models in two.models:
+            loss_of(models[1])(x).backward()
         step(x)
-    assert state_of(other) == before
-    other.zero_grad()
+        two.eager(0, x)
+        two.same()
     for _ in range(4):
         step(x)
         two.eager(0, x)
@@ -242,9 +244,11 @@ def test_a_group_that_is_added_later() -> None:
         step(x)
         two.eager(0, x)
         two.same()
-    loss_of(two.models[0][1])(x).backward()
-    with pytest.raises(RuntimeError, match="does not update has a gradient"):
-        step(x)
+    for models in two.models:
+        loss_of(models[1])(x).backward()
+    step(x)
+    two.eager(0, x)
+    two.same()
 
 
 def test_two_steps_with_one_optimizer() -> None:

@@ -116,10 +116,15 @@ class Number(float):
     """A float whose arithmetic is recorded."""
 
     __slots__ = ("book", "node", "real", "source")
+
     book: NumberBook
     node: fx.Node
     real: float
     source: str | None
+
+    def mark(self) -> float:
+        """It as operators see it, for code that hands it on and does nothing else with it."""
+        return float.__add__(self, 0.0)
 
     __add__ = _binary(operator.add, "{} + {}")
     __radd__ = _binary(operator.add, "{} + {}", swapped=True)

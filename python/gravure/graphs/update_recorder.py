@@ -35,12 +35,30 @@ class Update:
     counters: list[int]  # which tensors have a value that conditions read
 
 
-def record(
-    run: Callable[[list[Tensor], list[float]], None],
-    tensors: Sequence[Tensor],
-    numbers: Sequence[float],
-) -> Update:
-    """What `run` does with stand-ins of `tensors`, and with these numbers.
+Run = Callable[[list[Tensor], list[float]], Sequence[Tensor] | None]
+
+
+def conditions_of(
+    update: Update, tensors: Sequence[Tensor]
+) -> Callable[[list[float]], bool] | None:
+    """Whether all that the update branched on is as it was, by its numbers; None: on nothing.
+
+    `tensors`: those that it has for inputs now.
+    """
+    if not update.conditions:
+        return None
+    text = " and ".join(update.conditions)
+    code = compile(f"lambda n, c: {text}", "<conditions>", "eval")
+    holds = eval(code, {"rounded": rounded})
+    read = {i: tensors[i] for i in update.counters}
+    if not read:
+        return lambda numbers: bool(holds(numbers, None))
+    return lambda numbers: bool(holds(numbers, {i: t.item() for i, t in read.items()}))
+
+
+def record(run: Run, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Update:
+    """What `run` does with stand-ins of `tensors`, and with these numbers; what it returns is the
+    graph's result.
 
     Raises Unrecorded where it does what is no program. It is run twice, with other marks: a mark
     that went into a constant unseen shows itself.
@@ -67,6 +85,7 @@ class _Recording(TorchDispatchMode):
         self.values: dict[int, float] = {}
         self.inputs: list[fx.Node] = []
         self.given: list[fx.Node] = []
+        self.results: list[fx.Node] = []
 
     def add_tensor(self, fake: Tensor, real: Tensor) -> None:
         node = self.graph.placeholder(f"tensor{len(self.inputs)}")
@@ -83,6 +102,12 @@ class _Recording(TorchDispatchMode):
             self.alive.append(value)
             self.nodes[id(value)] = node
 
+    def result(self, value: Any) -> fx.Node:
+        node = self.nodes.get(id(value))
+        if node is None or node.op != "call_function":
+            raise Unrecorded("what it returns", "is no tensor that it computes", _OWN_STEP)
+        return node
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -93,6 +118,8 @@ class _Recording(TorchDispatchMode):
             raise Unrecorded("its step", "reads a number in a way that is not seen", _OWN_STEP)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unrecorded("its step", f"draws random numbers ({func})", _OWN_STEP)
+        if func is not torch.ops.aten.lift_fresh.default:
+            _refuse_unknown((args, kwargs))
         taken = pytree.tree_map(self._argument, (tuple(args), dict(kwargs)))
         result = func(*args, **kwargs)
         node = self.graph.call_function(func, *taken)
@@ -112,7 +139,7 @@ class _Recording(TorchDispatchMode):
             if id(value) not in self.nodes:
                 if isinstance(value, FakeTensor):
                     raise Unrecorded("its step", "uses a tensor from before", _OWN_STEP)
-                self._constant(value)
+                self._constant(value)  # made of Python's values
             return self.nodes[id(value)]
         if type(value) is float:
             number = self.book.marked(value)
@@ -190,7 +217,7 @@ class _Recording(TorchDispatchMode):
         return found
 
     def update(self) -> Update:
-        self.graph.output(())
+        self.graph.output(tuple(self.results))
         for node in reversed(list(self.graph.nodes)):
             number = isinstance(node.meta.get("val"), float)
             if number and not node.users and node.op != "placeholder":
@@ -202,6 +229,14 @@ class _Recording(TorchDispatchMode):
         conditions = list(dict.fromkeys(self.book.conditions))
         read = [i for i in range(len(self.inputs)) if any(f"c[{i}]" in c for c in conditions)]
         return Update(fx.GraphModule(self.root, self.graph), numbers, conditions, read)
+
+
+def _refuse_unknown(arguments: Any) -> None:
+    for value in pytree.tree_leaves(arguments):
+        if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            shape = list(value.shape)
+            what = f"uses a tensor of shape {shape} that is neither an argument nor made in it"
+            raise Unrecorded("its step", what, _OWN_STEP)
 
 
 class _Reads(TorchFunctionMode):
@@ -224,6 +259,9 @@ class _Reads(TorchFunctionMode):
             if type(value) is Number:
                 return torch.full((), value, dtype=kwargs.get("dtype", torch.get_default_dtype()),
                                   device=kwargs.get("device", "cpu"))  # fmt: skip
+        is_lerp = getattr(func, "__name__", "") == "_foreach_lerp_"
+        if is_lerp and len(args) > 2 and isinstance(args[2], Tensor):  # its parser would read it
+            return func(args[0], args[1], self._read(args[2]), *args[3:], **kwargs)
         if func is Tensor.__setitem__ and type(args[2]) is Number:
             value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)
             return func(args[0], args[1], value)
@@ -249,10 +287,7 @@ def rounded(value: float) -> float:
 
 
 def _record(
-    run: Callable[[list[Tensor], list[float]], None],
-    tensors: Sequence[Tensor],
-    numbers: Sequence[float],
-    shift: int,
+    run: Run, tensors: Sequence[Tensor], numbers: Sequence[float], shift: int
 ) -> _Recording:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(t.detach(), static_shapes=True) for t in tensors]
@@ -265,5 +300,6 @@ def _record(
         recording.given.append(node)
         made.append(recording.book.make(node, value, f"n[{i}]"))
     with mode, recording, _Reads(recording), torch.no_grad():
-        run(fakes, made)
+        results = run(fakes, made)
+    recording.results = [recording.result(value) for value in results or ()]
     return recording

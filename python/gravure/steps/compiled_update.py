@@ -13,8 +13,10 @@ from ..errors import ExportError
 from ..options import CompileOptions
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import note_step, plain_step
-from .own_optimizers import stands_in_the_way
-from .update_program import Changing, UpdateProgram, state_of
+from .own_optimizers import scaling_of, stands_in_the_way
+from .recorded_step import Changing, state_of
+from .settings import are_same, read_groups
+from .update_program import UpdateProgram
 
 logger = logging.getLogger("gravure")
 
@@ -30,6 +32,7 @@ class _Kind:
         self.tries = 0
         self.own = False  # its own step runs, for good
         self.state: Any = None  # the optimizer's, which a loaded one replaces
+        self.settings: list[Tensor] = []  # those of its settings that are tensors
         self.same: Check = never
 
 
@@ -40,22 +43,33 @@ class CompiledUpdate:
         self.options = options
         self.programs = 0  # made so far
         self.own_steps = 0  # that the optimizer's own code ran
+        self.function: Any = None  # which the optimizer has for a step
         self._kinds: dict[Any, _Kind] = {}
         self._said: set[str] = set()
 
     def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
         note_step(optimizer)
-        if closure is None:
-            reason = stands_in_the_way(optimizer)
-            if reason is None:
-                if self._runs_program(optimizer):
-                    return None
-            else:
-                self._say(optimizer, reason)
-        else:
-            self._say(optimizer, "a closure is called within the step")
-        self.own_steps += 1
-        return plain_step(type(optimizer))(optimizer, closure)
+        reason = stands_in_the_way(optimizer)
+        if reason is not None:
+            self._say(optimizer, reason)
+            self.own_steps += 1
+            return plain_step(type(optimizer))(optimizer, closure)
+        loss = None
+        if closure is not None:  # torch.optim's own steps call it before they do anything
+            with torch.enable_grad():
+                loss = closure()
+        if not self._runs_program(optimizer):
+            self.own_steps += 1
+            plain_step(type(optimizer))(optimizer, None)
+        return loss
+
+    def refuse(self, optimizer: Optimizer) -> None:
+        """Says why its steps run as they are."""
+        reason = stands_in_the_way(optimizer)
+        inner = getattr(optimizer, "optimizer", None)
+        if isinstance(inner, Optimizer):
+            reason = f"{reason}; compile the {type(inner).__name__} that it wraps"
+        self._say(optimizer, str(reason))
 
     def _runs_program(self, optimizer: Optimizer) -> bool:
         """False where nothing has run."""
@@ -63,12 +77,11 @@ class CompiledUpdate:
         key: list[Any] = []
         parameters: list[Tensor] = []
         gradients: list[Tensor] = []
+        settings: list[Tensor] = []
+        scaling = scaling_of(optimizer)
         try:
+            read_groups(optimizer, key, numbers, settings)
             for group in optimizer.param_groups:
-                for name, value in group.items():
-                    if name != "params":
-                        key.append(name)
-                        _read(value, key, numbers)
                 for p in group["params"]:
                     grad = p.grad
                     if grad is None:
@@ -76,6 +89,7 @@ class CompiledUpdate:
                     parameters.append(p)
                     gradients.append(grad)
                     key += (id(p), p.dtype, p.shape, p.stride(), grad.dtype, grad.stride())
+            key += ((name, t.dtype, t.device) for name, t in scaling.items())
             found = self._kinds.get(tuple(key))
         except (TypeError, RuntimeError) as error:  # no key; or a sparse gradient has no strides
             self._say(optimizer, f"its settings or gradients are of a kind apart ({error})")
@@ -87,6 +101,8 @@ class CompiledUpdate:
         if found.own:
             return False
         same = found.state is optimizer.state and found.same()
+        if not are_same(settings, found.settings):
+            found.settings, same = settings, False
         if not same and not self._rebind(optimizer, found, parameters):
             found.programs.clear()
         for program in found.programs:
@@ -97,7 +113,7 @@ class CompiledUpdate:
             if made is None:
                 return False
             program = made
-        program.run(gradients, numbers)
+        program.run([*gradients, *scaling.values()], numbers)
         return True
 
     def _rebind(self, optimizer: Optimizer, kind: _Kind, parameters: list[Tensor]) -> bool:
@@ -148,20 +164,3 @@ class CompiledUpdate:
             type(optimizer).__name__,
             reason,
         )
-
-
-def _read(value: Any, key: list[Any], numbers: list[float]) -> None:
-    """Numbers are given to each step; all else is what a program is for."""
-    if isinstance(value, float):
-        numbers.append(float(value))
-        key.append(float)
-    elif isinstance(value, (tuple, list)):
-        key.append((type(value), len(value)))
-        for member in value:
-            _read(member, key, numbers)
-    elif isinstance(value, Tensor):
-        key.append(id(value))
-    elif value is None or isinstance(value, (bool, int, str, torch.dtype)):
-        key += (type(value), value)
-    else:
-        raise TypeError(f"a setting is a {type(value).__name__}")

@@ -1,122 +1,172 @@
-"""An optimizer's step as the last statements of a program: the in-place operators that it runs."""
+"""An optimizer's step as the last statements of a program, behind those that clip gradients."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import ExportError
 from ..graphs.names import InputSpec
+from ..graphs.update_recorder import conditions_of
+from ..text.entries import StepEntry
 from ..text.fx_import import EntryWriter
-from ..torch_api.fake_tensors import (
-    DataDependentOutputException,
-    FakeTensorMode,
-    make_fx,
-    unset_fake_temporarily,
-)
+from ..torch_api.fake_tensors import unset_fake_temporarily
 from ..torch_api.guard_checks import Check, never, unchanged
-from ..torch_api.optimizers import chooses_foreach
+from ..torch_api.optimizers import has_step_hooks
 from ..torch_api.whether_compiled import not_compiling
-from .own_optimizers import refuse_hooks, refuse_others
-from .twin import python_side
-
-_CONSTANT = (type(None), bool, int, float, complex, str, Tensor)
-
-
-class StateMissing(ExportError):
-    """The optimizer's own step makes it."""
+from .clip_programs import ClipPrograms
+from .clipping import Clipping
+from .loaded_update import write_number
+from .own_optimizers import is_replaced, scaling_of, stands_in_the_way
+from .recorded_step import Changing, Held, record_step, state_of
+from .settings import are_same, read_groups
 
 
-class Settings:
-    """An optimizer's settings as a number, by which Dynamo tells programs apart."""
+class Apart(Exception):
+    """The update must run behind the step, for this once: nothing has run."""
 
-    def __init__(self, optimizer: Optimizer, name: str) -> None:
-        """Raises ExportError for an optimizer that a step cannot end with."""
-        refuse_others(optimizer, name)
-        self._optimizer = optimizer
-        self._name = name
-        self._step = type(optimizer).step
-        self._known: dict[Any, int] = {}
-        self._number = 0
+
+class OtherBranch(Exception):
+    """The step's code branched on a number that is another one now. Nothing has run."""
+
+
+class Ending:
+    """What a step ends with: an optimizer, its settings as they are, what clips gradients."""
+
+    def __init__(
+        self, optimizer: Optimizer, clipping: Clipping | None = None, limit: float = 0.0
+    ) -> None:
+        self.optimizer = optimizer
+        self.clipping = clipping
+        self.norm: Tensor | None = None  # of the last step's gradients, before they were clipped
+        self.numbers: list[float] = []  # that the next step is given
+        self.tensors: list[Tensor] = []  # likewise, of its settings
+        self._limit = [limit] if clipping is not None else []
+        self._known: dict[Any, list[int]] = {}
+        self._numbers_made = 0
+        self._key: Any = None
+        self._choices: list[int] = []
+        self._lists: tuple[int, ...] = ()
         self._same: Check = never
 
-    def number(self) -> int:
-        """That of the settings as they are. Raises ExportError if the optimizer has become one that
-        a step cannot end with."""
-        refuse_hooks(self._optimizer, self._name)
-        if not self._same() or type(self._optimizer).step is not self._step:
-            refuse_others(self._optimizer, self._name)
-            settings = settings_of(self._optimizer)
-            self._number = self._known.setdefault(settings, len(self._known))
-            self._same = self._watch()
-        return self._number
+    def clip(self, parameters: list[Tensor], clips: ClipPrograms) -> None:
+        """The gradients that these have."""
+        (limit,) = self._limit
+        if self.clipping is not None and self.clipping.by == "value":
+            clips.by_value(parameters, limit)
+        else:
+            self.norm = clips.by_norm(parameters, limit)
 
-    def _watch(self) -> Check:
-        groups = self._optimizer.param_groups
-        values = [v for group in groups for key, v in group.items() if key != "params"]
-        members = [m for v in values for m in (v if isinstance(v, tuple) else (v,))]
-        if not all(isinstance(member, _CONSTANT) for member in members):
-            return never  # what can change inside
-        lists = [groups, *(group["params"] for group in groups)]
-        return unchanged([vars(self._optimizer), *groups], lists)
+    def read(self) -> str | None:
+        """Reads the settings. Why no program can end with this optimizer's step now, or None."""
+        optimizer = self.optimizer
+        if not self._same():
+            reason = stands_in_the_way(optimizer) or is_replaced(optimizer)
+            if reason is not None:
+                return reason
+            lists = [optimizer.param_groups, *(g["params"] for g in optimizer.param_groups)]
+            self._lists = tuple([id(p) for members in lists[1:] for p in members])
+            self._same = unchanged([vars(optimizer)], lists)
+        if scaling_of(optimizer):
+            return "it has what GradScaler sets for one step"
+        if has_step_hooks(optimizer):
+            return "it has a step hook"
+        numbers: list[float] = []
+        key: list[Any] = []
+        tensors: list[Tensor] = []
+        try:
+            read_groups(optimizer, key, numbers, tensors)
+            hash(found := (self._lists, *key))
+        except TypeError as error:
+            return f"its settings are of a kind apart ({error})"
+        self.numbers, self.tensors = numbers + self._limit, tensors
+        if found != self._key:
+            self._key = found
+            if found not in self._known:
+                self._known[found] = [self._another()]
+            self._choices = self._known[found]
+        return None
 
+    def key(self) -> Any:
+        """What a program is for, as they were read."""
+        return self._key
 
-def settings_of(optimizer: Optimizer) -> tuple[Any, ...]:
-    """What a program holds as constants: which parameters, and every setting that is no tensor."""
-    return tuple([tuple(sorted(map(_setting, group.items()))) for group in optimizer.param_groups])
+    def choices(self) -> list[int]:
+        """By which Dynamo tells programs of these settings apart, one for each way that the step's
+        code branched; that of the last step first."""
+        return list(self._choices)
 
+    def chosen(self, choice: int) -> None:
+        """The step ran by it."""
+        if self._choices[0] != choice:
+            self._choices.remove(choice)
+            self._choices.insert(0, choice)
 
-def _setting(item: tuple[str, Any]) -> tuple[str, str]:
-    key, value = item
-    if key == "params":
-        return key, str(list(map(id, value)))
-    return key, "" if isinstance(value, Tensor) else repr(value)
+    def add_choice(self) -> int:
+        """For another way."""
+        choice = self._another()
+        self._choices.append(choice)
+        return choice
+
+    def _another(self) -> int:
+        self._numbers_made += 1
+        return self._numbers_made
 
 
 class Update:
     """What one program updates: parameters and state stay the caller's tensors, and are inputs."""
 
-    def __init__(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
-        self._optimizer = optimizer
+    def __init__(self, ending: Ending, inputs: Sequence[Any]) -> None:
+        self.ending = ending
         self._at = {id(value): i for i, value in enumerate(inputs)}
-        self._name = type(optimizer).__name__
+        self._name = type(ending.optimizer).__name__
         self.parameters: list[Tensor] = []
-        self._others: list[Tensor] = []  # of the optimizer, and not updated
         self.names: list[str] = []
-        self.positions: list[int] = []  # of the state, among the entry's inputs
-        self._state: list[tuple[Tensor, str]] = []
-        self.parameters_at: list[int] = []  # likewise, of `parameters`
-        self._settings: list[tuple[int, str]] = []
+        self.parameters_at: list[int] = []  # of `parameters`, among the entry's inputs
+        self.positions: list[int] = []  # likewise, of what else the optimizer holds
+        self.norm_at: int | None = None  # of the norm, among the entry's outputs but gradients
+        self._others: list[Tensor] = []  # of the optimizer, and not updated
+        self._held: list[Held] = []
         self._same: Check = never
+        self._state: Any = None
+        self._tensors: list[Tensor] = []
+        self._numbers_at: list[int] = []
+        self._bound: list[float] = []
 
     def bind(self, program: Any) -> None:
-        """Binds the state, and the tensors among the settings, where they are others now.
+        """Binds state and settings, where they are others now.
 
-        Raises RuntimeError for a gradient that the optimizer's own step would use, too.
+        Raises Apart for a gradient that the optimizer's own step would use, too, and for state
+        that is missing; OtherBranch.
         """
-        if any(other.grad is not None for other in self._others):
-            raise RuntimeError(
-                f"a parameter of {self._name} that this step does not update has a gradient, which "
-                "optimizer.step() would use, and clear; give it an optimizer of its own, or call "
-                "zero_grad(set_to_none=True) before"
-            )
-        if self._same():
-            return
-        optimizer = self._optimizer
-        program.bind("step", self.positions, self._tensors())
-        holders = {id(h): h for h in (optimizer.state[p] for p, _ in self._state)}
-        groups = [optimizer.param_groups[i] for i, _ in self._settings]
-        watched = [vars(optimizer), optimizer.state, *holders.values(), *groups]
-        self._same = unchanged(watched, [optimizer.param_groups])
+        for other in self._others:
+            if other.grad is not None:
+                raise Apart
+        optimizer = self.ending.optimizer
+        same = self._state is optimizer.state and self._same()
+        if not same or not are_same(self.ending.tensors, self._tensors):
+            held = state_of(optimizer, self.parameters)
+            if [each.kind for each in held] != [each.kind for each in self._held]:
+                raise Apart  # its own step makes what is missing
+            self._held = held
+            self._holds = self._conditions()
+            program.bind("step", self.positions, [each.tensor for each in held])
+            self._watch()
+        numbers = self.ending.numbers
+        if self._holds is not None and not self._holds(numbers):
+            raise OtherBranch
+        given = [numbers[i] for i in self._update.numbers]
+        if given != self._bound or 0.0 in given:  # which equals -0.0
+            program.bind("step", self._numbers_at, given)
+            self._bound = given
 
     def forget(self) -> None:
         """The next program has nothing bound."""
         self._same = never
+        self._bound = []
 
     def refuse_others(self, found: dict[int, Any]) -> None:
         """Raises RuntimeError for another tensor in the place of a parameter that it updates.
@@ -131,147 +181,82 @@ class Update:
                     "the new one to the optimizer, or change it in place"
                 )
 
-    def _tensors(self) -> list[Tensor]:
-        state, groups = self._optimizer.state, self._optimizer.param_groups
-        try:
-            found = [state.get(parameter, {})[key] for parameter, key in self._state]
-        except KeyError as error:
-            raise self._missing("its state was cleared") from error
-        return found + [groups[i][key] for i, key in self._settings]
-
-    def write(
-        self,
-        writer: EntryWriter,
-        specs: Sequence[InputSpec],
-        values: Sequence[str],
-        gradients: Sequence[tuple[str, fx.Node] | None],
-    ) -> set[int]:
+    def write(self, step: StepEntry, specs: Sequence[InputSpec]) -> set[int]:
         """Writes the update of each input that has a gradient; which ones these are."""
-        known = [p for group in self._optimizer.param_groups for p in group["params"]]
+        writer = step.writer
+        known = [p for group in self.ending.optimizer.param_groups for p in group["params"]]
         places = [self._at.get(id(p), -1) for p in known]
-        taken = [(p, i) for p, i in zip(known, places, strict=True) if i >= 0 and gradients[i]]
+        pairs = zip(known, places, strict=True)
+        taken = [(p, i, g) for p, i in pairs if i >= 0 and (g := step.gradients[i]) is not None]
         if not taken:
             raise ExportError(
                 self._name, "the loss reaches none of its parameters", "give it others"
             )
-        self.parameters = [p for p, _ in taken]
+        self.parameters = [p for p, _, _ in taken]
         updated = set(map(id, self.parameters))
         self._others = [p for p in known if id(p) not in updated]
-        self.names = [specs[i].name for _, i in taken]
-        self.parameters_at = [i for _, i in taken]
-        self._collect()
-        bound: list[Any] = [values[i] for _, i in taken]
-        for p, i in taken:
-            found = gradients[i]
-            assert found is not None
-            bound.append(_of_strides(writer, found[0], found[1].meta["val"], p))
+        self.parameters_at = [i for _, i, _ in taken]
+        self.names = [specs[i].name for i in self.parameters_at]
+        with unset_fake_temporarily(), not_compiling():
+            self._record()
+        bound: list[Any] = [step.inputs[i] for i in self.parameters_at]
+        for p, _, (value, node) in taken:
+            bound.append(_of_strides(writer, value, node.meta["val"], p))
         first = len(writer.inputs)
-        with unset_fake_temporarily():
-            module = self._trace()
-        nodes = module.graph.find_nodes(op="placeholder")[len(bound) :]
-        for node, name in zip(nodes, self._state_names(), strict=True):
-            kind = writer.types.of(node.meta["val"])
-            bound.append(writer.add_input(InputSpec("buffer", name, None), kind))
+        for each in self._held:
+            spec = InputSpec("buffer", f"{self._name}.{self._full_name(each)}", None)
+            bound.append(writer.add_input(spec, writer.types.of(each.tensor)))
         self.positions = list(range(first, len(writer.inputs)))
-        writer.add_graph(module, bound)
-        return {i for _, i in taken}
+        first = len(writer.inputs)
+        bound += [write_number(writer, i) for i in self._update.numbers]
+        self._numbers_at = list(range(first, len(writer.inputs)))
+        for result in writer.add_graph(self._update.graph, bound):
+            self.norm_at = len(step.outputs)
+            step.outputs.append(f'{writer.env[result]} {{output "norm of gradients"}}')
+        return set(self.parameters_at)
 
-    def _collect(self) -> None:
-        state = self._optimizer.state
-        with_state = [p for p in self.parameters if state.get(p)]
-        if with_state and len(with_state) < len(self.parameters):
-            missing = next(n for n, p in zip(self.names, self.parameters, strict=True)
-                           if not state.get(p))  # fmt: skip
-            raise StateMissing(
-                missing,
-                f"{self._name} has no state for it yet, though it has for others",
-                "let the first step give every parameter a gradient",
-            )
-        self._state = [
-            (p, key)
-            for p in with_state
-            for key, value in state[p].items()
-            if isinstance(value, Tensor)
-        ]
-        self._settings = [
-            (i, key)
-            for i, group in enumerate(self._optimizer.param_groups)
-            for key, value in group.items()
-            if isinstance(value, Tensor)
-        ]
-
-    def _missing(self, reason: str) -> StateMissing:
-        return StateMissing(self._name, reason, "let its own step make the state")
-
-    def _state_names(self) -> list[str]:
-        names = {id(p): name for p, name in zip(self.parameters, self.names, strict=True)}
-        own = [f"{self._name}.{key}.{names[id(p)]}" for p, key in self._state]
-        return own + [f"{self._name}.{key}.{i}" for i, key in self._settings]
-
-    def _trace(self) -> fx.GraphModule:
-        mode = FakeTensorMode()
-        real = [*(p.detach() for p in self.parameters), *self._tensors()]
-        fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in real]
-        count = len(self.parameters)
-        with mode:
-            fakes[count:count] = [torch.empty_like(fake) for fake in fakes[:count]]
+    def _record(self) -> None:
+        """On a parameter as an example of its gradient, which has the same layout."""
+        ending = self.ending
+        self._held = state_of(ending.optimizer, self.parameters)
+        examples = [p.detach() for p in self.parameters]
         try:
-            with not_compiling():
-                module = make_fx(self._run, tracing_mode="fake")(*fakes)
-        except ExportError:
-            raise
-        except Exception as error:
-            reads = isinstance(error, DataDependentOutputException)
-            raise ExportError(
-                self._name,
-                "its step reads a number on the host" if reads else f"its step fails: {error}",
-                "make it with capturable=True or fused=True, or leave it outside of the step",
-            ) from error
-        for node in reversed(list(module.graph.nodes)):
-            if getattr(node.target, "namespace", "") == "profiler":
-                module.graph.erase_node(node)
-        return module
-
-    def _run(self, *args: Tensor) -> list[Any]:
-        """The step of a twin that has these tensors instead of the optimizer's."""
-        rest = iter(args)
-        parameters = {id(p): next(rest) for p in self.parameters}
-        for p in self.parameters:
-            parameters[id(p)].grad = next(rest)
-        twin = object.__new__(type(self._optimizer))
-        twin.__dict__.update(self._optimizer.__dict__)
-        twin.state = defaultdict(dict)
-        for p in self.parameters:
-            if p in self._optimizer.state:
-                twin.state[parameters[id(p)]] = dict(self._optimizer.state[p])
-        for p, key in self._state:
-            twin.state[parameters[id(p)]][key] = next(rest)
-        twin.param_groups = []
-        for group in self._optimizer.param_groups:
-            own = [parameters[id(p)] for p in group["params"] if id(p) in parameters]
-            twin.param_groups.append(dict(group, params=own, **_choice(group)))
-        for i, key in self._settings:
-            twin.param_groups[i][key] = next(rest)
-        before = python_side(twin)
-        type(self._optimizer).step(twin)
-        after = python_side(twin)
-        had_state = any(map(self._optimizer.state.get, self.parameters))
-        if before.keys() < after.keys() and not had_state:
-            raise self._missing("it has no state yet")
-        if before.keys() != after.keys() or any(before[k] is not after[k] for k in before):
-            raise ExportError(
-                self._name,
-                "its step changes Python values, or puts other tensors into its state",
-                "let it change tensors in place, or leave it outside of the step",
+            self._update = record_step(
+                ending.optimizer,
+                self.parameters,
+                examples,
+                self._held,
+                ending.numbers,
+                ending.clipping,
             )
-        return []
+        except Exception as error:
+            reason = error.reason if isinstance(error, ExportError) else repr(error)
+            kind = StateMissing if isinstance(error, Changing) else StepUnknown
+            raise kind(self._name, reason, "let its own step run") from error
+        self._holds: Callable[[list[float]], bool] | None = self._conditions()
+
+    def _conditions(self) -> Callable[[list[float]], bool] | None:
+        held = [each.tensor for each in self._held]
+        return conditions_of(self._update, [*self.parameters, *self.parameters, *held])
+
+    def _watch(self) -> None:
+        optimizer = self.ending.optimizer
+        state = self._state = optimizer.state
+        self._tensors = self.ending.tensors
+        self._same = unchanged([state, *[state[p] for p in self.parameters if p in state]])
+
+    def _full_name(self, held: Held) -> str:
+        """With the parameter's own name for its number."""
+        key, _, number = held.name.rpartition(".")
+        return f"{key}.{self.names[int(number)]}" if number.isdigit() else f"{held.name}"
 
 
-def _choice(group: dict[str, Any]) -> dict[str, Any]:
-    """What eager chooses by the types of the real parameters."""
-    if group.get("foreach", True) is not None or group.get("fused") is not None:
-        return {}
-    return {"foreach": chooses_foreach(group)}
+class StepUnknown(ExportError):
+    """The optimizer's step cannot be recorded."""
+
+
+class StateMissing(StepUnknown):
+    """The optimizer's own step makes it."""
 
 
 def _of_strides(writer: EntryWriter, value: str, example: Tensor, wanted: Tensor) -> str:

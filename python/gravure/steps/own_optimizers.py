@@ -1,4 +1,4 @@
-"""Which optimizers a program may end with: those whose step it can know.
+"""Whose step a program can know.
 
 A program holds the operators that the optimizer's `step` ran while it was traced. What else a step
 of somebody's would do, or do otherwise next time, it would leave out without a word: so it takes
@@ -12,59 +12,17 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from ..errors import ExportError
-from ..torch_api.optimizers import has_step_hooks, is_schedulers, note_step
+from ..torch_api.optimizers import is_schedulers
 
 OWN = frozenset(
     kind
     for kind in vars(torch.optim).values()
     if inspect.isclass(kind) and issubclass(kind, Optimizer)
 ) - {Optimizer, LBFGS, SparseAdam}
-_SCALER_SETS = ("grad_scale", "found_inf")  # and the step of some reads
-_OUTSIDE = "leave optimizer= out, and call its step() after the compiled step"
-
-
-def refuse_others(optimizer: Optimizer, name: str) -> None:
-    """Raises ExportError for an optimizer whose step is not torch.optim's own, and for a hook."""
-    kind = type(optimizer)
-    if kind in (LBFGS, SparseAdam):
-        what = "calls the loss again" if kind is LBFGS else "takes sparse gradients"
-        raise ExportError(name, f"the step of {kind.__name__} {what}", _OUTSIDE)
-    if kind not in OWN:
-        raise ExportError(
-            name,
-            f"{kind.__name__} is not one of torch.optim's own optimizers: a program would not know "
-            "what its step does besides, and what it wraps or reads",
-            _OUTSIDE,
-        )
-    if not _is_own_step(kind):
-        raise ExportError(name, f"somebody replaced {kind.__name__}.step", _OUTSIDE)
-    replaced = [key for key in vars(optimizer) if callable(getattr(kind, key, None))]
-    for key in replaced:
-        if key != "step" or not is_schedulers(vars(optimizer)[key], kind):
-            raise ExportError(name, f"somebody replaced the {key} of its optimizer", _OUTSIDE)
-    for key in _SCALER_SETS:
-        if getattr(optimizer, key, None) is not None:
-            raise ExportError(
-                name,
-                f"its optimizer has a {key}, as GradScaler sets it for one step",
-                "call scaler.step(optimizer) after a compiled step without optimizer=",
-            )
-    if any(group.get("differentiable") for group in (optimizer.defaults, *optimizer.param_groups)):
-        raise ExportError(
-            name, "its optimizer is differentiable, and a step keeps no graph", "leave that out"
-        )
-    refuse_hooks(optimizer, name)
-    if "step" in replaced:
-        note_step(optimizer)
-
-
-def refuse_hooks(optimizer: Optimizer, name: str) -> None:
-    """Raises ExportError if something would have to be called around the step."""
-    if has_step_hooks(optimizer):
-        raise ExportError(name, "its optimizer has a step hook", f"remove the hook, or {_OUTSIDE}")
+SCALER_SETS = ("grad_scale", "found_inf")  # and the step of some reads
 
 
 def _is_own_step(kind: type[Optimizer]) -> bool:
@@ -96,9 +54,29 @@ def stands_in_the_way(optimizer: Optimizer) -> str | None:
     for key in vars(optimizer):
         if key != "step" and callable(getattr(kind, key, None)):
             return f"somebody replaced its {key}"
-    for key in _SCALER_SETS:
-        if getattr(optimizer, key, None) is not None:
-            return f"it has a {key}, as GradScaler sets it for one step"
+    if scaling_of(optimizer) and not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return "it has what GradScaler sets for one step, and takes no scaling"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "it is differentiable, and a program keeps no graph"
     return None
+
+
+def scaling_of(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What a GradScaler has set for the step that it is about to call, and fused kernels read."""
+    found = {key: vars(optimizer).get(key) for key in SCALER_SETS}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def is_replaced(optimizer: Optimizer) -> str | None:
+    """Whether its `step` does more than the class' own, or the compiled one, and note that it was
+    called: how to say so."""
+    step = vars(optimizer).get("step")
+    function = getattr(step, "__func__", step)
+    update = getattr(function, "gravure_update", None)
+    if function is None or is_schedulers(function, type(optimizer).step):
+        return None
+    if update is not None and (
+        function is update.function or is_schedulers(function, update.function)
+    ):
+        return None
+    return "somebody replaced its step"

@@ -162,6 +162,9 @@ class StepProgram(Instance):
             if refusal == _HOOK:
                 _refuse_hooks(kept.named(program, args))
                 self._hooked = True
+        update = kept.update
+        if update is not None and update.norm_at is not None:
+            update.ending.norm = results[update.norm_at]
         return [results[i] if i >= 0 else None for i in self._places]
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.optim import Optimizer
 
 from ..calls.compiled_graph import CompiledGraph
 from ..calls.live_graphs import follow
@@ -36,7 +35,7 @@ from ..torch_api.dynamo import TracingContext
 from ..torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from ..torch_api.fake_tensors import unset_fake_temporarily
 from ..torch_api.guard_checks import Scope
-from .optimizer_step import Update
+from .optimizer_step import Ending, Update
 from .step_call import ENTRY, Kept, StepProgram, bind_constants, leave_out
 
 # Marks the loss in Dynamo's graph, whose outputs come in an order of Dynamo's own.
@@ -81,10 +80,10 @@ class StepCompiler:
         fn: Callable[..., Any],
         name: str,
         options: CompileOptions,
-        optimizer: Optimizer | None = None,
+        ending: Ending | None = None,
     ) -> None:
-        self.optimizer = optimizer
-        self.settings = 0  # of the optimizer, in this call: Settings.number
+        self.ending = ending
+        self.settings = 0  # of its ending, in this call: one of Ending.choices()
         self.training = 0  # which inputs require a gradient: a number, as settings
         self._trainings: dict[tuple[Any, ...], int] = {}
         self.scope: Scope | None = None  # of the frame that Dynamo compiles
@@ -177,11 +176,11 @@ class StepCompiler:
         order = _loss_first(graph, self.name)
         capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
         traced, regions = self._traced(graph, capture, specs, label)
-        update = Update(self.optimizer, inputs) if self.optimizer is not None else None
+        update = Update(self.ending, inputs) if self.ending is not None else None
         step = step_entry(traced, carries_python=True)
         used: set[int] = set()
         if update is not None:
-            used = update.write(step.writer, step.arguments, step.inputs, step.gradients)
+            used = update.write(step, step.arguments)
         with unset_fake_temporarily():
             device = device_of(traced.modules, label)
         examples = [value.meta.get("example_value") for value in output_node(graph).args[0]]

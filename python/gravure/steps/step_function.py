@@ -29,13 +29,20 @@ logger = logging.getLogger("gravure")
 
 
 def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Callable[..., Any]:
-    """`fn` under Dynamo, its loss marked, with `compiler` as backend."""
+    """`fn` under Dynamo, its loss marked, with `compiler` as backend.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    It takes one argument more than `fn`, the first: None, or the factor of a scaler, by which the
+    loss is multiplied that gradients are of.
+    """
+
+    def call(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Dynamo compiles anew for other numbers.
         if compiler.settings < 0 or compiler.training < 0:
             return None
         result = fn(*args, **kwargs)
+        if scale is not None:
+            loss = result if isinstance(result, torch.Tensor) else result[0]
+            return mark_loss(loss * scale), result
         if isinstance(result, torch.Tensor):
             return mark_loss(result)
         if isinstance(result, tuple) and isinstance(result[0], torch.Tensor):
@@ -50,12 +57,14 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
     compiler.scope = Scope(fn, call.__globals__)
     compiled = torch.compile(fresh, backend=compiler.backend(), fullgraph=True)
 
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
+        args = (scale, *args)
         try:
-            return once(args, kwargs)
+            result = once(args, kwargs)
         except OtherTraining as other:
             compiler.train(other.trained)
-            return once(args, kwargs)
+            result = once(args, kwargs)
+        return result if scale is None else result[1]
 
     def once(args: Any, kwargs: Any) -> Any:
         try:
@@ -65,9 +74,8 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
             raise ExportError(
                 name,
                 f"it was called with more than {recompile_limit()} kinds of "
-                "arguments" + (" or settings of its optimizer" if compiler.optimizer else ""),
-                ("make a learning rate that changes a tensor, " if compiler.optimizer else "")
-                + "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
+                "arguments" + (" or settings of its optimizer" if compiler.ending else ""),
+                "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
             ) from error
         except TorchDynamoException:
             result = _again(compiled, args, kwargs, name)
@@ -75,6 +83,11 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
             raise ExportError(name, "it computes nothing with tensors", "return a loss")
         return result
 
+    return step
+
+
+def as_named(step: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`step` under the name of `fn`."""
     return functools.update_wrapper(step, fn) if isinstance(fn, types.FunctionType) else step
 
 

@@ -7,14 +7,17 @@
   number. Dynamo takes them apart, lest a number that is a tensor is read on the host; products are
   rounded then before they are added. A number that is a tensor is left to it.
 - `grouped_mm` of floats is what eager runs; Dynamo's stand-in for it takes bfloat16 alone.
+- An optimizer keeps its settings and its step count: Dynamo would make one on a GPU capturable,
+  which is another formula, before the graph comes here and is left to eager (optimizers.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
 
 Dynamo is changed for what Gravure compiles alone.
 
 Private: Dynamo's `TensorVariable` and `TorchInGraphFunctionVariable` have what takes these apart,
-`tls` knows for which backend it traces, and `op_implementations_dict` holds the stand-ins. Without
-them graphs run, with other bits than eager's. `_foreach_lerp_` is torch.optim's own operator.
+`OptimizerVariable` changes optimizers, `tls` knows for which backend it traces, and
+`op_implementations_dict` holds the stand-ins. Without them graphs run, with other bits than
+eager's. `_foreach_lerp_` is torch.optim's own operator.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from .eager_kernels import GROUPED_MM, fake_grouped_mm
 from .private_names import (
     NAMES,
     MissingName,
+    OptimizerVariable,
     TensorVariable,
     TorchInGraphFunctionVariable,
     _foreach_lerp_,
@@ -108,6 +112,8 @@ def _change_dynamo() -> MissingName | None:
         for function in _functions():
             handlers[function] = _whole(handlers[function])
         op_implementations_dict[GROUPED_MM] = _fake_while_marked
+        OptimizerVariable._set_capturable = _undone(OptimizerVariable._set_capturable)
+        OptimizerVariable.move_step_if_cpu = _left_out(OptimizerVariable.move_step_if_cpu)
         return _without_effect()
     except MissingName as error:
         return error
@@ -181,6 +187,32 @@ def _whole(apart: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(trace, _OURS, True)
     return trace
+
+
+def _undone(change: Callable[..., Any]) -> Callable[..., Any]:
+    """What is traced has the change, the optimizer itself has not."""
+
+    @functools.wraps(change)
+    def unless_marked(self: Any, tx: Any) -> None:
+        groups = self.value.param_groups
+        before = [group.get("capturable") for group in groups]
+        change(self, tx)
+        if _is_marked(tx.output.compiler_fn):
+            for group, capturable in zip(groups, before, strict=True):
+                if capturable is not None:
+                    group["capturable"] = capturable
+
+    return unless_marked
+
+
+def _left_out(change: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(change)
+    def unless_marked(*args: Any) -> Any:
+        tx = getattr(tls, "current_tx", None)
+        if tx is None or not _is_marked(tx.output.compiler_fn):
+            change(*args)
+
+    return unless_marked
 
 
 def _fake_while_marked(*args: Any, **kwargs: Any) -> Any:

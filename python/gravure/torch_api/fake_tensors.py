@@ -16,7 +16,6 @@ from .private_names import (
     FakeTensorMode,
     detect_fake_mode,
     is_sym_node,
-    make_fx,
     unset_fake_temporarily,
 )
 
@@ -30,7 +29,6 @@ __all__ = [
     "has_open_sizes",
     "is_nested_number",
     "is_sym_node",
-    "make_fx",
     "mode_of",
     "mode_of_any",
     "storage_key",
@@ -45,7 +43,7 @@ __all__ = [
 # unset_fake_temporarily: off, for what is real while others trace. Without it programs made
 # under Dynamo would be given stand-ins.
 # is_sym_node: whether a node of a graph is a symbolic number: what AOTAutograd moves among saved
-# values. make_fx: traces an optimizer's step. Without them there are no programs for either.
+# values. Without it there are no programs for them.
 
 
 def mode_of_any(values: Iterable[Any]) -> FakeTensorMode:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from torch import fx
 from torch.optim import Optimizer, lr_scheduler
 
 from .private_names import (
     _default_to_fused_or_foreach,
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
+    skip_code,
 )
 
 
@@ -25,8 +30,8 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     )
 
 
-def is_schedulers(step: Any, kind: type[Optimizer]) -> bool:
-    """Whether it only notes that the step was called, for a learning rate scheduler's sake.
+def is_schedulers(step: Any, own: Any) -> bool:
+    """Whether it only notes that `own` was called, for a learning rate scheduler's sake.
 
     Without it an optimizer with a scheduler is refused.
     """
@@ -34,7 +39,7 @@ def is_schedulers(step: Any, kind: type[Optimizer]) -> bool:
         isinstance(step, FunctionType)
         and hasattr(step, "_wrapped_by_lr_sched")
         and step.__globals__ is vars(lr_scheduler)
-        and getattr(step, "__wrapped__", None) is kind.step
+        and getattr(step, "__wrapped__", None) is own
     )
 
 
@@ -57,6 +62,36 @@ def chooses_foreach(group: dict[str, Any]) -> bool:
     differentiable = group.get("differentiable", False)
     _, foreach = _default_to_fused_or_foreach(group["params"], differentiable, use_fused=False)
     return foreach
+
+
+def steps_optimizer(graph: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo's has what an optimizer's step runs, in the way that torch.optim
+    takes while it is traced.
+
+    By the lines that its nodes come from. Without it such graphs run, with other bits than eager's.
+    """
+    return any(_FILES.search(node.meta.get("stack_trace", "")) for node in graph.graph.nodes)
+
+
+@functools.cache
+def leave_functions_alone() -> None:
+    """Has Dynamo leave alone what an optimizer's step calls, where that runs as it is. Inside of a
+    step that another backend compiles they are traced as ever.
+
+    By skip_code. Without it Dynamo compiles them one by one, in torch.optim's way for tensors.
+    """
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("torch.optim.") or name.endswith(("swa_utils", "lr_scheduler")):
+            continue
+        for function in vars(module).values():
+            while isinstance(function, FunctionType):
+                if function.__module__.startswith("torch.optim."):
+                    skip_code(function.__code__)
+                function = getattr(function, "__wrapped__", None)
+
+
+# Not those of averaged models, which run the model.
+_FILES = re.compile(r"torch[/\\]optim[/\\](?!swa_utils|lr_scheduler)")
 
 
 def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:

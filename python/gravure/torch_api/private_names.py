@@ -189,7 +189,6 @@ _ROWS = (
     Private("torch._subclasses.fake_tensor", "DataDependentOutputException", Without.WORDS),
     Private("torch._dynamo.utils", "detect_fake_mode", Without.COMPILED),
     Private("torch.fx.experimental.proxy_tensor", "is_sym_node", Without.COMPILED),
-    Private("torch.fx.experimental.proxy_tensor", "make_fx", Without.OPTIMIZERS),
     # The dispatcher.
     Private(
         "torch._ops",
@@ -230,6 +229,7 @@ _ROWS = (
     Private("torch._dynamo.convert_frame", "compile_lock", Without.LOCK),
     Private("torch._dynamo.backends", "registry", Without.NAME, "_BACKENDS"),
     Private("torch._dynamo.eval_frame", "make_set_enable_dynamic", Without.SETTINGS),
+    Private("torch._dynamo.eval_frame", "skip_code", Without.OPTIMIZERS),
     # From 2.12 on each thread has its own: tests/python/test_threads_that_compile.py.
     Private(f"{_C}._dynamo.eval_frame", "_EvalFrameOverride", Without.SETTINGS, "NONE", until=12),
     Private(f"{_C}._dynamo.eval_frame", "set_eval_frame_override", Without.SETTINGS, until=12),
@@ -246,6 +246,12 @@ _ROWS = (
         "valid_size",
     ),
     Private(f"{_VARIABLES}.torch", "TorchInGraphFunctionVariable", Without.BITS, "_get_handlers"),
+    Private(
+        f"{_VARIABLES}.optimizer",
+        "OptimizerVariable",
+        Without.BITS,
+        "_set_capturable move_step_if_cpu",
+    ),
     Private("torch._dynamo.symbolic_convert", "tls", Without.BITS),
     Private("torch", "_foreach_lerp_", Without.BITS),
     Private("torch", "_decomp", Without.BITS),

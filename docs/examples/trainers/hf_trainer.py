@@ -1,0 +1,95 @@
+"""transformers' Trainer: model, clipping and optimizer captured; all else is the Trainer's.
+
+    python3 docs/examples/trainers/hf_trainer.py
+
+`torch_compile_backend="gravure"` is refused: transformers and Accelerate have a closed list of
+names. `model.compile(backend="gravure")` before the Trainer is made does the same. The Trainer
+clips by Accelerate, so `max_grad_norm=0`, and a callback clips.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import gravure
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+
+class Captured(Trainer):
+    """The optimizer is compiled where the Trainer makes it, before it is wrapped."""
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        optimizer = super().create_optimizer(*args, **kwargs)
+        return gravure.compile_optimizer(optimizer)
+
+
+class Clip(TrainerCallback):
+    """In the place of max_grad_norm."""
+
+    def __init__(self, max_norm: float) -> None:
+        self.max_norm = max_norm
+
+    def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
+        gravure.clip_grad_norm_(model.parameters(), self.max_norm)
+
+
+class Tokens(Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(64, (16,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def make_trainer(folder: str, *, captured: bool, **further: Any) -> Trainer:
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
+    model = GPT2LMHeadModel(config)
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 2,
+        "max_steps": 8,
+        "bf16": True,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "save_steps": 4,
+        "logging_steps": 4,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+    settings |= {"use_cpu": True} if not torch.cuda.is_available() else {}
+    settings |= further
+    if not captured:
+        arguments = TrainingArguments(folder, max_grad_norm=1.0, **settings)
+        return Trainer(model, arguments, train_dataset=Tokens(), eval_dataset=Tokens())
+    model.compile(backend="gravure")
+    arguments = TrainingArguments(folder, max_grad_norm=0.0, **settings)
+    return Captured(
+        model,
+        arguments,
+        train_dataset=Tokens(),
+        eval_dataset=Tokens(),
+        callbacks=[Clip(1.0)],
+    )
+
+
+def train(folder: str, *, captured: bool, resume: str | None = None, **further: Any) -> Any:
+    trainer = make_trainer(folder, captured=captured, **further)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+if __name__ == "__main__":
+    found = []
+    for captured in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(train(folder, captured=captured).model.state_dict())
+    same = all(torch.equal(found[0][key], value) for key, value in found[1].items())
+    print("the same bits" if same else "OTHER BITS")

@@ -1,0 +1,115 @@
+"""Programs that clip the gradients of some parameters, in the bits of torch.nn.utils."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ExportError
+from ..graphs.recorded_numbers import Unrecorded
+from ..graphs.update_recorder import record
+from ..options import CompileOptions
+from .clipping import Clipping
+from .loaded_update import LoadedUpdate
+from .recorded_step import refuse_kinds
+
+logger = logging.getLogger("gravure")
+
+_MOST_PROGRAMS = 16
+_DEVICES = ("cpu", "cuda")  # where torch.nn.utils takes foreach's kernels by itself
+
+
+class ClipPrograms:
+    """One for each set of kinds of gradients; the limit is a number that each call gives."""
+
+    def __init__(self, options: CompileOptions) -> None:
+        self.programs = 0
+        self._options = options
+        self._made: dict[Any, LoadedUpdate | None] = {}  # None: torch.nn.utils' own runs
+        self._said: set[str] = set()
+
+    def by_norm(
+        self,
+        parameters: list[Tensor],
+        limit: float,
+        norm_type: float = 2.0,
+        foreach: bool | None = None,
+        *,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor:
+        """As clip_grad_norm_ does."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        choice = foreach is None or foreach
+        if error_if_nonfinite:
+            norm = self._run(Clipping("norm", norm_type, choice), gradients, limit)
+            if norm and bool(norm[0].isfinite()):
+                self._run(Clipping("scale", norm_type, choice), gradients, limit, *norm)
+                return norm[0]
+        else:
+            norm = self._run(Clipping("clip_norm", norm_type, choice), gradients, limit)
+            if norm:
+                return norm[0]
+        utils = torch.nn.utils
+        return utils.clip_grad_norm_(parameters, limit, norm_type, error_if_nonfinite, foreach)
+
+    def by_value(self, parameters: list[Tensor], limit: float, foreach: bool | None = None) -> None:
+        """As clip_grad_value_ does."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        choice = foreach is None or foreach
+        if self._run(Clipping("value", foreach=choice), gradients, limit) is None:
+            torch.nn.utils.clip_grad_value_(parameters, limit, foreach)
+
+    def _run(
+        self, clipping: Clipping, gradients: list[Tensor], limit: float, norm: Tensor | None = None
+    ) -> list[Tensor] | None:
+        """None where nothing has run."""
+        if not gradients:
+            return None
+        given = [*gradients] if norm is None else [*gradients, norm]
+        try:
+            kinds = [(g.dtype, g.device, g.shape, g.stride()) for g in given]
+        except RuntimeError as error:  # what is sparse has no strides
+            self._say(str(error).partition("\n")[0])
+            return None
+        key = (clipping, *kinds)
+        if key not in self._made:
+            self._made[key] = self._make(clipping, given, limit, norm)
+        program = self._made[key]
+        return None if program is None else program.run(given, [limit])
+
+    def _make(
+        self, clipping: Clipping, given: list[Tensor], limit: float, norm: Tensor | None
+    ) -> LoadedUpdate | None:
+        count = len(given) if norm is None else len(given) - 1
+
+        def run(fakes: list[Tensor], numbers: list[float]) -> list[Tensor]:
+            return clipping.run(fakes[:count], numbers[0], *fakes[count:])
+
+        try:
+            if self.programs >= _MOST_PROGRAMS:
+                what = "there are gradients of too many kinds"
+                raise Unrecorded("clipping", what, "torch.nn.utils' own runs")
+            refuse_kinds(given)
+            if any(g.device.type not in _DEVICES for g in given):
+                what = f"a gradient is on {given[0].device}"
+                raise Unrecorded("clipping", what, "torch.nn.utils' own runs")
+            if len(set(map(id, given))) < len(given):
+                raise Unrecorded("clipping", "a gradient comes twice", "torch.nn.utils' own runs")
+            update = record(run, given, [limit])
+            inputs = [("user_input", f"gradient.{i}", tensor) for i, tensor in enumerate(given)]
+            program = LoadedUpdate("clipping", update, inputs, self._options)
+        except Exception as error:
+            self._say(error.reason if isinstance(error, ExportError) else repr(error))
+            return None
+        self.programs += 1
+        return program
+
+    def _say(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning(
+                "gradients are clipped by torch.nn.utils, in eager's kernels: %s", reason
+            )

@@ -1,0 +1,90 @@
+"""A recorded update as a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..graphs.devices import device_of
+from ..graphs.names import InputSpec, Namer
+from ..graphs.update_recorder import Update, conditions_of
+from ..library.load import program_class
+from ..options import CompileOptions
+from ..text.fx_import import EntryWriter
+from ..text.program_text import HEADER
+from ..torch_api.dispatch import without_modes
+
+_ENTRY = "step"
+
+
+def _nobody() -> None:
+    """Whose inputs have the names that they are given."""
+
+
+class LoadedUpdate:
+    """Right for as long as `holds`. A number that it does not use is not passed to its program."""
+
+    def __init__(
+        self,
+        name: str,
+        update: Update,
+        inputs: Sequence[tuple[str, str, Tensor]],
+        options: CompileOptions,
+    ) -> None:
+        """`inputs`: role, name and an example of each tensor. Raises ExportError."""
+        self._update = update
+        self._holds = conditions_of(update, [tensor for _, _, tensor in inputs])
+        with without_modes():
+            self._program = self._load(name, inputs, options)
+        self._run: Callable[..., Any] = self._program.run
+
+    def holds(self, numbers: list[float]) -> bool:
+        """Whether all that its code branched on is as it was."""
+        return self._holds is None or self._holds(numbers)
+
+    def bind(self, positions: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """From now on run() takes the other tensors alone."""
+        self._program.bind(_ENTRY, list(positions), list(tensors))
+
+    def watch(self, tensors: Sequence[Tensor]) -> None:
+        """Conditions are on these, one an input, from now on."""
+        self._holds = conditions_of(self._update, tensors)
+
+    def run(self, tensors: Sequence[Tensor], numbers: list[float]) -> list[Any]:
+        """Those that are not bound; and all numbers. What the update returns."""
+        return list(self._run(_ENTRY, [*tensors, *[numbers[i] for i in self._update.numbers]]))
+
+    def stats(self) -> dict[str, int]:
+        return dict(self._program.stats())
+
+    def text(self) -> str:
+        return str(self._program.text())
+
+    def _load(
+        self, name: str, inputs: Sequence[tuple[str, str, Tensor]], options: CompileOptions
+    ) -> Any:
+        writer = EntryWriter(Namer(_nobody, ()))
+        bound: list[Any] = [
+            writer.add_input(InputSpec(role, of, None), writer.types.of(tensor.detach()))
+            for role, of, tensor in inputs
+        ]
+        bound += [write_number(writer, i) for i in self._update.numbers]
+        results = writer.add_graph(self._update.graph, bound)
+        outputs = [f'{writer.env[r]} {{output "{i}"}}' for i, r in enumerate(results)]
+        text = f"{HEADER}\n{writer.text(_ENTRY, outputs)}"
+        device = device_of([self._update.graph], name)
+        # A foreach call is many kernels.
+        library = {"min_partition_size": "1", "write_numbers": "1"} | options.for_library()
+        program = program_class().of_text(text, device, library)
+        constants = {
+            i: spec.value for i, (spec, _, _) in enumerate(writer.inputs) if spec.role == "constant"
+        }
+        program.bind(_ENTRY, list(constants), list(constants.values()))
+        return program
+
+
+def write_number(writer: EntryWriter, i: int) -> str:
+    """The input for a number that each step is given."""
+    return writer.add_input(InputSpec("symint", f"number{i}", None), "float")

@@ -1,0 +1,105 @@
+"""An optimizer's step, and what clips gradients before it, recorded on stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..graphs.recorded_numbers import Unrecorded
+from ..graphs.update_recorder import Update, record
+from .clipping import Clipping
+from .twin import run_step, twin_of
+
+_OWN_STEP = "its own step runs"
+
+
+class Held(NamedTuple):
+    """A tensor of an optimizer that is no parameter, and where it is found."""
+
+    holder: dict[Any, Any]
+    key: Any
+    tensor: Tensor
+    name: str
+    kind: tuple[Any, ...]
+
+
+class Changing(Unrecorded):
+    """The step makes state: the next one may not."""
+
+
+def state_of(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Held]:
+    """State of these parameters, and settings that are tensors, each once."""
+    found: list[Held] = []
+    for i, parameter in enumerate(parameters):
+        state = optimizer.state.get(parameter, {})
+        found += [_held(state, k, v, f"{k}.{i}") for k, v in state.items() if _is(v)]
+    for i, group in enumerate(optimizer.param_groups):
+        found += [_held(group, k, v, f"{k}.group{i}") for k, v in group.items() if _is(v)]
+    return list({id(held.tensor): held for held in reversed(found)}.values())[::-1]
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _held(holder: dict[Any, Any], key: Any, tensor: Tensor, name: str) -> Held:
+    layout = tensor.stride() if tensor.layout is torch.strided else tensor.layout
+    kind = (name, tensor.dtype, tensor.device, tensor.shape, layout, type(tensor))
+    return Held(holder, key, tensor, name, kind)
+
+
+def refuse_kinds(tensors: Sequence[Any]) -> None:
+    """Raises Unrecorded for a tensor that no program takes."""
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested:
+            raise Unrecorded("its step", f"takes a {type(tensor).__name__}", _OWN_STEP)
+        if tensor.layout is not torch.strided:
+            raise Unrecorded("its step", f"takes a {tensor.layout} tensor", _OWN_STEP)
+        if tensor.is_inference():
+            raise Unrecorded("its step", "takes an inference tensor", _OWN_STEP)
+
+
+def record_step(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Any],
+    held: Sequence[Held],
+    numbers: Sequence[float],
+    clipping: Clipping | None = None,
+    scaling: Mapping[str, Tensor] | None = None,
+) -> Update:
+    """Its inputs are parameters, their gradients, what is held, and what a scaler has set, in this
+    order.
+
+    With `clipping` its limit is the last of `numbers`, and the result is what clips. Raises
+    Unrecorded with what stands in the way; Changing where it may not with the next step.
+    """
+    others = [each.tensor for each in held]
+    count = len(parameters)
+    scaling = scaling or {}
+    tensors = [*parameters, *gradients, *others, *scaling.values()]
+    refuse_kinds(tensors)
+    if len(set(map(id, parameters))) < count:
+        raise Unrecorded("its step", "has a parameter twice", _OWN_STEP)
+
+    def run(fakes: list[Tensor], values: list[float]) -> list[Tensor]:
+        last = len(fakes) - len(scaling)
+        own = fakes[:count] + fakes[2 * count : last]
+        known = [*parameters, *others]
+        stand_ins = {id(t): fake for t, fake in zip(known, own, strict=True)}
+        grads = dict(zip(map(id, parameters), fakes[count : 2 * count], strict=True))
+        results: list[Tensor] = []
+        if clipping is not None:
+            *values, limit = values
+            results = clipping.run(list(grads.values()), limit)
+        twin = twin_of(optimizer, stand_ins, grads, values)
+        vars(twin).update(zip(scaling, fakes[last:], strict=True))
+        if not run_step(twin):
+            raise Changing("its step", "changes values of Python's in its state", _OWN_STEP)
+        return results
+
+    return record(run, tensors, numbers)

@@ -1,0 +1,185 @@
+"""The loop around a step: gradients, clipping, scaling, the update and the schedule.
+
+One program does forward, backward, clipping and update, where it can (`_whole`). Else the gradients
+are one program's, and the rest runs behind it as the loop that people write (`_apart`), out of the
+same parts: a compiled optimizer, captured clipping.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..options import CompileOptions
+from ..torch_api.optimizers import note_step
+from .clip_programs import ClipPrograms
+from .optimizer_step import Apart, Ending, OtherBranch, StateMissing, StepUnknown
+from .step_compiler import StepCompiler
+from .step_function import step_with
+
+logger = logging.getLogger("gravure")
+
+_MOST_TRIES = 3  # steps that make state
+Loop = Callable[..., Any]
+
+
+class TrainingLoop:
+    """What a call of a compiled step does, with an optimizer."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        options: CompileOptions,
+        ending: Ending,
+        clips: ClipPrograms,
+        scheduler: Any,
+        scaler: Any,
+        accumulate: int,
+    ) -> None:
+        self.fn, self.name, self.options = fn, name, options
+        self.ending, self.clips = ending, clips
+        self.optimizer = ending.optimizer
+        self.scheduler, self.scaler, self.accumulate = scheduler, scaler, accumulate
+        self.compiler = StepCompiler(fn, name, options, ending)
+        self._step = step_with(fn, name, self.compiler)
+        self._apart_compiler: StepCompiler | None = None
+        self._apart_step: Loop | None = None
+        self._calls = 0  # since the last update
+        self._tries = 0
+        self._said: set[str] = set()
+        self._unknown: tuple[Any, ...] = ()  # the settings with which the step cannot be recorded
+        self._scale_of: Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        scales = self.scaler is not None and self.scaler.is_enabled()
+        if self.accumulate > 1 or scales or not self._may_be_whole():
+            return self._apart(args, kwargs, self.scaler if scales else None)
+        try:
+            result = self._whole(args, kwargs)
+        except Apart:
+            return self._apart(args, kwargs, None)
+        except StateMissing:
+            self._tries += 1
+            result = self._apart(args, kwargs, None)
+            if self._tries < _MOST_TRIES:
+                self._apart_step = self._apart_compiler = None  # its memory goes with it
+            return result
+        except StepUnknown as error:
+            self._refuse(error.reason)
+            return self._apart(args, kwargs, None)
+        except RuntimeError:  # before anything has run
+            if not self._has_gradients():
+                raise
+            return self._apart(args, kwargs, None)
+        self._tries = 0
+        note_step(self.optimizer)
+        self._end()
+        return result
+
+    def update(self) -> None:
+        """Ends a cycle of accumulation early, as at an epoch's end; nothing where none began."""
+        if self._calls:
+            scales = self.scaler is not None and self.scaler.is_enabled()
+            self._update(self.scaler if scales else None)
+
+    def grad_norm(self) -> Tensor | None:
+        """That of the last update's gradients, before they were clipped by norm."""
+        return self.ending.norm
+
+    def compilers(self) -> list[StepCompiler]:
+        found = [self.compiler, self._apart_compiler]
+        return [compiler for compiler in found if compiler is not None]
+
+    # ---- one program
+
+    def _may_be_whole(self) -> bool:
+        if self._tries >= _MOST_TRIES:
+            self._say("its step changes its state in each step")
+            return False
+        reason = self.ending.read()
+        if reason is not None:
+            self._say(reason)
+        return reason is None and self.ending.key() not in self._unknown
+
+    def _whole(self, args: Any, kwargs: Any) -> Any:
+        compiler, ending = self.compiler, self.ending
+        for choice in ending.choices():
+            compiler.settings = choice
+            try:
+                result = self._step(None, *args, **kwargs)
+            except OtherBranch:
+                continue
+            ending.chosen(choice)
+            return result
+        compiler.settings = choice = ending.add_choice()
+        result = self._step(None, *args, **kwargs)
+        ending.chosen(choice)
+        return result
+
+    def _refuse(self, reason: str) -> None:
+        self._unknown += (self.ending.key(),)
+        self._say(reason)
+
+    # ---- captured parts
+
+    def _apart(self, args: Any, kwargs: Any, scaler: Any) -> Any:
+        if self._apart_step is None:
+            options = self.options
+            if self.accumulate > 1:
+                options = replace(options, results="accumulate")
+            self._apart_compiler = StepCompiler(self.fn, self.name, options)
+            self._apart_step = step_with(self.fn, self.name, self._apart_compiler)
+        scale = None if scaler is None else scaler.scale(self._one())
+        result = self._apart_step(scale, *args, **kwargs)
+        self._calls += 1
+        if self._calls >= self.accumulate:
+            self._update(scaler)
+        return result
+
+    def _update(self, scaler: Any) -> None:
+        """As people write it."""
+        optimizer = self.optimizer
+        self._calls = 0
+        if self.ending.clipping is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self.ending.clip(parameters, self.clips)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+        self._end()
+
+    def _end(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def _one(self) -> Tensor:
+        """What a scaler's factor is asked with."""
+        if self._scale_of is None:
+            device = next(p.device for g in self.optimizer.param_groups for p in g["params"])
+            self._scale_of = torch.ones((), device=device)
+        return self._scale_of
+
+    def _has_gradients(self) -> bool:
+        groups = self.optimizer.param_groups
+        return any(p.grad is not None for group in groups for p in group["params"])
+
+    def _say(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning(
+                "%s: %s.step() runs behind the step's program, not in it: %s",
+                self.name,
+                type(self.optimizer).__name__,
+                reason,
+            )

@@ -1,0 +1,87 @@
+"""All of torch.optim's optimizers in each way that they have, and all of its schedulers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from gravure.steps.own_optimizers import OWN
+from torch import Tensor
+from torch.optim import Optimizer, lr_scheduler
+
+#: Each optimizer with each scheduler; else each with two. Minutes become hours.
+WHOLE = os.environ.get("GRAVURE_WHOLE_PRODUCT") == "1"
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    "Rprop": {"lr": 0.01},
+    "RMSprop": {"lr": 0.01, "momentum": 0.5, "centered": True},
+}
+#: Its step reads a tensor that it computes, and branches on it.
+RUN_AS_THEY_ARE = {"Adafactor"}
+
+
+class Matrices(nn.Module):
+    """What Muon takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16, bias=False)
+        self.second = nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def kinds() -> Iterator[Any]:
+    """Parameters of a test: a class, and the way that its kernels are chosen."""
+    for kind in sorted(OWN, key=lambda kind: kind.__name__):
+        names = kind.__init__.__code__.co_varnames
+        for way in ({}, {"foreach": True}, {"fused": True}):
+            if all(name in names for name in way):
+                yield pytest.param(kind, way, id="-".join([kind.__name__, *way]))
+
+
+def make(kind: Any, way: dict[str, bool], model: nn.Module) -> Optimizer:
+    return kind(model.parameters(), **_SETTINGS.get(kind.__name__, {}), **way)
+
+
+def cosine(optimizer: Optimizer) -> Any:
+    return lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+
+def one_cycle(optimizer: Optimizer) -> Any:
+    """Which changes momentum, too, where there is one."""
+    names = optimizer.defaults
+    momentum = "momentum" in names or "betas" in names
+    momentum = momentum and type(optimizer).__name__ not in ("Muon",)
+    return lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=14, cycle_momentum=momentum)
+
+
+SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
+    "cosine": cosine,
+    "one_cycle": one_cycle,
+    "step": lambda o: lr_scheduler.StepLR(o, 3),
+    "multi_step": lambda o: lr_scheduler.MultiStepLR(o, [2, 5]),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 3),
+    "linear": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=6),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: lr_scheduler.PolynomialLR(o, 8),
+    "warm_restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 4),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda i: i / 4 if i < 4 else 1.0),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda _: 0.95),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.LinearLR(o)]
+    ),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [4]
+    ),
+}
+
+#: Of each optimizer.
+TWO = list(SCHEDULES) if WHOLE else ["cosine", "one_cycle"]

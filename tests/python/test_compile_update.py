@@ -1,0 +1,236 @@
+"""gravure.compile_update and the clips: changes in place, in eager's bits."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import warnings
+from typing import Any
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+from gravure import clip_gradients
+from running import DEVICES, bits, need_library
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+def average(averages: list[Tensor], values: list[Tensor], decay: float) -> None:
+    torch._foreach_lerp_(averages, values, 1 - decay)
+
+
+# ---- averages
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_average_whose_decay_grows(device: str) -> None:
+    update = gravure.compile_update(average)
+    values = [torch.randn(5, 3, device=device), torch.randn(100_000, device=device)]
+    ours = [torch.zeros_like(v) for v in values]
+    eager = [torch.zeros_like(v) for v in values]
+    for i in range(10):
+        decay = min(0.99, (1 + i) / (10 + i))
+        for v in values:
+            v.add_(1)
+        assert update(ours, values, decay) is None
+        average(eager, values, decay)
+        assert list(map(bits, ours)) == list(map(bits, eager))
+    assert update.gravure_update.programs == 1  # type: ignore[attr-defined]
+    assert update.gravure_update.own_calls == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("make", "use_buffers"),  # torch's own average of buffers that are ints fails
+    [
+        (lambda: get_ema_multi_avg_fn(0.9), False),
+        (lambda: get_ema_multi_avg_fn(0.9), True),
+        (get_swa_multi_avg_fn, False),
+    ],
+)
+def test_averaged_models(make: Any, use_buffers: bool) -> None:
+    trained = model()
+    update = gravure.compile_update(make())
+    pair = [
+        AveragedModel(copy.deepcopy(trained), multi_avg_fn=fn, use_buffers=use_buffers)
+        for fn in (make(), update)
+    ]
+    for _ in range(8):
+        with torch.no_grad():
+            for p in trained.parameters():
+                p.add_(torch.randn_like(p))
+        trained(torch.randn(4, 8))
+        for averaged in pair:
+            averaged.update_parameters(trained)
+        one, other = ({k: bits(v) for k, v in a.state_dict().items()} for a in pair)
+        assert one == other
+    assert update.gravure_update.programs >= 1
+    assert update.gravure_update.own_calls <= (7 if use_buffers else 0)  # counts of a buffer
+
+
+def test_dictionaries_branches_and_kinds() -> None:
+    @gravure.compile_update
+    def change(state: dict[str, Tensor], *, by: float, twice: bool = False) -> None:
+        if by > 1:
+            state["x"].mul_(by)
+        state["y"].add_(state["x"], alpha=2 if twice else by)
+
+    x, y = torch.ones(3), torch.zeros(3)
+    change({"x": x, "y": y}, by=2.0)
+    assert (x.tolist(), y.tolist()) == ([2.0] * 3, [4.0] * 3)
+    change({"x": x, "y": y}, by=3.0)
+    change({"x": x, "y": y}, by=0.5)
+    change({"x": x, "y": y}, by=0.5, twice=True)
+    assert (x.tolist(), y.tolist()) == ([6.0] * 3, [37.0] * 3)
+    assert change.gravure_update.programs == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: x.add_(torch.rand(3)), "random numbers"),
+        (lambda x: (x.add_(OUTSIDE), None)[1], "neither an argument nor made"),
+        (lambda x: x.mul_(2) if x.sum() > 0 else None, "reads a tensor"),
+        (lambda x: x.mul_(2), "returns a"),
+        (lambda x: (x.add_(int(x[0])), None)[1], "reads a tensor"),
+    ],
+)
+def test_what_is_no_program_runs_as_it_is(
+    change: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    update = gravure.compile_update(change)
+    ours, eager = torch.ones(3), torch.ones(3)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for i in range(3):
+            torch.manual_seed(i)
+            update(ours)
+            torch.manual_seed(i)
+            change(eager)
+            assert bits(ours) == bits(eager)
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 1 and reason in said[0]
+
+
+OUTSIDE = torch.ones(3)
+
+
+def test_a_tensor_that_comes_twice_and_a_sparse_one() -> None:
+    update = gravure.compile_update(lambda xs, by: [x.mul_(by) for x in xs] and None)
+    x, sparse = torch.ones(3), torch.eye(3).to_sparse()
+    update([x, x], 2.0)
+    assert x.tolist() == [4.0] * 3
+    update([sparse], 2.0)
+    assert sparse.to_dense().tolist() == (torch.eye(3) * 2).tolist()
+
+
+def test_no_function_and_no_option() -> None:
+    with pytest.raises(TypeError, match="takes a function, not a int"):
+        gravure.compile_update(3)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="codegen"):
+        gravure.compile_update(average, options={"codegen": "aten"})
+
+
+# ---- clips
+
+
+class Clipped:
+    """Equal models, whose gradients are clipped by torch and by Gravure."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+        self.models = [model().to(device, dtype)]
+        self.models.append(copy.deepcopy(self.models[0]))
+        self.device, self.dtype = device, dtype
+
+    def run(self, name: str, *args: Any, scale: float = 1.0, **how: Any) -> None:
+        x = torch.randn(5, 8, device=self.device, dtype=self.dtype) * scale
+        results = []
+        for module, owner in zip(self.models, (nn.utils, gravure), strict=True):
+            module.zero_grad()
+            (module(x).square().sum() * scale).backward()
+            try:
+                result = getattr(owner, name)(module.parameters(), *args, **how)
+            except RuntimeError as error:
+                result = str(error)
+            grads = [bits(p.grad) for p in module.parameters()]
+            results.append((bits(result), grads))
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("foreach", [None, True, False])
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf"), "inf", 3, 0.5])
+def test_clip_grad_norm(norm_type: Any, foreach: bool | None, device: str) -> None:
+    clipped = Clipped(device=device)
+    for i in range(5):
+        clipped.run("clip_grad_norm_", 0.1 * (1 + i), norm_type, foreach=foreach)
+    clipped.run("clip_grad_norm_", 1e9, norm_type, foreach=foreach)
+    (programs,) = (p.programs for p in clip_gradients._PROGRAMS.values())
+    assert programs == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    clipped = Clipped(dtype)
+    for _ in range(4):
+        clipped.run("clip_grad_norm_", 0.3)
+        clipped.run("clip_grad_value_", 0.3)
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_clip_grad_value(foreach: bool | None) -> None:
+    clipped = Clipped()
+    for i in range(5):
+        clipped.run("clip_grad_value_", 0.01 * (1 + i), foreach=foreach)
+
+
+def test_norms_that_are_not_finite() -> None:
+    clipped = Clipped()
+    for scale in (1.0, 1e30, 1.0, 1e30):
+        clipped.run("clip_grad_norm_", 1.0, scale=scale)
+        clipped.run("clip_grad_norm_", 1.0, scale=scale, error_if_nonfinite=True)
+
+
+def test_one_tensor_none_and_some_without_a_gradient() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert gravure.clip_grad_norm_(iter(()), 1.0) == 0
+        assert gravure.clip_grad_norm_((p for p in ()), 1.0) == 0
+    assert len(seen) == 1
+    assert gravure.clip_grad_norm_(weight, 1.0) == 0
+    gravure.clip_grad_value_([], 1.0)
+    weight.grad = torch.full((3,), 2.0)
+    gravure.clip_grad_value_([weight, nn.Parameter(torch.ones(2))], 1.0)
+    assert weight.grad.tolist() == [1.0] * 3
+    gravure.clip_grad_norm_(weight, 1e-3)
+    assert float(weight.grad.norm()) < 2e-3
+
+
+def test_sparse_and_repeated_gradients(caplog: pytest.LogCaptureFixture) -> None:
+    table = nn.Embedding(6, 4, sparse=True)
+    table(torch.tensor([1, 2])).sum().backward()
+    with caplog.at_level(logging.WARNING, "gravure"), pytest.raises(NotImplementedError):
+        gravure.clip_grad_norm_(table.parameters(), 1.0)  # as torch.nn.utils' own
+    pair = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for weight, owner in zip(pair, (nn.utils, gravure), strict=True):
+        weight.grad = torch.ones(3)
+        owner.clip_grad_norm_([weight, weight], 1.0)
+    assert bits(pair[0].grad) == bits(pair[1].grad)
+
+
+def test_programs_go_with_their_model() -> None:
+    clipped = Clipped()
+    clipped.run("clip_grad_norm_", 1.0)
+    assert clip_gradients._PROGRAMS
+    del clipped
+    gc.collect()
+    assert not clip_gradients._PROGRAMS

@@ -1,13 +1,13 @@
 #include "python/csrc/shadow.h"
 
 #include "ir/core/args.h"
-#include "ir/core/nested_nodes.h"
 #include "ir/core/location.h"
+#include "ir/core/nested_nodes.h"
 #include "ir/facts/op_facts.h"
 #include "python/csrc/first_difference.h"
 #include "python/csrc/input_copies.h"
-#include "python/csrc/process/interrupts.h"
 #include "python/csrc/planning/load_options.h"
+#include "python/csrc/process/interrupts.h"
 #include "runtime/device/rng.h"
 #include "runtime/results/bits.h"
 

@@ -13,7 +13,7 @@ from gravure.steps.own_optimizers import OWN
 from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 
-#: Each optimizer with each scheduler; else each with two. Minutes become hours.
+#: Each optimizer with each scheduler; else each with two.
 WHOLE = os.environ.get("GRAVURE_WHOLE_PRODUCT") == "1"
 
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -55,11 +55,14 @@ def cosine(optimizer: Optimizer) -> Any:
 
 
 def one_cycle(optimizer: Optimizer) -> Any:
-    """Which changes momentum, too, where there is one."""
-    names = optimizer.defaults
-    momentum = "momentum" in names or "betas" in names
-    momentum = momentum and type(optimizer).__name__ not in ("Muon",)
-    return lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=14, cycle_momentum=momentum)
+    return lr_scheduler.OneCycleLR(
+        optimizer, 0.05, total_steps=14, cycle_momentum=has_momentum(optimizer)
+    )
+
+
+def has_momentum(optimizer: Optimizer) -> bool:
+    """Which these schedulers change, too."""
+    return "momentum" in optimizer.defaults or "betas" in optimizer.defaults
 
 
 SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
@@ -72,7 +75,7 @@ SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
     "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
     "polynomial": lambda o: lr_scheduler.PolynomialLR(o, 8),
     "warm_restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
-    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 4),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 4, cycle_momentum=has_momentum(o)),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda i: i / 4 if i < 4 else 1.0),
     "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda _: 0.95),
     "chained": lambda o: lr_scheduler.ChainedScheduler(

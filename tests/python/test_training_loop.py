@@ -186,8 +186,10 @@ def test_every_number_of_a_group_is_read_at_each_step() -> None:
 
 def test_a_rate_of_zero_keeps_its_sign() -> None:
     pair = Pair(lambda m: optim.SGD(m.parameters(), 0.0))
-    for rate in (0.0, -0.0, 0.0):
+    for rate in (0.0, 0.0, 0.0, 0.0, -0.0, 0.0, -0.0):
         pair.each(lambda _, o, rate=rate: o.param_groups[0].update(lr=rate))
+        for model in pair.models:
+            model.second.bias.data.fill_(-0.0)  # which shows it
         pair.run(1)
 
 

@@ -519,7 +519,7 @@ def against_capture(sample: Sample) -> Iterator[str]:
         return
     graph.replay()
     torch.cuda.synchronize()
-    same = all(map(torch.equal, eager, again))
+    same = "empty" not in sample.overload._schema.name and all(map(torch.equal, eager, again))
     if same and not all(map(torch.equal, eager, content(kept, held))):
         yield "a replay gives other bits than eager"
 

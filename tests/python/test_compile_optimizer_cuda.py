@@ -114,7 +114,7 @@ class Pair:
 
 
 def said(pair: Pair) -> str:
-    return "\n".join(p._program.remarks_text() for p in pair.programs)
+    return "\n".join(p._program._program.remarks_text() for p in pair.programs)
 
 
 @pytest.mark.parametrize(("make", "way"), ALL)
@@ -129,8 +129,8 @@ def test_law_3_each_step_is_a_replay_in_eagers_bits(make: Make, way: dict[str, A
     for _ in range(STEPS):
         pair.step()
     after = ran.stats()
-    remarks = ran._program.remarks_text()
-    states = ran._program.partition_states("step")
+    remarks = ran._program._program.remarks_text()
+    states = ran._program._program.partition_states("step")
     assert set(states) == {"captured"}, remarks
     assert after["uncaptured_steps"] == before["uncaptured_steps"], remarks
     assert after["replays"] - before["replays"] == STEPS * len(states), remarks

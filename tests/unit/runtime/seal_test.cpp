@@ -121,6 +121,7 @@ TEST_CASE("a sealed launch asks for what host nodes made for it", "[law3]") {
   const at::Tensor made = at::ones({4});
   const OperandGuard guard(made, /*keep=*/true);
   SealedLaunch launch;
+  launch.captured = std::make_shared<CapturedPartition>();
   Frame frame(3);
   CHECK(launch.holds(frame));
   launch.guards.emplace_back(2, &guard);

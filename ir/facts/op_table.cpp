@@ -179,6 +179,8 @@ void addReasons(Table& table) {
                            "aten::linalg_lu_factor_ex",
                            "aten::linalg_matrix_exp",
                            "aten::matrix_exp",
+                           "aten::matrix_exp_backward",
+                           "aten::_lu_with_info",
                            "aten::segment_reduce",
                            "aten::_pack_padded_sequence",
                            "aten::_cudnn_init_dropout_state",

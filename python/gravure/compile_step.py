@@ -83,7 +83,7 @@ def compile_step(
             return inner(None, *args, **kwargs)
 
         step = as_named(plain, fn)
-        step.gravure_step = CompiledStep(fn, options, lambda: [compiler])  # type: ignore[attr-defined]
+        step.gravure_step = CompiledStep(fn, options, lambda: [compiler], None)  # type: ignore[attr-defined]
         return step
     clipping, limit = _clipping(max_norm, clip_value)
     _check(optimizer, name, scheduler, scaler, accumulate)
@@ -100,7 +100,7 @@ def compile_step(
     step = as_named(whole, fn)
     step.update = loop.update  # type: ignore[attr-defined]
     step.grad_norm = loop.grad_norm  # type: ignore[attr-defined]
-    step.gravure_step = CompiledStep(fn, options, loop.compilers)  # type: ignore[attr-defined]
+    step.gravure_step = CompiledStep(fn, options, loop.compilers, optimizer)  # type: ignore[attr-defined]
     return step
 
 
@@ -110,6 +110,7 @@ class CompiledStep(NamedTuple):
     fn: Callable[..., Any]
     options: Mapping[str, Any] | None
     compilers: Callable[[], list[StepCompiler]]
+    optimizer: Any
 
 
 def _for_updates(options: Mapping[str, Any] | None) -> dict[str, Any]:

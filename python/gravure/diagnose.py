@@ -274,7 +274,7 @@ def _reached(step: Any) -> list[tuple[str, Any]]:
     made = getattr(step, "gravure_step", None)
     if made is not None:
         found = _reached(made.fn)
-        return [*found, ("", made.compiler.optimizer)]
+        return [*found, ("", made.optimizer)]
     module = uncompiled(step)
     if isinstance(module, nn.Module):
         return [("", module)]

@@ -7,9 +7,9 @@ prints what is wrong; --update writes operators_unjudged.txt anew.
 
 The inputs come from PyTorch's own samples (OpInfo), under modes that see each overload that they
 call; from those, by parameter name, for in-place, out= and copy variants; and else from the schema.
-Kernels that are called with inputs made from a schema may end the process, so they run in a fork.
-On a GPU, where no fork can have what its parent began, the whole walk is a process; where a kernel
-ends it, another one goes on behind that operator.
+Kernels that are called with inputs made from a schema may end the process, so they run in a fork;
+not on a GPU, where no fork can have what its parent began. Now and then a sample ends it, too. So
+the whole walk is a process, and another one goes on behind the operator that ended it.
 """
 
 from __future__ import annotations
@@ -853,12 +853,12 @@ class Journal:
         print(json.dumps(values), file=self._file, flush=True)
 
 
-def walk_in_processes(device: str) -> dict[str, Any]:
+def walk_in_processes(device: str, *options: str) -> dict[str, Any]:
     """The report of a walk that goes on in another process wherever a kernel ends one."""
     with tempfile.TemporaryDirectory() as folder:
         journal, report = Path(folder, "journal"), Path(folder, "report")
         journal.touch()
-        command = [sys.executable, __file__, "--device", device]
+        command = [sys.executable, __file__, "--device", device, *options]
         command += ["--journal", str(journal), "--report", str(report)]
         while not report.exists():
             before = journal.read_text()
@@ -935,12 +935,8 @@ def no_kernel(name: str, device: str) -> str:
     return f"has kernels for {', '.join(kinds)} alone" if kinds else "has no kernel here"
 
 
-def walk(device: str = "cpu", invent: bool = True, journal: Journal | None = None) -> Report:
-    """`journal`: for a GPU, where a kernel that ends the process ends the walk."""
-
-    def kept(by: str, name: str, work: Callable[[], Any]) -> Any:
-        return work() if journal is None else journal.note(by, name, work)
-
+def walk(device: str, invent: bool, journal: Journal) -> Report:
+    """`journal`: what earlier walks found, which a kernel ended with their process."""
     report = Report()
     schemas = registered()
     known = {name: Known.of(schema) for name, schema in schemas.items()}
@@ -970,7 +966,7 @@ def walk(device: str = "cpu", invent: bool = True, journal: Journal | None = Non
         wrong = None
         if calls:
             of_this = partial(judge, name, schema, facts, calls, device)
-            wrong = kept("samples", name, of_this)
+            wrong = journal.note("samples", name, of_this)
         if wrong is None:
             left.append(name)
             continue
@@ -996,7 +992,7 @@ def walk(device: str = "cpu", invent: bool = True, journal: Journal | None = Non
             continue
         if device == "cuda":  # no fork has the parent's context
             names = left if by == "derived" else []
-            found = {name: kept(by, name, partial(work, name)) for name in names}
+            found = {name: journal.note(by, name, partial(work, name)) for name in names}
         else:
             found = forked(left, work)
         for name, wrong in found.items():
@@ -1004,8 +1000,8 @@ def walk(device: str = "cpu", invent: bool = True, journal: Journal | None = Non
                 take(name, by, wrong)
         left = [name for name in left if name not in report.judged]
     report.unjudged |= dict.fromkeys(left, "no small inputs found")
-    if journal is not None:
-        report.unjudged |= dict.fromkeys(journal.fatal, "ends the process that calls it")
+    fatal = journal.fatal - set(report.judged)
+    report.unjudged |= dict.fromkeys(fatal, "ends the process that calls it")
     return report
 
 
@@ -1025,29 +1021,25 @@ def main() -> int:
     parser.add_argument("--report")
     parser.add_argument("--no-invent", action="store_true")
     parser.add_argument("--update", action="store_true")
-    parser.add_argument("--journal", help="a file that the walk of a GPU goes on from")
+    parser.add_argument("--journal", help=argparse.SUPPRESS)  # a file that this process goes on from
     chosen = parser.parse_args()
-    if chosen.device == "cuda" and not chosen.journal:
-        found = walk_in_processes(chosen.device)
+    if not chosen.journal:
+        if chosen.update and chosen.device != "cpu":
+            parser.error("--update is for a walk without a GPU, whose list it is")
+        found = walk_in_processes(chosen.device, *["--no-invent"] * chosen.no_invent)
+        if chosen.update:
+            UNJUDGED.write_text(found["text"])
         if chosen.report:
             Path(chosen.report).write_text(json.dumps(found))
-        return told(Report(found["judged"], found["unjudged"], found["wrong"]))
+        return 1 if found["wrong"] else 0
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     program_class()
     torch.manual_seed(0)
-    journal = Journal(chosen.journal) if chosen.journal else None
-    report = walk(chosen.device, not chosen.no_invent, journal)
-    if chosen.update:
-        UNJUDGED.write_text(unjudged_text(report))
-    if chosen.report:
-        data = {"judged": report.judged, "unjudged": report.unjudged, "wrong": report.wrong,
-                "text": unjudged_text(report)}  # fmt: skip
-        Path(chosen.report).write_text(json.dumps(data))
-    return told(report)
-
-
-def told(report: Report) -> int:
+    report = walk(chosen.device, not chosen.no_invent, Journal(chosen.journal))
+    data = {"judged": report.judged, "unjudged": report.unjudged, "wrong": report.wrong,
+            "text": unjudged_text(report)}  # fmt: skip
+    Path(chosen.report).write_text(json.dumps(data))
     for name, wrong in sorted(report.wrong.items()):
         print(f"{name}: {'; '.join(wrong)}")
     counts = Counter(report.judged.values())

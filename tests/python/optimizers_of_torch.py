@@ -1,4 +1,5 @@
-"""All of torch.optim's optimizers in each way that they have, and all of its schedulers."""
+"""All of torch.optim's optimizers in each way that they have, and all of its schedulers; and what
+people make of them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn as nn
 from gravure.steps.own_optimizers import OWN
 from torch import Tensor
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import SGD, Optimizer, lr_scheduler
 
 #: Each optimizer with each scheduler; else each with two.
 WHOLE = os.environ.get("GRAVURE_WHOLE_PRODUCT") == "1"
@@ -35,6 +36,30 @@ class Matrices(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)))
+
+
+class Scaled(SGD):
+    """Somebody's own: its step reads an attribute."""
+
+    scale = 1.0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.add_(p.grad, alpha=-0.1 * self.scale)
+
+
+def patch_step(optimizer: Optimizer, noted: Callable[[], None]) -> None:
+    """As wrappers do on the instance: each step is noted, and lowers the rate first."""
+    inner = optimizer.step
+
+    def step(closure: Any = None) -> Any:
+        noted()
+        optimizer.param_groups[0]["lr"] *= 0.9
+        return inner(closure)
+
+    optimizer.step = step  # type: ignore[method-assign]
 
 
 def kinds() -> Iterator[Any]:

@@ -7,6 +7,7 @@ import logging
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gravure
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.nn as nn
 from gravure.steps.compiled_update import CompiledUpdate
-from optimizers_of_torch import RUN_AS_THEY_ARE, SCHEDULES, TWO, Matrices, kinds
+from optimizers_of_torch import RUN_AS_THEY_ARE, SCHEDULES, TWO, Matrices, kinds, patch_step
 from optimizers_of_torch import make as of_kind
 from running import DEVICES, bits, need_library
 from torch import Tensor, optim
@@ -260,18 +261,8 @@ def test_a_step_that_is_patched_on_the_instance_is_obeyed_in_each_step() -> None
     pair = Pair(sgd)
     calls: list[int] = []
 
-    def patch(i: int, optimizer: Any) -> None:
-        inner = optimizer.step
-
-        def step(closure: Any = None) -> Any:
-            calls.append(i)
-            optimizer.param_groups[0]["lr"] *= 0.9
-            return inner(closure)
-
-        optimizer.step = step
-
     for i, optimizer in enumerate(pair.optimizers):
-        patch(i, optimizer)
+        patch_step(optimizer, partial(calls.append, i))
     for _ in range(4):
         pair.step()
     assert calls == [0, 1] * 4

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn as nn
 from gravure.steps.own_optimizers import OWN
+from optimizers_of_torch import Scaled
 from running import bits, need_library
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
@@ -41,18 +42,6 @@ class Lookahead(Optimizer):
             for group in self.param_groups:
                 for p in group["params"]:
                     p.data.mul_(0.9)
-
-
-class Scaled(SGD):
-    """Its step reads an attribute."""
-
-    scale = 1.0
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.data.add_(p.grad, alpha=-0.1 * self.scale)
 
 
 class Named(SGD):

@@ -7,13 +7,14 @@ import gc
 import logging
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gravure
 import pytest
 import torch
 import torch.nn as nn
-from optimizers_of_torch import SCHEDULES, TWO, Matrices, kinds
+from optimizers_of_torch import SCHEDULES, TWO, Matrices, Scaled, kinds, patch_step
 from optimizers_of_torch import make as of_kind
 from running import bits, need_library
 from torch import Tensor, optim
@@ -356,18 +357,6 @@ def test_an_optimizer_in_another_one_updates_in_each_step(compiled: bool) -> Non
     Pair(make).run(6)
 
 
-class Scaled(optim.SGD):
-    """Its step reads an attribute."""
-
-    scale = 1.0
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.data.add_(p.grad, alpha=-0.1 * self.scale)
-
-
 def test_an_attribute_that_a_foreign_step_reads(caplog: pytest.LogCaptureFixture) -> None:
     pair = Pair(lambda m: Scaled(m.parameters()), cosine)
     with caplog.at_level(logging.WARNING, "gravure"):
@@ -383,18 +372,8 @@ def test_a_step_that_is_patched_on_the_instance_is_obeyed_in_each_step() -> None
     pair.run(4)
     calls: list[int] = []
 
-    def patch(i: int, optimizer: Any) -> None:
-        inner = optimizer.step
-
-        def step(closure: Any = None) -> Any:
-            calls.append(i)
-            optimizer.param_groups[0]["lr"] *= 0.9
-            return inner(closure)
-
-        optimizer.step = step
-
     for i, optimizer in enumerate(pair.optimizers):
-        patch(i, optimizer)
+        patch_step(optimizer, partial(calls.append, i))
     pair.run(4)
     assert sorted(calls) == [0] * 4 + [1] * 4
 

@@ -60,6 +60,25 @@ graph step(%w : Float(4, strides=[1], device=cpu) {parameter "w"}, %b : Float(4,
   return (%y.own {output "y"}, %b2.out {mutation %b})
 )";
 
+/// Between two partitions the host makes a view: row %i of what the first one computed.
+inline const char* const kHostView = R"(gravure 1
+graph step(%x : Float(4, 8, strides=[8, 1], device=cpu) {user_input "x"},
+           %i : Long(device=cpu) {user_input "i"}):
+  %xs : Float(4, 8, strides=[8, 1], device=cpu) = cudagraph::stage(%x)
+  %y.out : Float(4, 8, strides=[8, 1], device=cpu) = cudagraph::launch[index=0, tags=["staged: user input"]](%xs)
+    block0(%x.0 : Float(4, 8, strides=[8, 1], device=cpu)):
+      %y : Float(4, 8, strides=[8, 1], device=cpu) = aten::mul.Scalar(%x.0, 2)
+      -> (%y)
+  %n : int = aten::_local_scalar_dense(%i)
+  %v : Float(8, strides=[1], device=cpu) = aten::select.int(%y.out, 0, %n)
+  %z.out : Float(8, strides=[1], device=cpu) = cudagraph::launch[index=1, tags=["static: host node"]](%v)
+    block0(%v.1 : Float(8, strides=[1], device=cpu)):
+      %z : Float(8, strides=[1], device=cpu) = aten::mul.Scalar(%v.1, 3)
+      -> (%z)
+  %z.own : Float(8, strides=[1], device=cpu) = cudagraph::own(%z.out)
+  return (%z.own {output "z"})
+)";
+
 /// A training step on a runtime and on the uncaptured path, with the same data and random state.
 struct SideBySide {
   std::unique_ptr<Runtime> runtime, reference;

@@ -1,6 +1,6 @@
 // What a launch's guards take for the tensor that was captured.
 #include "runtime/program/guards.h"
-#include "tests/unit/runtime_fixture.h"
+#include "tests/unit/law_fixture.h"
 
 using namespace gravure;
 
@@ -21,23 +21,7 @@ TEST_CASE("a guard does not take another tensor for the one whose object is gone
 }
 
 TEST_CASE("a view that the host makes anew is known by its place, not by its object", "[law3]") {
-  auto runtime = makeRuntime(R"(gravure 1
-graph step(%x : Float(4, 8, strides=[8, 1], device=cpu) {user_input "x"},
-           %i : Long(device=cpu) {user_input "i"}):
-  %xs : Float(4, 8, strides=[8, 1], device=cpu) = cudagraph::stage(%x)
-  %y.out : Float(4, 8, strides=[8, 1], device=cpu) = cudagraph::launch[index=0, tags=["staged: user input"]](%xs)
-    block0(%x.0 : Float(4, 8, strides=[8, 1], device=cpu)):
-      %y : Float(4, 8, strides=[8, 1], device=cpu) = aten::mul.Scalar(%x.0, 2)
-      -> (%y)
-  %n : int = aten::_local_scalar_dense(%i)
-  %v : Float(8, strides=[1], device=cpu) = aten::select.int(%y.out, 0, %n)
-  %z.out : Float(8, strides=[1], device=cpu) = cudagraph::launch[index=1, tags=["static: host node"]](%v)
-    block0(%v.1 : Float(8, strides=[1], device=cpu)):
-      %z : Float(8, strides=[1], device=cpu) = aten::mul.Scalar(%v.1, 3)
-      -> (%z)
-  %z.own : Float(8, strides=[1], device=cpu) = cudagraph::own(%z.out)
-  return (%z.own {output "z"})
-)");
+  auto runtime = makeRuntime(kHostView);
   int64_t replaysOfOther = 0;
   for (int step = 0; step < 400; ++step) {
     const int64_t n = step < 4 ? 1 : step % 4;

@@ -259,23 +259,7 @@ TEST_CASE("a sealed entry replays with new values of what was captured", "[law3]
 
 TEST_CASE("a sealed entry looks at what is read on the host alone, and at what host nodes made",
           "[law3]") {
-  auto runtime = makeRuntime(R"(gravure 1
-graph step(%x : Float(4, 8, strides=[8, 1], device=cpu) {user_input "x"},
-           %i : Long(device=cpu) {user_input "i"}):
-  %xs : Float(4, 8, strides=[8, 1], device=cpu) = cudagraph::stage(%x)
-  %y.out : Float(4, 8, strides=[8, 1], device=cpu) = cudagraph::launch[index=0, tags=["staged: user input"]](%xs)
-    block0(%x.0 : Float(4, 8, strides=[8, 1], device=cpu)):
-      %y : Float(4, 8, strides=[8, 1], device=cpu) = aten::mul.Scalar(%x.0, 2)
-      -> (%y)
-  %n : int = aten::_local_scalar_dense(%i)
-  %v : Float(8, strides=[1], device=cpu) = aten::select.int(%y.out, 0, %n)
-  %z.out : Float(8, strides=[1], device=cpu) = cudagraph::launch[index=1, tags=["static: host node"]](%v)
-    block0(%v.1 : Float(8, strides=[1], device=cpu)):
-      %z : Float(8, strides=[1], device=cpu) = aten::mul.Scalar(%v.1, 3)
-      -> (%z)
-  %z.own : Float(8, strides=[1], device=cpu) = cudagraph::own(%z.out)
-  return (%z.own {output "z"})
-)");
+  auto runtime = makeRuntime(kHostView);
   const at::Tensor x = at::randn({4, 8});
   const auto step = [&](int64_t row) {
     return runtime->run("step", {x, at::scalar_tensor(row, at::kLong)})[0].toTensor();

@@ -99,10 +99,7 @@ class TappedRun {
     runtime.uncaptured = uncaptured;
     runtime.results = ResultPolicy::Copied;
     runtime_ = std::make_unique<Runtime>(std::move(emitted), std::move(made), std::move(runtime));
-    const Entry& entry = runtime_->program().entries.front();
-    for (size_t i = 0; i < entry.inputs.size(); ++i) {
-      if (entry.inputs[i].role == InputRole::RngState) drawn_.push_back(i);
-    }
+    drawn_ = drawnInputs(runtime_->program().entries.front());
   }
 
   /// The results with `inputs`, of whose values the last `taps` are returned.

@@ -2,6 +2,7 @@
 
 #include "runtime/device/rng.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -35,9 +36,8 @@ int64_t begins(const at::Tensor& tensor) {
 }
 
 int64_t ends(const at::Tensor& tensor) {
-  int64_t last = tensor.storage_offset();
-  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  return (last + 1) * static_cast<int64_t>(tensor.itemsize());
+  return static_cast<int64_t>(at::detail::computeStorageNbytes(
+      tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset()));
 }
 
 at::Tensor bytesOf(const at::Tensor& of, const c10::Storage& storage, int64_t from, int64_t count) {
@@ -62,6 +62,14 @@ at::Generator copyOf(at::Generator generator) {
 }
 
 }  // namespace
+
+std::vector<size_t> drawnInputs(const Entry& entry) {
+  std::vector<size_t> drawn;
+  for (size_t i = 0; i < entry.inputs.size(); ++i) {
+    if (entry.inputs[i].role == InputRole::RngState) drawn.push_back(i);
+  }
+  return drawn;
+}
 
 std::vector<c10::IValue> copiesOf(const std::vector<c10::IValue>& values,
                                   const std::vector<size_t>& drawn, c10::Device device) {

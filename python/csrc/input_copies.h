@@ -1,6 +1,8 @@
 #pragma once
 // Copies of what an entry is given, to run it a second time on the same inputs and state.
 
+#include "ir/core/program.h"
+
 #include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 
@@ -8,6 +10,9 @@
 #include <vector>
 
 namespace gravure {
+
+/// Positions of the entry's random states.
+std::vector<size_t> drawnInputs(const Entry& entry);
 
 /// Copies that share memory with one another where `values` do, have their strides, and lie where
 /// kernels take the same way (the same remainder of the address). A generator is copied with its

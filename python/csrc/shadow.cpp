@@ -61,14 +61,6 @@ std::string foreignCalls(const Entry& entry) {
   return c10::Join(", ", found);
 }
 
-std::vector<size_t> drawnInputs(const Entry& entry) {
-  std::vector<size_t> drawn;
-  for (size_t i = 0; i < entry.inputs.size(); ++i) {
-    if (entry.inputs[i].role == InputRole::RngState) drawn.push_back(i);
-  }
-  return drawn;
-}
-
 std::string firstLine(const std::exception& error) {
   const auto* ours = dynamic_cast<const c10::Error*>(&error);
   const std::string text = ours ? ours->what_without_backtrace() : error.what();
@@ -166,9 +158,8 @@ std::optional<Shadow::Run> Shadow::begin(const Program& emitted, const std::stri
   return run;
 }
 
-/// How the operator is known at which the difference begins, and what to do; fills in the remark's
-/// place.
-std::string Shadow::originOf(const Run& run, Remark& remark) {
+/// How the operator is known at which the difference begins, and what to do.
+std::string Shadow::originOf(const Run& run) {
   std::vector<c10::IValue> inputs = run.before;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].isNone()) inputs[i] = run.given[i];
@@ -187,7 +178,6 @@ std::string Shadow::originOf(const Run& run, Remark& remark) {
       return "no value differs when each is kept, so it is the memory that captured steps share, "
              "or work on another stream; report it with the program";
     }
-    remark.node = found->value;
     const std::string first =
         "the first value that differs is " + found->value + " " + found->difference;
     if (!found->repeats) {
@@ -232,13 +222,12 @@ void Shadow::compare(const Run& run, const std::vector<c10::IValue>& results, Re
   ++different_;
   if (!said_.insert(run.entry + what).second) return;
   Remark& remark = remarks.add(RemarkKind::Missed, "runtime", "shadow-differs", "");
-  const std::string place = originOf(run, remark);
-  remark.node.clear();
+  const std::string origin = originOf(run);
   remark.message = "run " + std::to_string(run.number) + " of entry " + run.entry +
                    " has other bits than the uncaptured path (captured first): " + what + " " +
                    difference;
   if (also > 0) remark.message += "; " + std::to_string(also) + " more differ";
-  remark.message += "; " + place;
+  remark.message += "; " + origin;
 }
 
 }  // namespace gravure

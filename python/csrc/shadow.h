@@ -47,7 +47,7 @@ class Shadow {
  private:
   std::string excuse(const Entry& entry) const;
   Runtime& reference(const Program& emitted);
-  std::string originOf(const Run& run, Remark& remark);
+  std::string originOf(const Run& run);
   void skip(const std::string& entry, const std::string& why, Remarks& remarks);
 
   Program program_;

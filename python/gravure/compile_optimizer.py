@@ -26,10 +26,10 @@ def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = No
     they are. State, `state_dict`, pickling, `zero_grad` and hooks stay the optimizer's own; groups
     may be added, and parameters may have no gradient in some steps. A copy of it is not compiled.
 
-    A step that cannot be a program (a closure, a sparse gradient, an optimizer that is not one of
-    torch.optim's own, a `GradScaler` with a fused one) is the optimizer's own step, and a warning
-    says why, once. Raises TypeError for what is no optimizer, and ValueError for an option that
-    there is not.
+    A closure is called first, and the program runs behind it. A step that cannot be a program (a
+    sparse gradient, an optimizer that is not one of torch.optim's own) is the optimizer's own step,
+    and a warning says why, once. Raises TypeError for what is no optimizer, and ValueError for an
+    option that there is not.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")

@@ -149,7 +149,7 @@ class _Visit:
         if uncompiled(self._step) is not self._step:  # what torch.compile returned
             self._call = self._trained(self._step)
         done, error, watch = self._steps(given, count)
-        if done and not any(step.runs for step in done) and not followed_since(before):
+        if done and not any(step.runs for step in done) and not _followed_since(before):
             # It runs no programs: it is to be compiled.
             compiled = torch.compile(self._step, backend="gravure", options=_own(self._options))
             self._call = self._trained(compiled)
@@ -192,7 +192,7 @@ class _Visit:
             done.append(programs.look(number))
             self._note_results(result)
             del result
-            if number == 1 and not done[0].runs and not followed_since(known):
+            if number == 1 and not done[0].runs and not _followed_since(known):
                 break
         return done, "", watch
 
@@ -251,7 +251,7 @@ def _own(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return dict(options) if options else None
 
 
-def followed_since(known: set[int]) -> bool:
+def _followed_since(known: set[int]) -> bool:
     """Whether there are graphs besides those of these numbers."""
     return any(graph.number not in known for graph in followed())
 

@@ -73,7 +73,7 @@ def _page(found: Report) -> dict[str, object]:
             'torch.compile(model, backend="gravure"), or gravure.compile_step.'
         ),
         "graphs": [asdict(graph) for graph in found.graphs],
-        "skipped": found.skipped,
+        "skipped": list(skipped_frames()),
         "settings": settings(graph.options for graph in found.graphs),
         "versions": versions(),
     }

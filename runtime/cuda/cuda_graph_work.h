@@ -50,7 +50,7 @@ class WritableGraph {
 
   cudaGraph_t graph_;
   CapturedWork work_;
-  std::vector<Kernel> kernels_;  // by node; those that were written
+  std::vector<Kernel> kernels_;  // by node; empty for what cannot be written
 };
 
 // What a kernel's parameters hold without being set shows where memory holds another byte in each capture.

@@ -10,13 +10,16 @@
 namespace gravure {
 namespace {
 
+/// nullptr for a list or a tuple.
+const c10::IValue* valueOf(const Operand& operand, const Frame& frame) {
+  if (operand.kind == Operand::Kind::Constant) return &operand.constant;
+  return operand.kind == Operand::Kind::FromSlot ? &frame[operand.slot] : nullptr;
+}
+
 bool fetch(const Operand& operand, const Frame& frame, double& number) {
-  if (operand.kind != Operand::Kind::Constant && operand.kind != Operand::Kind::FromSlot)
-    return false;
-  const c10::IValue& value =
-      operand.kind == Operand::Kind::Constant ? operand.constant : frame[operand.slot];
-  if (!value.isDouble()) return false;
-  number = value.toDouble();
+  const c10::IValue* const value = valueOf(operand, frame);
+  if (!value || !value->isDouble()) return false;
+  number = value->toDouble();
   return true;
 }
 
@@ -73,11 +76,9 @@ bool isOne(const Operand& operand) {
 }
 
 const at::Tensor* tensorOf(const Operand& operand, const Frame& frame) {
-  if (operand.kind != Operand::Kind::Constant && operand.kind != Operand::Kind::FromSlot)
-    return nullptr;
-  const c10::IValue& value =
-      operand.kind == Operand::Kind::Constant ? operand.constant : frame[operand.slot];
-  return value.isTensor() && isOneNumber(value.toTensor()) ? &value.toTensor() : nullptr;
+  const c10::IValue* const value = valueOf(operand, frame);
+  return value && value->isTensor() && isOneNumber(value->toTensor()) ? &value->toTensor()
+                                                                      : nullptr;
 }
 
 /// A number of Python's that stands for a tensor: an int in `step += 1`.

@@ -1,5 +1,6 @@
 #include "runtime/results/address_remainder.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 
 namespace gravure {
@@ -19,10 +20,11 @@ at::Tensor emptyAlike(const at::Tensor& tensor) {
   const auto size = static_cast<int64_t>(tensor.element_size());
   if (remainder == 0 || remainder % size != 0)
     return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
-  int64_t elements = remainder / size + 1;
-  for (int64_t d = 0; d < tensor.dim(); ++d) elements += (tensor.size(d) - 1) * tensor.stride(d);
-  return at::empty_strided({elements}, {1}, tensor.options())
-      .as_strided(tensor.sizes(), tensor.strides(), remainder / size);
+  const int64_t offset = remainder / size;
+  const auto bytes = static_cast<int64_t>(
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), size, offset));
+  return at::empty_strided({bytes / size}, {1}, tensor.options())
+      .as_strided(tensor.sizes(), tensor.strides(), offset);
 }
 
 }  // namespace gravure

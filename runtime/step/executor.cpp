@@ -284,8 +284,7 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
   const bool byAll = !together || settle(partition, launch, failure);
   if (failure.empty()) {
     ++stats_.captures;
-    // Another rank's failure quarantines it here, too.
-    if (partition.captured()) remarkNumbers(*partition.captured(), launch);
+    if (byAll) remarkNumbers(*partition.captured(), launch);
   }
   if (failure.empty() && failures > 0) remarks_.capturedLate(launch.node, failures);
   TORCH_CHECK(failure.empty() || !options_.requireCapture, describe(launch.node),

@@ -102,19 +102,18 @@ class NumbersInFrame {
  public:
   NumbersInFrame(Frame& frame, const std::vector<PatchedNumber>& numbers,
                  const std::vector<double>& values)
-      : frame_(frame), numbers_(numbers) {
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      before_.push_back(frame[numbers[i].slot].toDouble());
-      frame[numbers[i].slot] = values[i];
-    }
+      : frame_(frame), numbers_(numbers), before_(valuesOf(numbers, frame)) {
+    give(values);
   }
-  ~NumbersInFrame() {
-    for (size_t i = 0; i < numbers_.size(); ++i) frame_[numbers_[i].slot] = before_[i];
-  }
+  ~NumbersInFrame() { give(before_); }
   NumbersInFrame(const NumbersInFrame&) = delete;
   NumbersInFrame& operator=(const NumbersInFrame&) = delete;
 
  private:
+  void give(const std::vector<double>& values) {
+    for (size_t i = 0; i < numbers_.size(); ++i) frame_[numbers_[i].slot] = values[i];
+  }
+
   Frame& frame_;
   const std::vector<PatchedNumber>& numbers_;
   std::vector<double> before_;
@@ -139,12 +138,6 @@ CapturedWork trialOf(const CapturePlace& place, const std::vector<PatchedNumber>
     leave();
     throw;
   }
-}
-
-std::vector<double> valuesOf(const std::vector<PatchedNumber>& numbers, const Frame& frame) {
-  std::vector<double> values;
-  for (const PatchedNumber& number : numbers) values.push_back(frame[number.slot].toDouble());
-  return values;
 }
 
 /// The captures of one round, and what they show.
@@ -267,7 +260,7 @@ std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executa
 }
 
 bool provePatches(NumberPatches& patches, const Executable& executable, const CapturePlace& place) {
-  const std::vector<double> values = patches.valuesIn(place.frame);
+  const std::vector<double> values = valuesOf(patches.numbers(), place.frame);
   std::vector<CapturedWork> works;
   bool proven = false;
   // Bytes that mean nothing show themselves sooner or later.

@@ -15,6 +15,13 @@ uint32_t bitOf(double value) { return uint32_t{1} << kindOfValue(value); }
 
 }  // namespace
 
+std::vector<double> valuesOf(const std::vector<PatchedNumber>& numbers, const Frame& frame) {
+  std::vector<double> values;
+  values.reserve(numbers.size());
+  for (const PatchedNumber& number : numbers) values.push_back(frame[number.slot].toDouble());
+  return values;
+}
+
 NumberPatches::NumberPatches(std::vector<PatchedNumber> numbers, FoundPlaces found,
                              std::vector<double> values, const Executable& executable)
     : numbers_(std::move(numbers)), places_(std::move(found.places)),
@@ -58,12 +65,6 @@ std::string NumberPatches::whyNot(const Frame& frame, const Node* launch) const 
       return name + "with " + describeValue(value) + " its kernels are others";
   }
   return "";
-}
-
-std::vector<double> NumberPatches::valuesIn(const Frame& frame) const {
-  std::vector<double> values;
-  for (const PatchedNumber& number : numbers_) values.push_back(frame[number.slot].toDouble());
-  return values;
 }
 
 std::string NumberPatches::differs(const Executable& executable, const std::vector<double>& values,

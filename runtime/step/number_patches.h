@@ -20,6 +20,9 @@ struct PatchedNumber {
   uint32_t refused = 0;  // … and were not
 };
 
+/// Their values in `frame`.
+std::vector<double> valuesOf(const std::vector<PatchedNumber>& numbers, const Frame& frame);
+
 class NumberPatches {
  public:
   /// `found` of captures of `executable`, the first of which had `values`. Nothing in it is refused.
@@ -37,8 +40,6 @@ class NumberPatches {
   /// Why not, as "operand %x: …", and which; "" where some value is merely of a kind that was not
   /// captured yet.
   std::string whyNot(const Frame& frame, const Node* launch) const;
-  /// The values in `frame`.
-  std::vector<double> valuesIn(const Frame& frame) const;
   /// Why `works`, each captured anew with `values`, are not what is written for these; "" if they are.
   std::string differs(const Executable& executable, const std::vector<double>& values,
                       const std::vector<CapturedWork>& works) const;

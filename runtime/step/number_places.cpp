@@ -36,6 +36,15 @@ void put(T value, uint8_t* to) {
 
 bool becameInfinite(double from, float to) { return std::isfinite(from) && !std::isfinite(to); }
 
+/// Rounded to 16 bits, and `asFloat` widened again. False as castNumber().
+template <typename Small>
+bool putSmall(double value, bool asFloat, uint8_t* to) {
+  const Small small(static_cast<float>(value));
+  const auto wide = static_cast<float>(small);
+  asFloat ? put(wide, to) : put(small.x, to);
+  return !becameInfinite(value, wide);
+}
+
 /// The bytes of a cast as one number; nullopt where the value does not fit.
 std::optional<uint64_t> bitsOf(NumberCast cast, double value) {
   uint64_t bits = 0;
@@ -263,26 +272,10 @@ bool castNumber(NumberCast cast, double value, uint8_t* to) {
     case NumberCast::FloatOfInverse: put(static_cast<float>(1.0 / value), to); break;
     case NumberCast::ComplementFloat: put(1.0f - asFloat, to); break;
     case NumberCast::FloatOfComplement: put(static_cast<float>(1.0 - value), to); break;
-    case NumberCast::FloatOfBFloat16: {
-      const c10::BFloat16 small(asFloat);
-      put(static_cast<float>(small), to);
-      return !becameInfinite(value, static_cast<float>(small));
-    }
-    case NumberCast::BFloat16: {
-      const c10::BFloat16 small(asFloat);
-      put(small.x, to);
-      return !becameInfinite(value, static_cast<float>(small));
-    }
-    case NumberCast::FloatOfHalf: {
-      const c10::Half small(asFloat);
-      put(static_cast<float>(small), to);
-      return !becameInfinite(value, static_cast<float>(small));
-    }
-    case NumberCast::Half: {
-      const c10::Half small(asFloat);
-      put(small.x, to);
-      return !becameInfinite(value, static_cast<float>(small));
-    }
+    case NumberCast::FloatOfBFloat16: return putSmall<c10::BFloat16>(value, /*asFloat=*/true, to);
+    case NumberCast::BFloat16: return putSmall<c10::BFloat16>(value, /*asFloat=*/false, to);
+    case NumberCast::FloatOfHalf: return putSmall<c10::Half>(value, /*asFloat=*/true, to);
+    case NumberCast::Half: return putSmall<c10::Half>(value, /*asFloat=*/false, to);
     case NumberCast::Int64:
     case NumberCast::Int32: {
       const double most = cast == NumberCast::Int64 ? 0x1p53 : 0x1p31;

@@ -240,8 +240,7 @@ def _first(
 def _without_graph(page: Mapping[str, Any]) -> list[Finding]:
     """Functions that Dynamo left as they are, and those that it compiled again and again."""
     found: list[Finding] = []
-    for text in page.get("skipped") or ():
-        place, _, why = text.partition(" runs as it is, without a graph: ")
+    for place, why in page.get("skipped") or ():
         name, _, where = place.partition(" at ")
         found.append(Finding(f"no graph of {name} at all: {why}", where, remedy_of(why)))
     for anew in compiled_anew(graph["label"] for graph in page["graphs"]):

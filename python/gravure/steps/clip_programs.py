@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from ..options import CompileOptions
 from .clipping import Clipping
 from .loaded_update import LoadedUpdate
 from .recorded_step import refuse_kinds
-
-logger = logging.getLogger("gravure")
+from .said_once import SaidOnce
 
 _MOST_PROGRAMS = 16
 _DEVICES = ("cpu", "cuda")  # where torch.nn.utils takes foreach's kernels by itself
@@ -29,7 +27,7 @@ class ClipPrograms:
         self.programs = 0
         self._options = options
         self._made: dict[Any, LoadedUpdate | None] = {}  # None: torch.nn.utils' own runs
-        self._said: set[str] = set()
+        self._said = SaidOnce()
 
     def by_norm(
         self,
@@ -108,8 +106,4 @@ class ClipPrograms:
         return program
 
     def _say(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            logger.warning(
-                "gradients are clipped by torch.nn.utils, in eager's kernels: %s", reason
-            )
+        self._said(reason, "gradients are clipped by torch.nn.utils, in eager's kernels: %s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import note_step, plain_step
 from .own_optimizers import scaling_of, stands_in_the_way
 from .recorded_step import Changing, state_of
+from .said_once import SaidOnce
 from .settings import are_same, read_groups
 from .update_program import UpdateProgram
-
-logger = logging.getLogger("gravure")
 
 _MOST_PROGRAMS = 16
 _MOST_TRIES = 3  # steps that make state
@@ -45,7 +43,7 @@ class CompiledUpdate:
         self.own_steps = 0  # that the optimizer's own code ran
         self.function: Any = None  # which the optimizer has for a step
         self._kinds: dict[Any, _Kind] = {}
-        self._said: set[str] = set()
+        self._said = SaidOnce()
 
     def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
         note_step(optimizer)
@@ -156,11 +154,5 @@ class CompiledUpdate:
         return program
 
     def _say(self, optimizer: Optimizer, reason: str) -> None:
-        if reason in self._said:
-            return
-        self._said.add(reason)
-        logger.warning(
-            "compile_optimizer: %s.step() runs as it is, in eager's kernels: %s",
-            type(optimizer).__name__,
-            reason,
-        )
+        message = "compile_optimizer: %s.step() runs as it is, in eager's kernels: %s"
+        self._said(reason, message, type(optimizer).__name__)

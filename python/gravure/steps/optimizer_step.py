@@ -248,7 +248,7 @@ class Update:
     def _full_name(self, held: Held) -> str:
         """With the parameter's own name for its number."""
         key, _, number = held.name.rpartition(".")
-        return f"{key}.{self.names[int(number)]}" if number.isdigit() else f"{held.name}"
+        return f"{key}.{self.names[int(number)]}" if number.isdigit() else held.name
 
 
 class StepUnknown(ExportError):

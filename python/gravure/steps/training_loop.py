@@ -7,7 +7,6 @@ same parts: a compiled optimizer, captured clipping.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,10 +18,9 @@ from ..options import CompileOptions
 from ..torch_api.optimizers import note_step
 from .clip_programs import ClipPrograms
 from .optimizer_step import Apart, Ending, OtherBranch, StateMissing, StepUnknown
+from .said_once import SaidOnce
 from .step_compiler import StepCompiler
 from .step_function import step_with
-
-logger = logging.getLogger("gravure")
 
 _MOST_TRIES = 3  # steps that make state
 Loop = Callable[..., Any]
@@ -52,14 +50,14 @@ class TrainingLoop:
         self._apart_step: Loop | None = None
         self._calls = 0  # since the last update
         self._tries = 0
-        self._said: set[str] = set()
+        self._said = SaidOnce()
         self._unknown: tuple[Any, ...] = ()  # the settings with which the step cannot be recorded
         self._scale_of: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        scales = self.scaler is not None and self.scaler.is_enabled()
-        if self.accumulate > 1 or scales or not self._may_be_whole():
-            return self._apart(args, kwargs, self.scaler if scales else None)
+        scaler = self._enabled_scaler()
+        if self.accumulate > 1 or scaler is not None or not self._may_be_whole():
+            return self._apart(args, kwargs, scaler)
         try:
             result = self._whole(args, kwargs)
         except Apart:
@@ -85,8 +83,7 @@ class TrainingLoop:
     def update(self) -> None:
         """Ends a cycle of accumulation early, as at an epoch's end; nothing where none began."""
         if self._calls:
-            scales = self.scaler is not None and self.scaler.is_enabled()
-            self._update(self.scaler if scales else None)
+            self._update(self._enabled_scaler())
 
     def grad_norm(self) -> Tensor | None:
         """That of the last update's gradients, before they were clipped by norm."""
@@ -163,6 +160,10 @@ class TrainingLoop:
         if self.scheduler is not None:
             self.scheduler.step()
 
+    def _enabled_scaler(self) -> Any:
+        enabled = self.scaler is not None and self.scaler.is_enabled()
+        return self.scaler if enabled else None
+
     def _one(self) -> Tensor:
         """What a scaler's factor is asked with."""
         if self._scale_of is None:
@@ -175,11 +176,5 @@ class TrainingLoop:
         return any(p.grad is not None for group in groups for p in group["params"])
 
     def _say(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            logger.warning(
-                "%s: %s.step() runs behind the step's program, not in it: %s",
-                self.name,
-                type(self.optimizer).__name__,
-                reason,
-            )
+        message = "%s: %s.step() runs behind the step's program, not in it: %s"
+        self._said(reason, message, self.name, type(self.optimizer).__name__)

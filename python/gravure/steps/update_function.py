@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,7 @@ from ..options import CompileOptions
 from ..torch_api.operators import pytree
 from .loaded_update import LoadedUpdate
 from .recorded_step import refuse_kinds
-
-logger = logging.getLogger("gravure")
+from .said_once import SaidOnce
 
 _MOST_PROGRAMS = 16
 _AS_IT_IS = "it runs as it is"
@@ -34,7 +32,7 @@ class UpdateFunction:
         self._options = options
         self._made: dict[Any, list[LoadedUpdate]] = {}
         self._refused: set[Any] = set()
-        self._said: set[str] = set()
+        self._said = SaidOnce()
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -96,9 +94,7 @@ class UpdateFunction:
         return program
 
     def _say(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            logger.warning("compile_update: %s runs as it is: %s", self._name, reason)
+        self._said(reason, "compile_update: %s runs as it is: %s", self._name)
 
 
 def _kind(leaf: Any) -> Any:

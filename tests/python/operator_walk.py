@@ -1021,7 +1021,7 @@ def main() -> int:
     parser.add_argument("--report")
     parser.add_argument("--no-invent", action="store_true")
     parser.add_argument("--update", action="store_true")
-    parser.add_argument("--journal", help=argparse.SUPPRESS)  # a file that this process goes on from
+    parser.add_argument("--journal", help=argparse.SUPPRESS)  # what to go on from
     chosen = parser.parse_args()
     if not chosen.journal:
         if chosen.update and chosen.device != "cpu":

@@ -1,9 +1,10 @@
 """Holds what Gravure knows of every registered operator against PyTorch: schema, tags, small runs.
 
-    PYTHONPATH=python python tests/python/operator_walk.py [--device=cuda] [--report=F]
+    PYTHONPATH=python python tests/python/operator_walk.py [--device=cuda] [--jobs=N] [--report=F]
     PYTHONPATH=python python tests/python/operator_walk.py --update
 
-prints what is wrong; --update writes operators_unjudged.txt anew.
+prints what is wrong; --update writes operators_unjudged.txt anew. --jobs shares the operators out
+to processes that run at once; --journals names a folder to keep what was found, and to go on from.
 
 The inputs come from PyTorch's own samples (OpInfo), under modes that see each overload that they
 call; from those, by parameter name, for in-place, out= and copy variants; and else from the schema.
@@ -26,8 +27,10 @@ import subprocess
 import sys
 import tempfile
 import warnings
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -853,26 +856,62 @@ class Journal:
         print(json.dumps(values), file=self._file, flush=True)
 
 
-def walk_in_processes(device: str, *options: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Share:
+    """The operators of one process of several: whole families, which share their samples."""
+
+    index: int = 0
+    of: int = 1
+
+    @staticmethod
+    def parse(text: str) -> Share:
+        index, of = map(int, text.split("/"))
+        return Share(index, of)
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.of}"
+
+    def has(self, name: str) -> bool:
+        return zlib.crc32(family(name).encode()) % self.of == self.index
+
+
+def walk_in_processes(
+    device: str, *options: str, jobs: int = 1, journals: str | None = None
+) -> dict[str, Any]:
     """The report of a walk that goes on in another process wherever a kernel ends one."""
-    with tempfile.TemporaryDirectory() as folder:
-        journal, report = Path(folder, "journal"), Path(folder, "report")
-        journal.touch()
-        command = [sys.executable, __file__, "--device", device, *options]
-        command += ["--journal", str(journal), "--report", str(report)]
-        while not report.exists():
-            before = journal.read_text()
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-            after = journal.read_text().splitlines()
-            if report.exists():
-                break
-            if not after or len(json.loads(after[-1])) == 3:
-                raise RuntimeError(f"the walk ended outside of an operator: {done.stderr[-4000:]}")
-            if after == before.splitlines():
-                raise RuntimeError(f"the walk does not go on: {done.stderr[-4000:]}")
-            by, name = json.loads(after[-1])
-            print(f"{name} ({by}) ended its process: {done.returncode}", flush=True)
-        return json.loads(report.read_text())
+    with contextlib.ExitStack() as stack:
+        folder = journals or stack.enter_context(tempfile.TemporaryDirectory())
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        work = partial(walk_share, device, options, Path(folder))
+        with ThreadPoolExecutor(jobs) as pool:
+            reports = list(pool.map(work, [Share(i, jobs) for i in range(jobs)]))
+    joined: dict[str, Any] = {"judged": {}, "unjudged": {}, "wrong": {}}
+    for report in reports:
+        for key, found in joined.items():
+            found.update(report[key])
+    lines = [line for report in reports for line in report["text"].splitlines(keepends=True)]
+    return joined | {"text": "".join(sorted(lines))}
+
+
+def walk_share(device: str, options: Iterable[str], folder: Path, share: Share) -> dict[str, Any]:
+    stem = f"{share.index}_of_{share.of}"
+    journal, report = folder / f"journal_{stem}", folder / f"report_{stem}"
+    journal.touch()
+    command = [sys.executable, __file__, "--device", device, "--share", str(share), *options]
+    command += ["--journal", str(journal), "--report", str(report)]
+    while not report.exists():
+        before = journal.read_text().splitlines()
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        after = journal.read_text().splitlines()
+        if report.exists():
+            break
+        if not after or len(json.loads(after[-1])) == 3:
+            raise RuntimeError(f"the walk ended outside of an operator: {done.stderr[-4000:]}")
+        if after == before:
+            raise RuntimeError(f"the walk does not go on: {done.stderr[-4000:]}")
+        by, name = json.loads(after[-1])
+        print(f"{name} ({by}) ended its process: {done.returncode}", flush=True)
+    return json.loads(report.read_text())
 
 
 # Not called with invented operands: they change the process, wait for it or end it.
@@ -935,17 +974,19 @@ def no_kernel(name: str, device: str) -> str:
     return f"has kernels for {', '.join(kinds)} alone" if kinds else "has no kernel here"
 
 
-def walk(device: str, invent: bool, journal: Journal) -> Report:
+def walk(device: str, invent: bool, journal: Journal, share: Share) -> Report:
     """`journal`: what earlier walks found, which a kernel ended with their process."""
     report = Report()
-    schemas = registered()
-    known = {name: Known.of(schema) for name, schema in schemas.items()}
+    every = registered()
+    known = {name: Known.of(schema) for name, schema in every.items()}
     INNER.update((name, facts) for name, facts in known.items() if facts)
-    for name, facts in known.items():
+    schemas = {name: schema for name, schema in every.items() if share.has(name)}
+    for name, schema in schemas.items():
+        facts = known[name]
         if facts is None:
             report.add_wrong(name, ["Gravure does not know it"])
             continue
-        report.add_wrong(name, against_schema(name, schemas[name], facts))
+        report.add_wrong(name, against_schema(name, schema, facts))
     samples = sampled(device)
     families: dict[str, list[Sample]] = defaultdict(list)
     left: list[str] = []
@@ -1015,18 +1056,35 @@ def unjudged_text(report: Report) -> str:
     return "".join(lines)
 
 
+def print_summary(
+    judged: dict[str, str], unjudged: dict[str, str], wrong: dict[str, list[str]]
+) -> None:
+    for name, found in sorted(wrong.items()):
+        print(f"{name}: {'; '.join(found)}")
+    print(f"{len(judged)} judged ({dict(Counter(judged.values()))}), {len(unjudged)} not, "
+          f"{len(wrong)} wrong")  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--report")
     parser.add_argument("--no-invent", action="store_true")
     parser.add_argument("--update", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--journals")
     parser.add_argument("--journal", help=argparse.SUPPRESS)  # what to go on from
+    parser.add_argument("--share", type=Share.parse, default=Share(), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if not chosen.journal:
         if chosen.update and chosen.device != "cpu":
             parser.error("--update is for a walk without a GPU, whose list it is")
-        found = walk_in_processes(chosen.device, *["--no-invent"] * chosen.no_invent)
+        options = ["--no-invent"] * chosen.no_invent
+        found = walk_in_processes(
+            chosen.device, *options, jobs=chosen.jobs, journals=chosen.journals
+        )
+        if chosen.jobs > 1:
+            print_summary(found["judged"], found["unjudged"], found["wrong"])
         if chosen.update:
             UNJUDGED.write_text(found["text"])
         if chosen.report:
@@ -1036,15 +1094,12 @@ def main() -> int:
     torch.set_num_threads(1)
     program_class()
     torch.manual_seed(0)
-    report = walk(chosen.device, not chosen.no_invent, Journal(chosen.journal))
+    report = walk(chosen.device, not chosen.no_invent, Journal(chosen.journal), chosen.share)
     data = {"judged": report.judged, "unjudged": report.unjudged, "wrong": report.wrong,
             "text": unjudged_text(report)}  # fmt: skip
     Path(chosen.report).write_text(json.dumps(data))
-    for name, wrong in sorted(report.wrong.items()):
-        print(f"{name}: {'; '.join(wrong)}")
-    counts = Counter(report.judged.values())
-    print(f"{len(report.judged)} judged ({dict(counts)}), {len(report.unjudged)} not, "
-          f"{len(report.wrong)} wrong")  # fmt: skip
+    if chosen.share.of == 1:
+        print_summary(report.judged, report.unjudged, report.wrong)
     return 1 if report.wrong else 0
 
 

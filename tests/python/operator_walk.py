@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import itertools
 import json
 import os
@@ -57,6 +58,7 @@ with contextlib.suppress(ImportError):
 UNJUDGED = Path(__file__).with_name("operators_unjudged.txt")
 PER_OPINFO, PER_OVERLOAD, PER_CAPTURE = 6, 5, 2
 SECONDS = 30  # an operator that takes longer is ended
+HANG_SECONDS = 90  # where no fork can be ended: all of its calls, and a program planned for each
 
 Overload = Any  # torch._ops.OpOverload
 
@@ -848,7 +850,9 @@ class Journal:
         if name in self.fatal or (by, name) in self.found:
             return self.found.get((by, name))
         self._write(by, name)
+        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         found = work()
+        faulthandler.cancel_dump_traceback_later()
         self._write(by, name, found)
         return found
 
@@ -911,6 +915,7 @@ def walk_share(device: str, options: Iterable[str], folder: Path, share: Share) 
             raise RuntimeError(f"the walk does not go on: {done.stderr[-4000:]}")
         by, name = json.loads(after[-1])
         print(f"{name} ({by}) ended its process: {done.returncode}", flush=True)
+        print("\n".join(done.stderr.splitlines()[-12:]), flush=True)
     return json.loads(report.read_text())
 
 

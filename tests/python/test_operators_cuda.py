@@ -14,6 +14,6 @@ if not torch.cuda.is_available():
 def test_nothing_that_is_known_of_an_operator_is_contradicted_on_a_gpu() -> None:
     import operator_walk
 
-    report = operator_walk.walk_in_processes("cuda", jobs=6)
+    report = operator_walk.walk_in_processes("cuda", jobs=8)
     assert report["wrong"] == {}
     assert len(report["judged"]) > 1000

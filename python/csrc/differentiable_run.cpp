@@ -53,6 +53,7 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   if (!isPlainCall(values) || tangentNews_.load(std::memory_order_acquire)) return {};
   const auto lock = turn();
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
+  if (isMadeForOthers()) return {};
   if (defers_ && !repeats_ && runtime_->holdsSaved()) return {};
   const Bound& state = bound("forward");
   const AliveTensors alive(state.weak);

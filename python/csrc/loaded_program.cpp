@@ -395,6 +395,7 @@ LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
 
 std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10::IValue> inputs,
                                              bool checkHooks) {
+  if (isMadeForOthers()) return {};
   auto& [targets, buffers] = gradientsOf(state.entry->name);
   stepping_ = true;
   const auto over = c10::make_scope_exit([this] { stepping_ = false; });
@@ -434,9 +435,28 @@ std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
   return asTensors(step(state, allInputs(state, alive, values), checkHooks));
 }
 
+void LoadedProgram::setMadeFor(int64_t settings) {
+  const std::lock_guard lock(mutex_);
+  madeFor_ = KernelSettings::ofNumber(settings);
+}
+
+int64_t LoadedProgram::kernelSettings() { return KernelSettings::now().number(); }
+
+std::string LoadedProgram::settingsDifference(int64_t one, int64_t other) {
+  return KernelSettings::ofNumber(one).difference(KernelSettings::ofNumber(other));
+}
+
+bool LoadedProgram::isMadeForOthers() const {
+  return madeFor_ && *madeFor_ != KernelSettings::now();
+}
+
 std::tuple<std::string, std::string> LoadedProgram::refusal(const std::string& name,
                                                             const Values& values, bool checkHooks) {
   const auto lock = stepTurn();
+  if (isMadeForOthers()) {
+    return {"settings", KernelSettings::now().difference(*madeFor_) +
+                            " was set otherwise when the step was compiled"};
+  }
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
   const std::vector<c10::IValue> inputs = allInputs(state, alive, values);

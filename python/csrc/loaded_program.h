@@ -10,6 +10,7 @@
 #include "python/csrc/process/run_times.h"
 #include "python/csrc/process/user_log.h"
 #include "python/csrc/shadow.h"
+#include "runtime/device/kernel_settings.h"
 #include "runtime/runtime.h"
 
 #include <ATen/core/ivalue.h>
@@ -19,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -82,6 +84,13 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// fraction of what a list of anything does.
   std::vector<at::Tensor> runTensors(const std::string& entry,
                                      const std::vector<at::Tensor>& values);
+  /// Says that its graph was traced under these settings (KernelSettings::number()). Where others are in
+  /// force, run_differentiable() and run_step() do not run: another graph is wanted then.
+  void setMadeFor(int64_t settings);
+  /// The number of the settings in force.
+  static int64_t kernelSettings();
+  /// What differs between two of them, in words.
+  static std::string settingsDifference(int64_t one, int64_t other);
   /// The same on the uncaptured path: lent values among the inputs stay good for another run.
   Values runUncaptured(const std::string& entry, const Values& values);
   /// Says how `forward` and `backward` hang together in autograd's graph. The memory of `alive` lives as long
@@ -125,6 +134,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// Why a step with these values does not run: a word for what is the case, and the message. "training":
   /// an input requires a gradient, and did not when the step was compiled, or the other way round.
   /// "hook": with `checkHooks`, its gradient had a hook ever: only Python knows whether it was removed.
+  /// "settings": set_made_for() was told of others than those in force.
   /// "" if it runs.
   std::tuple<std::string, std::string> refusal(const std::string& entry, const Values& values,
                                                bool checkHooks);
@@ -215,6 +225,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   at::Tensor alive_;
   std::map<std::string, RunTimes> times_;  // by entry
   std::unique_ptr<Shadow> shadow_;         // where runs are compared
+  bool isMadeForOthers() const;
+  std::optional<KernelSettings> madeFor_;  // unknown: it runs under all
   bool repeats_ = false;
   bool defers_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_

@@ -4,6 +4,7 @@
 #include "ir/facts/op_facts.h"
 #include "runtime/device/arena_session.h"
 #include "runtime/device/call_faults.h"
+#include "runtime/device/kernel_settings.h"
 #include "runtime/device/rng.h"
 #include "runtime/host/host_allocator.h"
 #include "runtime/host/host_work.h"
@@ -12,7 +13,9 @@
 #include "runtime/ranks/process_group.h"
 #include "runtime/results/results.h"
 
+#include <ATen/Context.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ScopeExit.h>
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
 
@@ -56,6 +59,27 @@ torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
   return aliases;
 }
 
+/// Has attention choose its kernels as at the capture: a graph keeps those that it was captured with.
+class AttentionAsCaptured {
+ public:
+  static AttentionAsCaptured now() {
+    const at::Context& context = at::globalContext();
+    return {context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(),
+            context.userEnabledMathSDP()};
+  }
+  void choose() const {
+    at::Context& context = at::globalContext();
+    context.setSDPUseFlash(flash_);
+    context.setSDPUseMemEfficient(memoryEfficient_);
+    context.setSDPUseMath(math_);
+  }
+
+ private:
+  AttentionAsCaptured(bool flash, bool memoryEfficient, bool math)
+      : flash_(flash), memoryEfficient_(memoryEfficient), math_(math) {}
+  bool flash_, memoryEfficient_, math_;
+};
+
 class HostExecutable final : public Executable {
  public:
   HostExecutable(Device& device, std::vector<BakedCall> calls, CapturedWork work)
@@ -72,6 +96,12 @@ class HostExecutable final : public Executable {
     device_.passFaultPoint(FaultPoint::Launch);
     ArenaSession* session = ArenaSession::current();
     TORCH_INTERNAL_ASSERT(session && session->slab(), "a replay outside a step");
+    const bool otherwise = KernelSettings::now() != settings_;
+    const AttentionAsCaptured now = AttentionAsCaptured::now();
+    const auto restore = c10::make_scope_exit([&] {
+      if (otherwise) now.choose();
+    });
+    if (otherwise) attention_.choose();
     const BakedCall* running = nullptr;
     try {
       for (const BakedCall& baked : calls_) {
@@ -137,6 +167,8 @@ class HostExecutable final : public Executable {
   Device& device_;
   std::vector<BakedCall> calls_;
   const CapturedWork work_;  // one a call, where it was watched
+  const KernelSettings settings_ = KernelSettings::now();
+  const AttentionAsCaptured attention_ = AttentionAsCaptured::now();
   torch::jit::Stack stack_;
   llvm::DenseMap<const c10::StorageImpl*, at::Tensor> started_;
 };

@@ -47,6 +47,7 @@ StepPath Runtime::Impl::choosePath(EntryState& entry, const std::vector<c10::IVa
 /// somebody holds: the slow way finds out what becomes of the step, and says so.
 bool Runtime::Impl::sealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                StepPath& path) {
+  if (!entry.settings || *entry.settings != KernelSettings::now()) return false;
   const Seal* seal = entry.seals.find(inputs);
   if (!seal || layoutWanted_ || at::get_num_threads() != threads_) return false;
   const auto known = seal->readsLent();
@@ -126,7 +127,12 @@ StepPath Runtime::Impl::servedPath(EntryState& entry, const std::vector<c10::IVa
     checkInputs(entry, inputs);
     return StepPath::plain();
   }
-  std::string why = inputsDiffer(entry, inputs);
+  std::string why = settingsDiffer(entry);
+  if (!why.empty()) {
+    checkInputs(entry, inputs);
+    return StepPath::plain(std::move(why));
+  }
+  why = inputsDiffer(entry, inputs);
   if (why.empty()) why = laidOtherwise(entry, inputs);
   if (why.empty()) why = liesOtherwise(entry, inputs);
   if (!why.empty()) return StepPath::plain(std::move(why));
@@ -390,6 +396,27 @@ bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue
                      kKeepPlace);
   }
   return true;
+}
+
+/// Kernels are chosen by settings of the process, and a capture has those that were chosen. Settings that stay
+/// otherwise have memory planned anew, since other kernels allocate otherwise, too.
+std::string Runtime::Impl::settingsDiffer(EntryState& entry) {
+  const auto isCaptured = [](const Partition& each) { return each.captured() != nullptr; };
+  const KernelSettings now = KernelSettings::now();
+  if (!entry.settings || llvm::none_of(entry.served.partitions, isCaptured)) entry.settings = now;
+  if (*entry.settings == now) {
+    entry.otherSettings.reset();
+    return "";
+  }
+  const std::string found = now.difference(*entry.settings) +
+                            ": set otherwise than at the capture, and kernels are chosen by it";
+  const std::string why =
+      missed(entry.code->entry->name, "settings-differ", found + "; this step ran uncaptured");
+  ranUncaptured(entry, found, "set it before the first step, or compile a model for each");
+  const bool again = entry.otherSettings == now;
+  entry.otherSettings = now;
+  if (again) planForNewLayout(found);
+  return why;
 }
 
 /// Before a capture. What was recorded in the warm-up holds for the strides that inputs had there.

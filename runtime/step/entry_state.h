@@ -5,6 +5,7 @@
 // decides how it runs. `inputs`, `warmUp` and `uncapturedRuns` belong to the slow way, which finds out why
 // no seal holds, and gets to one.
 
+#include "runtime/device/kernel_settings.h"
 #include "runtime/program/guards.h"
 #include "runtime/program/instruction.h"
 #include "runtime/results/loan_book.h"
@@ -15,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -76,6 +78,8 @@ struct EntryState {
   ServedEntry served;
   Seals seals;
   EntryResults results;
+  std::optional<KernelSettings> settings;       // of its captures
+  std::optional<KernelSettings> otherSettings;  // of the last run, where they differed
   bool wasServed = false;       // from the arena that there is
   bool lentSaved = false;       // in a served step
   bool ranWithGroups = false;   // all its collectives have run with the groups that there are

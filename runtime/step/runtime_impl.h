@@ -92,6 +92,7 @@ class Runtime::Impl {
   bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
                    const std::vector<ChangedInput>& changed);
   std::string laidOtherwise(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  std::string settingsDiffer(EntryState& entry);
   std::string liesOtherwise(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void planForNewLayout(const std::string& found);
   void ranUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);

@@ -64,6 +64,7 @@ class CompiledGraph:
         self.failure = ""
         self.graph_break = ""  # where Dynamo ended it before its function did, and why
         self.style = style
+        self.made_for: int | None = None  # the settings of kernels that it was traced under
         self._made_by: ProgramMaker | None = None  # once the graphs are here
         self._instances: dict[Key, list[Instance]] = {}
         self._ended: list[ProgramReport] = []  # programs that are gone, for a report at exit
@@ -190,7 +191,9 @@ class CompiledGraph:
 
         `native`: autograd may be given a node of the library's.
         """
-        self._made_by = ProgramMaker(self.label, traced, self.options, self.style, native=native)
+        self._made_by = ProgramMaker(
+            self.label, traced, self.options, self.style, self.made_for, native=native
+        )
         self._symbols = _size_sources(traced.forward)
         roles = [spec.role if spec is not None else "" for spec in traced.inputs]
         self._kept = [i for i, role in enumerate(roles) if role in ("parameter", "buffer")]

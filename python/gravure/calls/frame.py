@@ -16,6 +16,7 @@ from ..graphs.constants import fold_constants
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.saved_bundle import bundle_saved
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
+from ..library.load import program_class
 from ..library.progress import under_way
 from ..options import CompileOptions
 from ..text.dynamo_graph import input_spec
@@ -58,6 +59,7 @@ class FrameRequest:
         both graphs as one node (native_node.py).
         """
         frame = _Frame(self, inputs, bundles=bundles)
+        frame.compiled.made_for = program_class().kernel_settings()
         with under_way(f"compiling {self.label}"), self.style.tracing():
             wrapper = with_autograd(
                 self.graph,
@@ -126,8 +128,9 @@ class FrameCall:
         self._is_native = bundles and graph.may_run_native
         self._was_called = False
         self._trained = trained if trained is not None and trained.first else None
-        # By which inputs require a gradient, and sizes; None where it runs as the first one does.
-        self._otherwise_trained: dict[Any, FrameCall | None] = {}
+        # By settings of kernels, which inputs require a gradient, and sizes; None where it runs as
+        # the first one does.
+        self._otherwise: dict[Any, FrameCall | None] = {}
         self._unbundled: FrameCall | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -136,7 +139,7 @@ class FrameCall:
             results = self._graph.run_native(args)
             if results is not None:
                 return results
-        call = self._as_trained(args)
+        call = self._for_now(args)
         return self._wrapped(args) if call is None else call(*args)
 
     def _may_be_native(self, args: Sequence[Any]) -> bool:
@@ -146,43 +149,54 @@ class FrameCall:
         self._was_called = True
         return not self._graph.has_foreign_operators
 
-    def _as_trained(self, args: Sequence[Any]) -> FrameCall | None:
-        """Another program where other kept inputs require a gradient than did at first.
+    def _for_now(self, args: Sequence[Any]) -> FrameCall | None:
+        """Another program where the graph would have been traced otherwise now.
 
-        Dynamo does not look whether what it calls static does: the gradient of what was unfrozen
+        Dynamo looks neither at the settings by which operators choose their kernels, attention's
+        for one, nor whether what it calls static requires a gradient: that of what was unfrozen
         would be missing without a word, and that of what was frozen computed in vain.
         """
-        if self._trained is None:
-            return None
-        now = self._trained.now(args)
-        if now == self._trained.first:
-            return None
-        key = now, *[arg for arg in args if isinstance(arg, int)]
-        if key in self._otherwise_trained:
-            return self._otherwise_trained[key]
+        settings = program_class().kernel_settings()
+        trained = self._trained.now(args) if self._trained is not None else ()
+        if settings == self._graph.made_for:
+            if self._trained is None or trained == self._trained.first:
+                return None
+        key = settings, trained, *[arg for arg in args if isinstance(arg, int)]
+        if key not in self._otherwise:
+            self._otherwise[key] = self._compiled_for(settings, trained, args)
+        return self._otherwise[key]
+
+    def _compiled_for(
+        self, settings: int, trained: tuple[bool, ...], args: Sequence[Any]
+    ) -> FrameCall | None:
         label, most = self._request.label, self._request.options.max_shapes
-        changed = self._trained.changed(now)
-        if len(self._otherwise_trained) >= most:
-            if True not in changed:
+        changed = self._trained.changed(trained) if self._trained is not None else {}
+        differs = program_class().settings_difference(settings, self._graph.made_for)
+        if len(self._otherwise) >= most:
+            if True not in changed and not differs:
                 return None  # gradients that nobody gets
+            what = f'"{changed[True]}" requires a gradient' if True in changed else differs
             raise RuntimeError(
-                f'{label}: "{changed[True]}" requires a gradient, which it did not when the graph '
-                f"was compiled, and there are {most} programs for other sets of parameters that "
-                "do, or of sizes; call torch._dynamo.reset() after parameters are unfrozen, or "
-                "raise the option max_shapes"
+                f"{label}: {what}, otherwise than when the graph was compiled, and there are "
+                f"{most} programs for other settings, sets of parameters that require a gradient, "
+                "or sizes; call torch._dynamo.reset() after such a change, or raise the option "
+                "max_shapes"
             )
         for requires, name in changed.items():
             verb = "requires a" if requires else "requires no"
             logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
-        found: FrameCall | None = None
+        if differs:
+            logger.info("%s: %s changed: a program more is made", label, differs)
         try:
-            found = self._request.compile(args, bundles=self._bundles)
+            return self._request.compile(args, bundles=self._bundles)
         except Exception as error:
+            if differs:
+                what = f"{differs} changed since it was"
+                raise _too_late(label, what, "such a change", error) from error
             if True in changed:
                 what = f'"{changed[True]}" requires a gradient, which it did not when it was'
                 raise _too_late(label, what, "parameters are unfrozen", error) from error
-        self._otherwise_trained[key] = found
-        return found
+        return None
 
     def _wrapped(self, args: Sequence[Any]) -> Any:
         """AOTAutograd's wrapper; under hooks on saved tensors one that shows them each one."""

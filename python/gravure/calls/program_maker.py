@@ -44,15 +44,20 @@ class ProgramMaker:
         traced: TracedGraphs,
         options: CompileOptions,
         style: Style,
+        made_for: int | None = None,
         *,
         native: bool,
     ) -> None:
-        """`native`: autograd may be given a node of the library's."""
+        """`made_for`: the settings of kernels that it was traced under, if it is for these alone.
+
+        `native`: autograd may be given a node of the library's.
+        """
         self.label = label
         self.options = options
         self.style = style
         self.traced = traced  # as autograd sees them
         self._graphs = without_bundle(traced)
+        self._made_for = made_for
         self._native = native and traced.metadata is not None
         self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
         # Those whose backward goes without some gradients.
@@ -82,6 +87,8 @@ class ProgramMaker:
         with under_way(f"planning {self.label}"):
             program = program_class().of_text(text, device, options)
         trace_program(self.label, program)
+        if self._made_for is not None:
+            program.set_made_for(self._made_for)
         for call in calls:
             _bind_fixed(program, call)
         native = None

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..calls.instance import Instance
+from ..library.load import program_class
 from ..text.entry_call import picker
 from ..text.fx_import import EntryWriter
 from ..torch_api.autograd import has_gradient_hooks
@@ -19,17 +20,23 @@ from .optimizer_step import Update
 ENTRY = "step"
 
 
-_FROZEN_OR_NOT, _HOOK = "training", "hook"  # what the library calls why it refused a step
+# What the library calls why it refused a step.
+_FROZEN_OR_NOT, _HOOK, _SETTINGS = "training", "hook", "settings"
 
 
 class OtherTraining(RuntimeError):
-    """Parameters were frozen or tied, or are no longer, since the program was made. Nothing has
-    run."""
+    """Since the program was made, parameters were frozen or tied, or are no longer, or settings by
+    which operators choose kernels have changed. Nothing has run."""
 
-    def __init__(self, trained: tuple[Any, ...], message: str) -> None:
-        """`trained`: by input, whether it requires a gradient now, or which ones are the same."""
+    def __init__(
+        self, trained: tuple[Any, ...], message: str, former: tuple[Any, ...] | None = None
+    ) -> None:
+        """`trained`: by input, whether it requires a gradient now, and the settings; or which
+        inputs are the same. `former`: what the program that refused was made for, where that is
+        known."""
         super().__init__(message)
         self.trained = trained
+        self.former = former
 
 
 class Kept:
@@ -120,14 +127,17 @@ class StepProgram(Instance):
         places: list[int],
         kept: Kept,
         missed: list[str],
+        made_for: int,
         *,
         only_tensors: bool,
     ) -> None:
-        """`places`: of Dynamo's outputs, among the entry's that are no gradients."""
+        """`places`: of Dynamo's outputs, among the entry's that are no gradients. `made_for`: the
+        settings of kernels that it was traced under."""
         super().__init__(self.run, None, missed=missed)
         self._load = load
         self._places = places
         self._kept = kept
+        self._made_for = made_for
         self._only_tensors = only_tensors
         self._hooked = False  # something was, once: the library still sees where
         self._opened: tuple[Any, Callable[..., Any]] | None = None  # and how it is run
@@ -138,6 +148,7 @@ class StepProgram(Instance):
 
     def open(self) -> tuple[Any, Callable[..., Any]]:
         program = self._load()
+        program.set_made_for(self._made_for)
         self._kept.forget()
         if self._kept.update is not None:
             program.set_updated(ENTRY, self._kept.update.parameters_at)
@@ -155,10 +166,12 @@ class StepProgram(Instance):
         # Nothing: then nothing has run.
         while not (results := run(ENTRY, rest, not self._hooked)):
             refusal, message = program.refusal(ENTRY, rest, not self._hooked)
-            if refusal == _FROZEN_OR_NOT:
+            if refusal in (_FROZEN_OR_NOT, _SETTINGS):
                 values = [value for _, value in kept.named(program, args)]
                 trained = tuple([getattr(value, "requires_grad", False) for value in values])
-                raise OtherTraining(trained, message)
+                now = program_class().kernel_settings()
+                former = (trained, self._made_for) if refusal == _SETTINGS else None
+                raise OtherTraining((trained, now), message, former)
             if refusal == _HOOK:
                 _refuse_hooks(kept.named(program, args))
                 self._hooked = True

@@ -112,8 +112,10 @@ class StepCompiler:
 
         return traces_as_eager(compile_graph, is_compiling=self.options.is_compiling)
 
-    def train(self, trained: tuple[Any, ...]) -> None:
+    def train(self, trained: tuple[Any, ...], former: tuple[Any, ...] | None = None) -> None:
         """Has Dynamo find, or compile, a program for what OtherTraining tells of its inputs."""
+        if former is not None:
+            self._trainings.setdefault(former, self.training)
         number = self._trainings.setdefault(trained, len(self._trainings) + 1)
         if number == self.training:  # that of a program for others, of another shape
             number = self._trainings[trained] = max(self._trainings.values()) + 1
@@ -121,7 +123,7 @@ class StepCompiler:
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         must_trace_as_eager()
-        program_class()
+        made_for = program_class().kernel_settings()
         with under_way(f"compiling {self.name}"):
             written = self.write(graph, inputs)
         frozen = [i for i in written.kept if not inputs[i].requires_grad]
@@ -133,6 +135,7 @@ class StepCompiler:
                 written.places,
                 kept,
                 written.regions.missed if written.regions else [],
+                made_for,
                 only_tensors=written.only_tensors,
             )
             program.open()

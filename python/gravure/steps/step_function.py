@@ -62,7 +62,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
         try:
             result = once(args, kwargs)
         except OtherTraining as other:
-            compiler.train(other.trained)
+            compiler.train(other.trained, other.former)
             result = once(args, kwargs)
         return result if scale is None else result[1]
 

@@ -54,9 +54,6 @@ class Costs:
         return self.predicted > 0
 
 
-NO_COSTS = Costs()
-
-
 def costs_of(step: Step, times: Mapping[str, Any], pace: Mapping[str, float] | None) -> Costs:
     """`times`: by entry, the JSON of python/csrc/timed_runs.h. `pace`: fields of Pace, of a GPU."""
     whole = [times.get(entry) or {} for entry in step.entries]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
-from .costs import NO_COSTS, Costs, costs_of
+from .costs import Costs, costs_of
 from .graph_words import MANY, compiled_anew, frame_of, read_break, remedy_of
 from .step_data import Missed, Step, read_step
 
@@ -23,7 +23,7 @@ class ShownProgram:
     graph: Mapping[str, Any]
     found: Mapping[str, Any]
     step: Step | None
-    costs: Costs = NO_COSTS
+    costs: Costs = field(default_factory=Costs)
 
     @property
     def states(self) -> Mapping[str, Sequence[str]]:
@@ -178,7 +178,7 @@ def _programs(
             detail = found.get("detail")
             step = read_step(detail) if detail else None
             times = found.get("call_times")
-            costs = costs_of(step, times, pace) if step and times else NO_COSTS
+            costs = costs_of(step, times, pace) if step and times else Costs()
             yield ShownProgram(title, graph, found, step, costs)
 
 

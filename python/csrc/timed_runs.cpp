@@ -54,8 +54,8 @@ std::vector<c10::IValue> TimedRuns::run(Runtime& runtime, const std::string& nam
     return results;
   }
   if (number == kWatched) {
+    CallWatch calls(device.tensorDevice());  // takes its time to begin, and to end
     const Stopwatch watch(device);
-    CallWatch calls(device.tensorDevice());
     auto results = runtime.runTimed(name, std::move(inputs));
     times.watched = watch.read();
     times.calls = calls.end();

@@ -93,6 +93,7 @@ def test_the_page_says_what_a_step_takes_and_what_each_reason_costs(tmp_path: Pa
     del alive, found
 
 
+@pytest.mark.usefixtures("whole_graph")
 def test_nothing_is_timed_where_another_profiler_runs(tmp_path: Path) -> None:
     """What somebody profiles is not disturbed, and the page says why it has no times."""
     with profile(activities=[ProfilerActivity.CPU]) as theirs:

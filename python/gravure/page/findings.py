@@ -149,17 +149,25 @@ def find(page: Mapping[str, Any]) -> Findings:
 
 def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
     """Of code that is compiled anew again and again, the graphs that were captured, or the first:
-    a step runs one of them."""
+    a step runs one of them. Nor is what ran before the first real step, as an optimizer that has no
+    state yet does, where another program of the same code took its place."""
     frames = [frame_of(p.graph["label"]) for p in programs]
+    captured = {_place(p) for p in programs if p.stats.get("captures")}
     kept: set[str] = set()
     found = []
     for program, frame in zip(programs, frames, strict=True):
         cold = program.has_run and not program.stats.get("captures")
+        if cold and program.stats["steps"] == 1 and _place(program) in captured:
+            continue
         if cold and frame in kept and frames.count(frame) >= MANY:
             continue
         kept.add(frame)
         found.append(program)
     return found
+
+
+def _place(program: ShownProgram) -> str:
+    return program.graph["label"].rpartition(" at ")[2]
 
 
 def _programs(
@@ -257,7 +265,7 @@ def _first(
     programs: list[ShownProgram],
     runtime: list[tuple[str, str, int]],
 ) -> list[Finding]:
-    found = _without_graph(page)
+    found = [*_without_graph(page), *_breaks(page)]
     for graph in page["graphs"]:
         if graph["failure"]:
             what = "runs as it is, without a program"
@@ -276,7 +284,6 @@ def _first(
         if cost := program.cost(missed):
             what += f" and {'cost' if missed.calls > 1 else 'costs'} it {time_text(cost)}"
         found.append(Finding(what, missed.source or program.title, missed.cure))
-    found += _breaks(page)
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))
     return found[:_FIRST]
@@ -306,4 +313,5 @@ def _apart(predicted: float, measured: float) -> str:
         return "equal"
     if not predicted:
         return f"{measured:+,.4g}"
-    return f"{100 * (measured - predicted) / predicted:+.2g} %"
+    percent = 100 * (measured - predicted) / predicted
+    return f"{percent:+.2g} %" if abs(percent) < 10 else f"{percent:+,.0f} %"

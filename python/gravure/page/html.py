@@ -35,7 +35,8 @@ def page_of(page: Mapping[str, Any]) -> str:
         (p for p in found.programs if p.step and p.step.calls),
         key=lambda p: -len(p.step.calls if p.step else ()),
     )[:_DRAWN]
-    drawn.sort(key=found.programs.index)
+    # What was captured first: it is what a reader looks for.
+    drawn.sort(key=lambda p: (not p.stats.get("captures"), found.programs.index(p)))
     body = "\n".join(
         [
             _top(page, found),

@@ -186,13 +186,14 @@ def torchtitan() -> Iterator[str]:
     yield source("torchtitan", "torchtitan-on-four-h200s")
     yield ""
     yield (
-        "deepseek_v3's failure was seen on [two H200s]"
-        "(benchmarks-log.md#torchtitan-on-two-h200s)."
+        "deepseek_v3's failure was seen on [two H200s](benchmarks-log.md#torchtitan-on-two-h200s)."
     )
 
 
 def bits() -> Iterator[str]:
-    rows = [[row["models"], row["backend"], row["compile_step"]] for row in rows_of("bits", "models")]
+    rows = [
+        [row["models"], row["backend"], row["compile_step"]] for row in rows_of("bits", "models")
+    ]
     yield "## Bits"
     yield (
         "20 steps with SGD in deterministic mode: losses, parameters and buffers compared as bits "
@@ -330,7 +331,9 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if "--check" in arguments:
         for path in old:
-            print(f"{path.relative_to(ROOT)} is not what docs/figures says: tools/draw_benchmarks.py")
+            print(
+                f"{path.relative_to(ROOT)} is not what docs/figures says: tools/draw_benchmarks.py"
+            )
         return 1 if old else 0
     for path in old:
         path.write_text(made()[path], encoding="utf-8")

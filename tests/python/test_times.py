@@ -171,7 +171,9 @@ def test_worst_first_is_by_time_where_that_is_known() -> None:
     calls[3][1] = 5000
     detail = {
         "entries": ["step"],
-        "calls": [[0, p, op, f"%v{i}", "", f"m.py:{i}", "", r] for i, (p, r, op) in enumerate(rows)],
+        "calls": [
+            [0, p, op, f"%v{i}", "", f"m.py:{i}", "", r] for i, (p, r, op) in enumerate(rows)
+        ],
         "cures": {},
         "planned": {"bytes": 0, "live_bytes": 0, "alignment": 512, "buffers": []},
         "measured": None,

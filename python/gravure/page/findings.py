@@ -257,7 +257,9 @@ def share_of_time(programs: Sequence[ShownProgram]) -> str:
     """Of the uncaptured time of all calls, what calls in graphs take; "" where none was timed."""
     known = [p for p in programs if p.costs.is_known]
     whole = sum(p.costs.uncaptured for p in known)
-    return share_text(sum(p.costs.share * p.costs.uncaptured for p in known), whole) if whole else ""
+    return (
+        share_text(sum(p.costs.share * p.costs.uncaptured for p in known), whole) if whole else ""
+    )
 
 
 def _first(

@@ -92,7 +92,9 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
     text = f"of a step's operator calls {verb} replayed"
     cards = [(text, found.number, "captured")]
     if share := share_of_time(found.programs):
-        cards.append((f"of its time {verb} in graphs: the time that calls take uncaptured", share, "timed"))
+        cards.append(
+            (f"of its time {verb} in graphs: the time that calls take uncaptured", share, "timed")
+        )
     time, whose = time_of(found.programs)
     if time:
         cards.append((whose, time, "time"))

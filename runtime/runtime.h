@@ -88,6 +88,9 @@ class Runtime {
   /// given to another run.
   std::vector<c10::IValue> runUncaptured(const std::string& entry, std::vector<c10::IValue> inputs);
 
+  /// The same, and each call is marked with its number for whoever watches (runtime/device/step_mark.h).
+  std::vector<c10::IValue> runTimed(const std::string& entry, std::vector<c10::IValue> inputs);
+
   /// These saved values of an entry have one holder, who has all of them or none and shows them to
   /// nobody but the program's entries: a step makes tensors for them only where they lie elsewhere than
   /// in the step before.

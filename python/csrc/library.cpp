@@ -46,6 +46,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("plan", &LoadedProgram::plan)
       .def("detail_json", &LoadedProgram::detailJson)
       .def("run_times", &LoadedProgram::runTimes)
+      .def("call_times_json", &LoadedProgram::callTimesJson)
       .def("text", &LoadedProgram::text)
       .def("stats", &LoadedProgram::stats)
       .def("partition_states", &LoadedProgram::partitionStates)

@@ -110,6 +110,7 @@ LoadedProgram::LoadedProgram(const ProgramSource& source, const std::string& dev
   };
   runtime.isInterrupt = &isInterrupt;
   runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), std::move(runtime));
+  if (options.times) timed_ = std::make_unique<TimedRuns>();
   makeBound(std::move(versions));
   if (!runtime_->communicates()) return;
   const std::lock_guard lock(Communicating::all().mutex);
@@ -327,7 +328,8 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
   if (shadow_) compared = shadow_->begin(runtime_->program(), name, inputs, runtime_->remarks());
   const RuntimeStats before = runtime_->stats();
   const auto begin = std::chrono::steady_clock::now();
-  auto results = runCounted(state, std::move(inputs), /*captured=*/true);
+  auto results = timed_ ? runWithTimes(state, std::move(inputs))
+                        : runCounted(state, std::move(inputs), /*captured=*/true);
   times_[name].add(before, runtime_->stats(), std::chrono::steady_clock::now() - begin);
   progress_.end();
   if (compared) {
@@ -340,6 +342,16 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
     logMissed(remarks, logged_);
     logged_ = remarks.all().size();
   }
+  return results;
+}
+
+std::vector<c10::IValue> LoadedProgram::runWithTimes(const Bound& state,
+                                                     std::vector<c10::IValue> inputs) {
+  const std::string& name = state.entry->name;
+  const SharedVersions& versions = state.versions;
+  const std::vector<at::Tensor> counters = versions.counters(inputs);
+  auto results = timed_->run(*runtime_, name, std::move(inputs));
+  versions.share(counters, results);
   return results;
 }
 
@@ -532,6 +544,15 @@ c10::Dict<std::string, int64_t> LoadedProgram::runTimes() const {
     if (times.plain.runs > 0) times.plain.insertInto(named, entry + ".plain.");
   }
   return named;
+}
+
+std::string LoadedProgram::callTimesJson() const {
+  const std::lock_guard lock(mutex_);
+  if (!timed_) return "{}";
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  timed_->printJson(os);
+  return text;
 }
 
 std::string LoadedProgram::text() const { return programText(runtime_->program()); }

@@ -11,6 +11,7 @@
 #include "python/csrc/process/user_log.h"
 #include "python/csrc/shadow.h"
 #include "runtime/device/kernel_settings.h"
+#include "python/csrc/timed_runs.h"
 #include "runtime/runtime.h"
 
 #include <ATen/core/ivalue.h>
@@ -52,6 +53,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///   agree               "capture" or "step": when ranks decide together (AgreeWhen)
   ///   write_numbers       "1": operators that take a float read on the host are captured, too
   ///   poison              "0": the host device does not overwrite dead memory
+  ///   times               "1": after the first run, runs of each entry are timed (timed_runs.h)
   ///   shadow              N: each Nth run of an entry is compared with the uncaptured path
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(const ProgramSource& source, const std::string& device, const LoadOptions& options);
@@ -154,6 +156,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// By "ENTRY.uncaptured.runs", ".total_ns", ".least_ns", and the same of "replayed"; and of
   /// "plain", runs on the uncaptured path that record nothing, where `shadow` made some.
   c10::Dict<std::string, int64_t> runTimes() const;
+  /// What calls take (TimedRuns::printJson); "{}" without the option `times`.
+  std::string callTimesJson() const;
   /// The program as the passes left it.
   std::string text() const;
   c10::Dict<std::string, int64_t> stats() const;
@@ -208,6 +212,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> runLogged(const Bound& state, std::vector<c10::IValue> inputs);
   std::vector<c10::IValue> runCounted(const Bound& state, std::vector<c10::IValue> inputs,
                                       bool captured);
+  std::vector<c10::IValue> runWithTimes(const Bound& state, std::vector<c10::IValue> inputs);
   std::vector<c10::IValue> repeated(const std::string& name) const;
   Remarks allRemarks() const;
   std::unique_lock<std::recursive_mutex> turn() const;
@@ -227,6 +232,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::unique_ptr<Shadow> shadow_;         // where runs are compared
   bool isMadeForOthers() const;
   std::optional<KernelSettings> madeFor_;  // unknown: it runs under all
+  std::unique_ptr<TimedRuns> timed_;       // where runs are timed
   bool repeats_ = false;
   bool defers_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_

@@ -1,6 +1,5 @@
 #include "python/csrc/shadow.h"
 
-#include "ir/core/args.h"
 #include "ir/core/location.h"
 #include "ir/core/nested_nodes.h"
 #include "ir/facts/op_facts.h"
@@ -85,10 +84,7 @@ std::string Shadow::excuse(const Entry& entry) const {
   forEachNode(entry.graph->block(), [&](const Node* node) {
     const OpFacts& facts = factsOf(node);
     if (!why.empty()) return;
-    const Value* const state = rngStateOf(node);
-    if (state && state->type()->kind() == c10::TypeKind::TensorType) {
-      why = describeWithSource(node) + " draws from a saved random state";
-    } else if (facts.collective) {
+    if (facts.collective) {
       why = describeWithSource(node) + " communicates with other ranks, which would wait for it";
     } else if (facts.effects && !isAssertion(node)) {
       why = describeWithSource(node) + " has an effect, which would come twice";

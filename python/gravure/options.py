@@ -30,6 +30,7 @@ def library_options(
     agree: str = "capture",
     poison: bool | None = None,
     shadow: int = 0,
+    times: bool = False,
 ) -> dict[str, str]:
     """Options as the C++ library reads them: `require_capture` may also be "partitions"."""
     options = {"order": order, "uncaptured": str(int(uncaptured))}
@@ -47,12 +48,16 @@ def library_options(
         options["memory_slack"] = str(int(memory_slack))
     if shadow:
         options["shadow"] = str(int(shadow))
+    if times:
+        options["times"] = "1"
     if poison is not None:
         options["poison"] = str(int(poison))
     return options
 
 
 VARIABLE = "GRAVURE_OPTIONS"
+WRITTEN_TO = os.environ.get("GRAVURE_REPORT", "")  # at exit; "" for nowhere
+PAGE_AT_EXIT = WRITTEN_TO.endswith((".html", ".htm"))  # whose programs need every call and its time
 _TRUTHS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -163,6 +168,9 @@ class CompileOptions:
     """each Nth run of an entry is compared with the uncaptured path, and a warning names the first
     value that differs, with its line; `0`: none: see [below](torch-compile.md#is-a-replay-right)
     """
+    times: bool = False
+    """runs of each entry are timed, uncaptured and replayed, and each call of one, for the page; so
+    where `GRAVURE_REPORT` names a page: see [see it](see-it.md#times)"""
     eager_rng: bool = False
     """checkpointed random operators on CUDA repeat eager's own draws, on the host"""
     is_compiling: bool = False
@@ -242,4 +250,5 @@ class CompileOptions:
             agree=self.agree,
             poison=self.poison,
             shadow=self.shadow,
+            times=self.times or PAGE_AT_EXIT,
         )

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .calls import reports
+from .calls.device_pace import device_pace
 from .calls.live_graphs import followed
 from .calls.reports import GraphReport
+from .options import PAGE_AT_EXIT, WRITTEN_TO
 from .page.file import write_page, write_text
 from .page.graph_words import compiled_anew
 from .page.surroundings import settings, versions
@@ -76,7 +78,18 @@ def _page(found: Report) -> dict[str, object]:
         "skipped": list(skipped_frames()),
         "settings": settings(graph.options for graph in found.graphs),
         "versions": versions(),
+        "pace": _pace(found),
     }
+
+
+def _pace(found: Report) -> dict[str, float]:
+    """What times are predicted with, of the GPU; empty where nothing was timed, or on the host."""
+    timed = any(program.call_times for graph in found.graphs for program in graph.programs)
+    try:
+        return device_pace() if timed else {}
+    except RuntimeError as error:  # as where somebody captures, or the GPU is lost
+        logger.warning("the page predicts no time of a step: %s", error)
+        return {}
 
 
 def _at_exit() -> None:
@@ -85,8 +98,8 @@ def _at_exit() -> None:
         return  # a forked child: programs and report are its parent's
     try:
         add_artifact("gravure_report", lambda: str(_in_order(g.report() for g in followed())))
-        if reports.WRITTEN_TO:
-            _write(reports.WRITTEN_TO)
+        if WRITTEN_TO:
+            _write(WRITTEN_TO)
     except Exception as error:  # the training is done, and its exit status is its own
         logger.warning("GRAVURE_REPORT: %s", error)
     finally:
@@ -96,7 +109,7 @@ def _at_exit() -> None:
 
 def _write(path: str) -> None:
     found = _in_order([*reports.ended, *(graph.whole_report() for graph in followed())])
-    if reports.IS_PAGE:
+    if PAGE_AT_EXIT:
         write_page(path, _page(found))
     else:
         write_text(path, found.as_json() if path.endswith(".json") else f"{found}\n")
@@ -109,6 +122,6 @@ def _check_place(path: str) -> None:
         logger.warning("GRAVURE_REPORT: there will be no report: %s cannot be written to", folder)
 
 
-if reports.WRITTEN_TO:
-    _check_place(reports.WRITTEN_TO)
+if WRITTEN_TO:
+    _check_place(WRITTEN_TO)
 atexit.register(_at_exit)

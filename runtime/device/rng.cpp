@@ -15,9 +15,12 @@ at::Tensor stateOf(at::Generator generator) {
   return generator.get_state();
 }
 
+// A CPU generator reads the state from where the tensor's storage begins, wherever the tensor does: of a
+// part of a storage it would take what lies before it, and draw by numbers that are no state.
 void setState(at::Generator generator, const at::Tensor& state) {
+  const at::Tensor whole = state.storage_offset() == 0 ? state : state.clone();
   std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
+  generator.set_state(whole);
 }
 
 namespace {

@@ -12,6 +12,7 @@ at::Generator defaultGenerator(c10::Device device);
 
 /// A copy of its state, as a byte tensor on the CPU.
 at::Tensor stateOf(at::Generator generator);
+/// `state`: as stateOf gives it, or a part of a storage with the same bytes.
 void setState(at::Generator generator, const at::Tensor& state);
 
 /// While alive, draws on `device` come from `rng`:

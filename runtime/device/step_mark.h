@@ -1,9 +1,12 @@
 #pragma once
-// Names what a step does for whoever watches: torch.profiler, and Nsight by emit_nvtx.
+// Names what a step does for whoever watches: torch.profiler, and Nsight by emit_nvtx. In a run that is
+// timed, also which call of the program is made.
 
 #include <ATen/record_function.h>
 
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace gravure {
@@ -20,6 +23,27 @@ class StepMark {
   }
   StepMark(const StepMark&) = delete;
   StepMark& operator=(const StepMark&) = delete;
+
+ private:
+  std::optional<at::RecordFunction> record_;
+};
+
+/// Of marks that say which call of a program is made, in runs that are timed (Runtime::runTimed). No
+/// operator of PyTorch's and no user marks anything with it, so whoever watches this scope alone sees
+/// nothing else, and other watchers do not see these.
+constexpr at::RecordScope kCallScope = at::RecordScope::STATIC_RUNTIME_OP;
+
+/// While alive, the thread makes the call with that number in Timeline, which is the mark's name.
+class CallMark {
+ public:
+  explicit CallMark(int64_t step) {
+    auto watchers = at::getStepCallbacksUnlessEmpty(kCallScope);
+    if (!watchers) return;
+    record_.emplace(std::move(*watchers));
+    if (record_->isActive()) record_->before(std::to_string(step));
+  }
+  CallMark(const CallMark&) = delete;
+  CallMark& operator=(const CallMark&) = delete;
 
  private:
   std::optional<at::RecordFunction> record_;

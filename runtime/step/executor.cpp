@@ -12,8 +12,10 @@
 #include "runtime/step/seal.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace gravure {
 
@@ -88,6 +90,12 @@ void Executor::runUncaptured(Recorder* recorder, ArenaSession* session) {
   runAll(code_.instructions);
 }
 
+void Executor::runTimed() {
+  timed_ = true;
+  const auto over = c10::make_scope_exit([this] { timed_ = false; });
+  runUncaptured();
+}
+
 bool Executor::runServed(ServedEntry& served, ArenaSession& session, const Seal* seal) {
   recorder_ = nullptr;
   session_ = &session;
@@ -116,6 +124,8 @@ void Executor::runHostCall(Call& call) {
 }
 
 void Executor::runCall(Call& call) {
+  std::optional<CallMark> mark;
+  if (timed_) mark.emplace(call.step);
   if (call.quick && !recorder_ && call.dying.empty() && call.quick(call, frame_)) {
     releaseSlots(call.releases, frame_);
     return;

@@ -60,6 +60,8 @@ class Executor {
 
   /// Node by node, memory from PyTorch's allocator. `recorder` and `session` (or neither) see it.
   void runUncaptured(Recorder* recorder = nullptr, ArenaSession* session = nullptr);
+  /// The same, and each call is marked (CallMark) for whoever watches.
+  void runTimed();
   /// Partitions replayed, captured first where they are not yet; memory from the plan. With a `seal` that
   /// holds, nothing but what host nodes made is looked at any more. True if all was as that says.
   bool runServed(ServedEntry& served, ArenaSession& session, const Seal* seal);
@@ -105,6 +107,7 @@ class Executor {
   Recorder* recorder_ = nullptr;
   ArenaSession* session_ = nullptr;
   ServedEntry* served_ = nullptr;
+  bool timed_ = false;  // this step's calls are marked
   const Seal* seal_ = nullptr;  // of this step; nullptr once something in it was not as sealed
 };
 

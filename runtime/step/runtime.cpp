@@ -147,7 +147,8 @@ const EntryState& Runtime::Impl::find(const std::string& name) const {
 }
 
 std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
-                                            std::vector<c10::IValue> inputs, bool uncaptured) {
+                                            std::vector<c10::IValue> inputs, bool uncaptured,
+                                            bool timed) {
   const bool inside = StepScope::isInside();
   const auto turn = inside ? std::unique_lock<std::mutex>() : waitForTurn("a step");
   TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
@@ -160,6 +161,7 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
   const Running running(running_);
   noteInsideSteps();
   callerCaptures_ = device_->callerCaptures();
+  timed_ = timed;
   const StepPath path = communication_ ? commonPath(entry, inputs, uncaptured)
                                        : choosePath(entry, inputs, uncaptured);
   // It may read saved values, though none in a graph of the caller's, which comes after nothing.
@@ -362,6 +364,10 @@ std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10:
 std::vector<c10::IValue> Runtime::runUncaptured(const std::string& entry,
                                                 std::vector<c10::IValue> inputs) {
   return impl_->run(entry, std::move(inputs), /*uncaptured=*/true);
+}
+std::vector<c10::IValue> Runtime::runTimed(const std::string& entry,
+                                           std::vector<c10::IValue> inputs) {
+  return impl_->run(entry, std::move(inputs), /*uncaptured=*/true, /*timed=*/true);
 }
 const Program& Runtime::program() const { return impl_->program_; }
 Device& Runtime::device() { return *impl_->device_; }

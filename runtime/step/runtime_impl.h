@@ -61,7 +61,7 @@ class Runtime::Impl {
   ~Impl() { shutdown(); }
 
   std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs,
-                               bool uncaptured);
+                               bool uncaptured, bool timed = false);
   void shutdown();
 
   // One step at a time, and steps inside of others (runtime.cpp).
@@ -163,6 +163,7 @@ class Runtime::Impl {
       false;                              // the entry that reads them has run over the lent values
   int64_t arenaRetryAt_ = 0;              // step from which making the arena is tried again
   bool callerCaptures_ = false;           // the stream of this step
+  bool timed_ = false;                    // its calls are marked, if it runs uncaptured
   std::mutex turn_;                       // one step at a time
   std::atomic<bool> running_ = false;     // somebody's turn
   std::mutex arena_;                      // of slab_, which a step inside of another one reads

@@ -10,6 +10,7 @@ import pytest
 import torch
 from running import bits, need_library
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -148,6 +149,31 @@ def test_a_run_with_it_has_the_bits_of_one_without(way: str) -> None:
         return [*losses, *map(bits, model.state_dict().values()), bits(torch.rand(2))]
 
     assert run({}) == run({"shadow": 2})
+
+
+def test_a_draw_that_is_repeated_from_a_saved_state(caplog: Any) -> None:
+    """A checkpoint saves the random state, and its copy is a part of a storage."""
+    norm, drop, last = nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 8)
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.drop, self.last = norm, drop, last
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = checkpoint(lambda z: self.drop(self.norm(z)).relu(), x, use_reentrant=False)
+            return self.last(y)
+
+    with caplog.at_level(logging.INFO, "gravure"):
+        model = Checkpointed()
+        compiled = torch.compile(model, backend="gravure", options={"shadow": 1})
+        for _ in range(9):
+            compiled(torch.randn(4, 8, requires_grad=True)).square().mean().backward()
+            model.zero_grad()
+    assert not _said(caplog) and not _said(caplog, "shadow-skipped")
+    program = gravure.report().graphs[-1].programs[0]
+    assert any(node.startswith("uncapturable-rng") for node in program.host_nodes)
+    assert program.stats["compared"] == 18 and program.stats["different"] == 0
 
 
 def test_a_step_with_its_optimizer_is_compared(caplog: Any) -> None:

@@ -107,12 +107,14 @@ LoadOptions parseLoadOptions(const c10::Dict<std::string, std::string>& options)
       parsed.runtime.agree = parseAgree(value);
     } else if (name == "poison") {
       parsed.poison = parseBool(name, value);
+    } else if (name == "times") {
+      parsed.times = parseBool(name, value);
     } else if (name == "shadow") {
       parsed.shadow = parseCount(name, value, 0);
     } else {
       TORCH_CHECK(false, "there is no option '", name, "'; there are host, order, ",
                   "min_partition_size, memory_growth, memory_slack, uncaptured, require_capture, "
-                  "results, agree, write_numbers, poison, shadow");
+                  "results, agree, write_numbers, poison, shadow, times");
     }
   }
   return parsed;

@@ -16,6 +16,7 @@ struct LoadOptions {
   RuntimeOptions runtime;
   bool requireNodes = false;  // that none is kept out of graphs
   bool poison = true;
+  bool times = false;  // runs are timed: what each call takes
   int64_t shadow = 0;  // each such run is compared with the uncaptured path; 0: none
 };
 

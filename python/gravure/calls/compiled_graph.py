@@ -16,7 +16,7 @@ from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
 from ..graphs.devices import free_bytes
 from ..graphs.traced_graphs import TracedGraphs
-from ..options import CompileOptions
+from ..options import PAGE_AT_EXIT, WRITTEN_TO, CompileOptions
 from ..torch_api.aot_autograd import boxed
 from ..torch_api.autograd import keeps_graph
 from ..torch_api.compile_lock import compile_lock
@@ -86,7 +86,7 @@ class CompiledGraph:
         self._pending: weakref.WeakValueDictionary[int, Instance] = weakref.WeakValueDictionary()
 
     def __del__(self) -> None:
-        if reports.WRITTEN_TO:
+        if WRITTEN_TO:
             reports.ended.append(self.whole_report())
 
     @classmethod
@@ -123,7 +123,7 @@ class CompiledGraph:
 
     def whole_report(self) -> GraphReport:
         """The same with the programs that are gone, where a report is written at exit."""
-        found = self.report(detailed=reports.IS_PAGE)
+        found = self.report(detailed=PAGE_AT_EXIT)
         found.programs[:0] = self._ended
         return found
 
@@ -158,8 +158,8 @@ class CompiledGraph:
     def _let_go(self, instance: Instance) -> None:
         for further in list(instance.further):
             self._let_go(further)
-        if reports.WRITTEN_TO and instance.program is not None:
-            ended = program_report(instance, self.options, detailed=reports.IS_PAGE)
+        if WRITTEN_TO and instance.program is not None:
+            ended = program_report(instance, self.options, detailed=PAGE_AT_EXIT)
             self._ended.append(ended)
         for first in self._firsts():
             if instance in first.further:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,8 +14,6 @@ from ..torch_api.artifacts import add_artifact
 from .instance import Instance
 
 ATENS = "ATen's kernels"
-WRITTEN_TO = os.environ.get("GRAVURE_REPORT", "")  # at exit; "" for nowhere
-IS_PAGE = WRITTEN_TO.endswith((".html", ".htm"))  # whose programs need every call
 _TOLD = ", is_compiling"  # the option
 _ATENS = (
     "Capture takes the host's time out of a step and makes no kernel faster: a step that is as "
@@ -43,6 +40,8 @@ class ProgramReport:
     plan: str = field(repr=False)
     # Every call and buffer: passes/report/step_detail.h. None unless it was asked for.
     detail: dict[str, Any] | None = field(default=None, repr=False)
+    # By entry, what its runs and their calls take: python/csrc/timed_runs.h. Empty without `times`.
+    call_times: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -100,6 +99,7 @@ def program_report(
         times=dict(program.run_times()),
         plan=program.plan(),
         detail=json.loads(program.detail_json()) if detailed else None,
+        call_times=json.loads(program.call_times_json()) if detailed else {},
     )
 
 

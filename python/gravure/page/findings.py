@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
+from .costs import Costs, costs_of
 from .graph_words import MANY, compiled_anew, frame_of, read_break, remedy_of
-from .step_data import Step, read_step
+from .step_data import Missed, Step, read_step
 
 _FIRST = 4  # findings that are named on top
 
@@ -22,6 +23,7 @@ class ShownProgram:
     graph: Mapping[str, Any]
     found: Mapping[str, Any]
     step: Step | None
+    costs: Costs = field(default_factory=Costs)
 
     @property
     def states(self) -> Mapping[str, Sequence[str]]:
@@ -50,11 +52,29 @@ class ShownProgram:
         return sum(each) if each and all(each) else 0
 
     @property
+    def replayed(self) -> float:
+        """Nanoseconds of a replayed step: of all of it where that was timed (the option `times`),
+        else of the thread that calls. 0 if unknown."""
+        return self.costs.replayed or self.least("replayed")
+
+    @property
     def speed(self) -> float:
-        """The uncaptured path's time over a replay's, of the thread that calls; 0 where no run was
-        made to compare (the option `shadow`)."""
+        """The uncaptured path's time over a replay's; 0 where no run was made to compare (the
+        options `times` and `shadow`)."""
+        if self.costs.replayed and self.costs.uncaptured:
+            return self.costs.uncaptured / self.costs.replayed
         replayed, plain = self.least("replayed"), self.least("plain")
         return plain / replayed if replayed else 0.0
+
+    def cost(self, missed: Missed) -> float:
+        """Nanoseconds of a step that this costs; 0 if unknown."""
+        return self.costs.missed.get((missed.reason, missed.source), 0.0)
+
+    @property
+    def missed(self) -> list[Missed]:
+        """Worst first: by time where that is known."""
+        groups = self.step.missed if self.step else []
+        return sorted(groups, key=lambda m: (self.cost(m), m.cost), reverse=True)
 
     def predicted_and_measured(self) -> list[tuple[str, str, str, str]]:
         """What, predicted, measured, and how far they are apart."""
@@ -69,7 +89,17 @@ class ShownProgram:
             there = bytes_text(measured[key]) if measured else "not yet"
             apart = _apart(planned[key], measured[key]) if measured else ""
             rows.append((name, bytes_text(planned[key]), there, apart))
+        rows.append(self._time())
         return rows
+
+    def _time(self) -> tuple[str, str, str, str]:
+        costs, name = self.costs, "time of a step"
+        if not costs.is_known:
+            why = f"not known: {costs.why}" if costs.why else "with the option times"
+            return name, why, time_text(costs.replayed) if costs.replayed else "not yet", ""
+        apart = _apart(costs.predicted, costs.replayed) if costs.replayed else ""
+        there = time_text(costs.replayed) if costs.replayed else "not yet"
+        return name, time_text(costs.predicted), there, apart
 
     def _launched(self, partitions: int) -> tuple[str, str]:
         runs = self.stats.get("steps", 0) - self.stats.get("uncaptured_steps", 0)
@@ -102,7 +132,7 @@ class Findings:
 
 def find(page: Mapping[str, Any]) -> Findings:
     """`page`: what `gravure.page.html.page_of` is given."""
-    programs = list(_programs(page["graphs"]))
+    programs = list(_programs(page["graphs"], page.get("pace")))
     together = _of_one_step(programs)
     operators = sum(p.step.operators for p in together if p.step)
     captured = sum(p.captured for p in together)
@@ -119,12 +149,16 @@ def find(page: Mapping[str, Any]) -> Findings:
 
 def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
     """Of code that is compiled anew again and again, the graphs that were captured, or the first:
-    a step runs one of them."""
+    a step runs one of them. Nor is what ran before the first real step, as an optimizer that has no
+    state yet does, where another program of the same code took its place."""
     frames = [frame_of(p.graph["label"]) for p in programs]
+    captured = {_place(p) for p in programs if p.stats.get("captures")}
     kept: set[str] = set()
     found = []
     for program, frame in zip(programs, frames, strict=True):
         cold = program.has_run and not program.stats.get("captures")
+        if cold and program.stats["steps"] == 1 and _place(program) in captured:
+            continue
         if cold and frame in kept and frames.count(frame) >= MANY:
             continue
         kept.add(frame)
@@ -132,7 +166,13 @@ def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
     return found
 
 
-def _programs(graphs: Sequence[Mapping[str, Any]]) -> Iterator[ShownProgram]:
+def _place(program: ShownProgram) -> str:
+    return program.graph["label"].rpartition(" at ")[2]
+
+
+def _programs(
+    graphs: Sequence[Mapping[str, Any]], pace: Mapping[str, float] | None
+) -> Iterator[ShownProgram]:
     titles = Counter(graph["label"] for graph in graphs)
     for graph in graphs:
         for i, found in enumerate(graph["programs"]):
@@ -144,7 +184,10 @@ def _programs(graphs: Sequence[Mapping[str, Any]]) -> Iterator[ShownProgram]:
             elif len(graph["programs"]) > 1:
                 title += f", instance {i + 1}"
             detail = found.get("detail")
-            yield ShownProgram(title, graph, found, read_step(detail) if detail else None)
+            step = read_step(detail) if detail else None
+            times = found.get("call_times")
+            costs = costs_of(step, times, pace) if step and times else Costs()
+            yield ShownProgram(title, graph, found, step, costs)
 
 
 def _headline(
@@ -174,10 +217,11 @@ def _headline(
     )
     timed = _largest_timed(programs)
     if timed is not None:
-        text += f"; a step takes the calling thread {time_text(timed.least('replayed'))}"
+        whose = "" if timed.costs.replayed else " the calling thread"
+        text += f"; a step takes{whose} {time_text(timed.replayed)}"
         text += f" ({timed.title})" if len(programs) > 1 else ""
         if timed.speed:
-            text += f", {_times(timed.speed)} of the uncaptured path's"
+            text += f", uncaptured {time_text(timed.replayed * timed.speed)}"
     elif ran and not any(p.stats.get("replays") for p in programs):
         text += "; nothing was replayed yet"
     elif not ran:
@@ -188,11 +232,6 @@ def _headline(
     return text
 
 
-def _times(speed: float) -> str:
-    """`0.25`: what a replay takes, where the uncaptured path takes 1."""
-    return f"{1 / speed:.2g}"
-
-
 def speed_of(programs: Sequence[ShownProgram]) -> str:
     """How many times as fast as uncaptured the largest program is; "" if that was not measured."""
     largest = _largest_timed(programs)
@@ -200,14 +239,27 @@ def speed_of(programs: Sequence[ShownProgram]) -> str:
 
 
 def _largest_timed(programs: Sequence[ShownProgram]) -> ShownProgram | None:
-    timed = [p for p in programs if p.step and p.least("replayed")]
+    timed = [p for p in programs if p.step and p.replayed]
     return max(timed, key=lambda p: p.step.operators if p.step else 0, default=None)
 
 
-def time_of(programs: Sequence[ShownProgram]) -> str:
-    """What a replayed step of the largest program takes the thread that calls; "" if unknown."""
+def time_of(programs: Sequence[ShownProgram]) -> tuple[str, str]:
+    """What a replayed step of the largest program takes, and of what that is the time; "" if
+    unknown."""
     largest = _largest_timed(programs)
-    return time_text(largest.least("replayed")) if largest else ""
+    if largest is None:
+        return "", ""
+    whose = "for a replayed step" if largest.costs.replayed else "of the calling thread, for a step"
+    return time_text(largest.replayed), f"{whose} at its shortest"
+
+
+def share_of_time(programs: Sequence[ShownProgram]) -> str:
+    """Of the uncaptured time of all calls, what calls in graphs take; "" where none was timed."""
+    known = [p for p in programs if p.costs.is_known]
+    whole = sum(p.costs.uncaptured for p in known)
+    return (
+        share_text(sum(p.costs.share * p.costs.uncaptured for p in known), whole) if whole else ""
+    )
 
 
 def _first(
@@ -215,7 +267,7 @@ def _first(
     programs: list[ShownProgram],
     runtime: list[tuple[str, str, int]],
 ) -> list[Finding]:
-    found = _without_graph(page)
+    found = [*_without_graph(page), *_breaks(page)]
     for graph in page["graphs"]:
         if graph["failure"]:
             what = "runs as it is, without a program"
@@ -224,14 +276,16 @@ def _first(
         times = f" ({count} times)" if count > 1 else ""
         name, _, message = remark.partition(": ")
         found.append(Finding(f"{name}{times}", title, message))
-    groups = [(p, missed) for p in programs if p.step for missed in p.step.missed]
-    for program, missed in sorted(groups, key=lambda pair: pair[1].cost, reverse=True):
+    groups = [(p, missed) for p in programs for missed in p.missed]
+    groups.sort(key=lambda pair: (pair[0].cost(pair[1]), pair[1].cost), reverse=True)
+    for program, missed in groups:
         what = (
             f"{missed.reason}: {count_text(missed.calls, 'call')} on the host, which "
             f"{'cut' if missed.calls > 1 else 'cuts'} the step {count_text(missed.cuts, 'time')}"
         )
+        if cost := program.cost(missed):
+            what += f" and {'cost' if missed.calls > 1 else 'costs'} it {time_text(cost)}"
         found.append(Finding(what, missed.source or program.title, missed.cure))
-    found += _breaks(page)
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))
     return found[:_FIRST]
@@ -261,4 +315,5 @@ def _apart(predicted: float, measured: float) -> str:
         return "equal"
     if not predicted:
         return f"{measured:+,.4g}"
-    return f"{100 * (measured - predicted) / predicted:+.2g} %"
+    percent = 100 * (measured - predicted) / predicted
+    return f"{percent:+.2g} %" if abs(percent) < 10 else f"{percent:+,.0f} %"

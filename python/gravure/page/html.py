@@ -10,8 +10,8 @@ from importlib import resources
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
-from .findings import Findings, ShownProgram, find, speed_of, time_of
-from .step_data import Step, alive_at_peak, held_by_module, holder, makers
+from .findings import Findings, ShownProgram, find, share_of_time, speed_of, time_of
+from .step_data import Missed, Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
 _RECTANGLES = 2500  # buffers in the map of memory
@@ -35,12 +35,13 @@ def page_of(page: Mapping[str, Any]) -> str:
         (p for p in found.programs if p.step and p.step.calls),
         key=lambda p: -len(p.step.calls if p.step else ()),
     )[:_DRAWN]
-    drawn.sort(key=found.programs.index)
+    # What was captured first: it is what a reader looks for.
+    drawn.sort(key=lambda p: (not p.stats.get("captures"), found.programs.index(p)))
     body = "\n".join(
         [
             _top(page, found),
             _time_line(drawn, found),
-            _not_captured(found),
+            _not_captured(page, found),
             _memory(drawn),
             _graphs(page, found),
             _settings(page),
@@ -90,10 +91,15 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
     verb = "are" if any(p.has_run for p in found.programs) else "will be"
     text = f"of a step's operator calls {verb} replayed"
     cards = [(text, found.number, "captured")]
-    if time := time_of(found.programs):
-        cards.append(("of the calling thread, for a replayed step at its shortest", time, "time"))
+    if share := share_of_time(found.programs):
+        cards.append(
+            (f"of its time {verb} in graphs: the time that calls take uncaptured", share, "timed")
+        )
+    time, whose = time_of(found.programs)
+    if time:
+        cards.append((whose, time, "time"))
     if speed := speed_of(found.programs):
-        cards.append(("as fast as uncaptured, for the thread that calls", speed, "speed"))
+        cards.append(("as fast as the same step uncaptured", speed, "speed"))
     arena = sum(p.step.memory.bytes for p in found.programs if p.step and p.step.memory)
     live = sum(p.step.memory.live_bytes for p in found.programs if p.step and p.step.memory)
     if arena:
@@ -174,19 +180,31 @@ numbers."></figure>
     return _section("step", "One step", body)
 
 
-def _not_captured(found: Findings) -> str:
-    rows = [(p, m) for p in found.programs if p.step for m in p.step.missed]
-    rows.sort(key=lambda pair: pair[1].cost, reverse=True)
+def _cost_text(program: ShownProgram, missed: Missed) -> str:
+    """What it costs a step, and how much of the step that is."""
+    cost = program.cost(missed)
+    if not cost:
+        return "–"
+    whole = program.costs.replayed or program.costs.predicted
+    return f"{time_text(cost)}<br><small>{share_text(min(cost, whole), whole)}</small>"
+
+
+def _not_captured(page: Mapping[str, Any], found: Findings) -> str:
+    rows = [(p, m) for p in found.programs for m in p.missed]
+    rows.sort(key=lambda pair: (pair[0].cost(pair[1]), pair[1].cost), reverse=True)
     several = len(found.programs) > 1
+    timed = any(p.costs.missed for p in found.programs)
     parts = []
     if rows:
-        head = ["reason", "source line", "what to do", "calls", "waits", "cuts", "operators"]
+        head = ["reason", "source line", "what to do", *(["time"] if timed else [])]
+        head += ["calls", "waits", "cuts", "operators"]
         head += ["module"] + (["program"] if several else [])
         body = [
             [
                 f"<code>{escape(m.reason)}</code>",
                 f"<code>{escape(m.source or '–')}</code>",
                 escape(m.cure),
+                *([_cost_text(p, m)] if timed else []),
                 f"{m.calls:,}",
                 f"{m.waits:,}",
                 f"{m.cuts:,}",
@@ -201,8 +219,17 @@ def _not_captured(found: Findings) -> str:
             "of, each of which ends one graph and begins another; at <em>waits</em> the processor "
             "stands until the device has caught up; <em>calls</em> are launched one by one."
         )
+        if timed:
+            text += (
+                " <em>Time</em> is what a step would gain if these calls were in a graph, as far "
+                "as the times of its calls tell; the gains of two rows do not add up."
+                if page.get("pace")
+                else " <em>Time</em> is what these calls take in a step; without a GPU a graph is "
+                "no faster than its calls."
+            )
+        numbers = {3, 4, 5, 6} if timed else {3, 4, 5}
         parts.append(f"<p>{text}</p>")
-        parts.append(_table("Calls outside of graphs", head, body, numbers={3, 4, 5}))
+        parts.append(_table("Calls outside of graphs", head, body, numbers=numbers))
         if len(rows) > _GROUPS:
             parts.append(f"<p>And {len(rows) - _GROUPS:,} more, each of which costs less.</p>")
     if found.dynamo:

@@ -2,6 +2,7 @@
 
 #include "ir/text/program_text.h"
 #include "passes/pass.h"
+#include "runtime/device/step_mark.h"
 #include "runtime/runtime.h"
 #include "tools/gravure/bench/empty_launches.h"
 #include "tools/gravure/bench/processor_time.h"
@@ -88,6 +89,16 @@ double emptyUs(int64_t count, int64_t calls, int64_t repetitions) {
   return ms * 1e3 / double(kSteps);
 }
 
+double markUs(int64_t repetitions) {
+  constexpr int64_t kMarks = 100000;
+  const double ms = least(repetitions, [] {
+    for (int64_t i = 0; i < kMarks; ++i) {
+      const StepMark mark([] { return std::string("nobody asks for it"); });
+    }
+  });
+  return ms * 1e3 / double(kMarks);
+}
+
 double boxedUs(int64_t count, int64_t repetitions) {
   const c10::OperatorHandle neg = c10::Dispatcher::singleton().findSchemaOrThrow("aten::neg", "");
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -112,6 +123,7 @@ RuntimeCosts measureRuntime(int64_t count, int64_t repetitions) {
   costs.replayedCallUs = (many - few) / double(kManyCalls - kFewCalls);
   costs.boundaryUs = few - host - double(kFewCalls) * costs.replayedCallUs;
   constexpr int64_t kPartitions = 11;
+  costs.markUs = markUs(repetitions);
   costs.launchedStepUs = emptyUs(1, 1, repetitions);
   costs.launchedNodesUs = emptyUs(1, count, repetitions);
   const double with = emptyUs(kPartitions, 1, repetitions);

@@ -15,6 +15,7 @@ struct RuntimeCosts {
   double launchedStepUs = 0;   // a step of one partition of one call
   double launchedNodesUs = 0;  // a step of one partition of `count` calls
   double partitionUs = 0;      // one partition more, the host node before it apart
+  double markUs = 0;           // a mark for profilers, while nobody watches
 };
 
 /// Measures with programs of `count` host nodes or partitions; the least of `repetitions`.

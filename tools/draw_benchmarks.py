@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Makes docs/benchmarks.md, and its pictures, from the JSON in docs/figures.
+
+tools/draw_benchmarks.py          writes page and pictures anew
+tools/draw_benchmarks.py --check  exit status 1 if one is not what the JSON says
+
+A file of docs/figures is one object with `runs`: of each its `command`, `machine`, `date`, a `note`
+where one is needed, and `rows` as the command prints them (`rows` of bench_h200.py's bench.json, the
+list of `gravure bench passes --json`, …; what the page does not show may be left out). Of two runs
+with the same row the later one in the file holds. docs/benchmarks-log.md says what else was seen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES, DOCS = ROOT / "docs" / "figures", ROOT / "docs"
+PAGE = DOCS / "benchmarks.md"
+
+Row = dict[str, Any]
+WAYS = {
+    "eager": "eager",
+    "full_step": "one hand-written CUDA graph",
+    "gravure": "Gravure, the exported step",
+    "compile_step": "`compile_step`",
+    "backend": '`backend="gravure"`',
+    "backend_inductor": '`backend="gravure"`, Inductor\'s kernels',
+    "graphed": "`make_graphed_callables`",
+    "reduce_overhead": "`reduce-overhead`",
+}
+MODEL_WAYS = WAYS | {
+    "gravure": '`backend="gravure"`',
+    "gravure_inductor": "the same, Inductor's kernels",
+    "compile": "`torch.compile`",
+}
+OURS = {"gravure", "compile_step", "backend", "backend_inductor", "gravure_inductor"}
+MODELS = {
+    "gpt2": "GPT-2 124M, 8 × 1,024 tokens",
+    "llama_1b": "Llama 1.2 B, 4 × 2,048 tokens",
+    "bert": "BERT-base, 32 × 512 tokens",
+    "resnet50": "ResNet-50, channels_last",
+}
+SHAPES = {"host": "host nodes in between"}
+
+
+def runs_of(name: str) -> list[Row]:
+    return json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))["runs"]
+
+
+def rows_of(name: str, *keys: str) -> list[Row]:
+    """Of all runs; `keys` say which rows are the same."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for run in runs_of(name):
+        for row in run["rows"]:
+            found[tuple(row[key] for key in keys)] = row
+    return list(found.values())
+
+
+def table(head: Sequence[str], numbers: int, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Markdown; the last `numbers` columns are set to the right."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * (len(head) - numbers) + "---:|" * numbers
+    yield from ("| " + " | ".join(row) + " |" for row in rows)
+
+
+def source(name: str, log: str) -> str:
+    """What was run, on which machine and when: below each table."""
+    said = []
+    for run in runs_of(name):
+        note = f" ({run['note']})" if run.get("note") else ""
+        said.append(f"`{run['command']}`, {run['machine']}, {run['date']}{note}")
+    return f"*{'; '.join(said)}. [In the log](benchmarks-log.md#{log}).*"
+
+
+def bold(row: Sequence[str], ours: bool, first: int = 0) -> list[str]:
+    return [f"**{cell}**" if ours and i >= first and cell else cell for i, cell in enumerate(row)]
+
+
+def by_group(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(row)
+    return groups
+
+
+# ---- the sections
+
+
+def steps() -> Iterator[str]:
+    names = {"small": "`small`, 113 gradients", "moe": "`moe`, with host reads, one thread"}
+    rows = []
+    for config, group in by_group(rows_of("steps", "config", "variant"), "config").items():
+        eager = next(row["step_ms"] for row in group if row["variant"] == "eager")
+        for i, row in enumerate(group):
+            ms = row["step_ms"]
+            cells = [WAYS[row["variant"]], f"{ms:.2f}", f"{ms / eager:.2f}"]
+            cells.append(f"{row['reserved_mib']:,}")
+            first = names.get(config, f"`{config}`") if i == 0 else ""
+            rows.append([first, *bold(cells, row["variant"] in OURS)])
+            if config == "moe" and row["variant"] == "eager":
+                no = "cannot hold the reads"
+                rows.append(["", "one CUDA graph, `reduce-overhead`", no, "", ""])
+    yield "## Where the host is what is waited for"
+    yield (
+        "A step of a transformer in bf16 with forward, loss and backward; milliseconds a step, and "
+        "MiB that PyTorch reserved."
+    )
+    yield ""
+    yield from table(["step", "way", "ms", "of eager's", "reserved"], 3, rows)
+    yield ""
+    yield picture("steps", "Milliseconds a step, by way")
+    yield ""
+    yield source("steps", "training-steps-on-an-h200")
+    yield ""
+    yield (
+        "The hand-written graph is warmed up as PyTorch's documentation has it, on a stream of its "
+        "own; warmed up on the caller's it takes 0.44 ms on `tiny` and 1.77 on `small`, where the "
+        "exported step takes 0.45 and 1.78 ([a second stream](benchmarks-log.md#a-second-stream))."
+    )
+    yield ""
+    ways = ["graphed", "backend", "reduce_overhead", "backend_inductor"]
+    rows = []
+    for config, group in by_group(rows_of("autograd", "config", "variant"), "config").items():
+        found = {row["variant"]: f"{row['step_ms']:.2f}" for row in group}
+        rows.append([f"`{config}`", *(found.get(way, "–") for way in ways)])
+    yield "With autograd driving the backward, the same machine throughout, milliseconds a step:"
+    yield ""
+    yield from table(["step", *(WAYS[way] for way in ways)], 4, rows)
+    yield ""
+    yield source("autograd", "training-steps-on-an-h200")
+    yield ""
+    yield (
+        "On a later machine, with the backward on the caller's thread (run 19): 0.60 to 0.62 and "
+        "0.62 to 1.21 on `tiny`, 2.17 to 2.19 and 2.10 on `small`."
+    )
+
+
+def models() -> Iterator[str]:
+    rows = []
+    for model, group in by_group(rows_of("models", "model", "way"), "model").items():
+        eager = next(row["step_ms"] for row in group if row["way"] == "eager")
+        for i, row in enumerate(group):
+            star = "\\*" if row.get("warm") else ""
+            cells = [MODEL_WAYS[row["way"]], f"{row['step_ms']:.1f}"]
+            cells += [f"{row['step_ms'] / eager:.2f}", f"{row['host_ms']:.1f}"]
+            cells += [f"{row['reserved_mib_after_ten']:,}", f"{row['first_s']:.1f}{star}"]
+            rows.append([MODELS[model] if i == 0 else "", *bold(cells, row["way"] in OURS)])
+    yield "## Models that people train"
+    yield "Each way a process of its own. A star: caches of compiled kernels were warm."
+    yield ""
+    head = ["model", "way", "ms a step", "of eager's", "ms of the host"]
+    yield from table([*head, "MiB reserved after ten steps", "first call, s"], 5, rows)
+    yield ""
+    yield picture("models", "Share of eager's step, by model and way")
+    yield ""
+    yield source("models", "real-models")
+    yield ""
+    yield (
+        "These steps fill the GPU, so capture alone saves the host and little time: "
+        "[when to use what](when-to-use.md)."
+    )
+
+
+def torchtitan() -> Iterator[str]:
+    def cell(value: Any) -> str:
+        if isinstance(value, list):
+            return " to ".join(f"{each:.2f}" for each in value)
+        if value is None or isinstance(value, str):
+            return value or "–"
+        return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+    rows = []
+    for row in rows_of("torchtitan", "model"):
+        said = [cell(row[key]) for key in ("without", "titan")]
+        rows.append([f"{row['model']}, {row['unit']}", *said, f"**{cell(row['gravure'])}**"])
+    yield "## torchtitan"
+    head = ["model", "without the pass", "torchtitan's own pass", "Gravure"]
+    yield from table(head, 3, rows)
+    yield ""
+    yield source("torchtitan", "torchtitan-on-four-h200s")
+    yield ""
+    yield (
+        "deepseek_v3's failure was seen on [two H200s](benchmarks-log.md#torchtitan-on-two-h200s)."
+    )
+
+
+def bits() -> Iterator[str]:
+    rows = [
+        [row["models"], row["backend"], row["compile_step"]] for row in rows_of("bits", "models")
+    ]
+    yield "## Bits"
+    yield (
+        "20 steps with SGD in deterministic mode: losses, parameters and buffers compared as bits "
+        "with eager."
+    )
+    yield ""
+    yield from table(["models", '`backend="gravure"`', "`compile_step`"], 0, rows)
+    yield ""
+    yield source("bits", "bits-of-models")
+
+
+def passes() -> Iterator[str]:
+    rows = []
+    for row in rows_of("passes", "shape", "nodes"):
+        ms, nodes = row["passes_ms"], row["nodes"]
+        each = f"{row['read_ms'] * 1000 / nodes:.2f}"
+        shown = f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+        rows.append([SHAPES.get(row["shape"], row["shape"]), f"{nodes:,}", shown, each])
+    yield "## The compiler"
+    yield from table(["program", "nodes", "all passes, ms", "reading, µs a node"], 3, rows)
+    yield ""
+    yield source("passes", "passes")
+
+
+SECTIONS: list[Callable[[], Iterator[str]]] = [steps, models, torchtitan, bits, passes]
+
+
+# ---- pictures
+
+_WIDTH, _BAR, _LEFT = 860, 22, 330
+
+
+def picture(name: str, title: str) -> str:
+    return f"![{title}](pictures/{name}.svg)"
+
+
+def bars(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, float, str, bool]]]]) -> str:
+    """Bars of one picture: by group its title, and of each bar name, length (1: all of the width),
+    what it says, and whether it is ours."""
+    body, y = [], 44
+    for group, members in groups:
+        body.append(f'<text x="16" y="{y}" fill="#222" font-weight="600">{escape(group)}</text>')
+        y += 10
+        for name, length, said, ours in members:
+            width = max(2, round(length * (_WIDTH - _LEFT - 90)))
+            colour = "#0f766e" if ours else "#94a3b8"
+            middle = y + _BAR - 7
+            body.append(f'<text x="28" y="{middle}" fill="#222">{escape(name)}</text>')
+            body.append(
+                f'<rect x="{_LEFT}" y="{y + 3}" width="{width}" height="{_BAR - 6}" rx="3" '
+                f'fill="{colour}"/>'
+            )
+            x = _LEFT + width + 8
+            body.append(f'<text x="{x}" y="{middle}" fill="#222">{escape(said)}</text>')
+            y += _BAR
+        y += 26
+    height = y - 10
+    said = "; ".join(f"{g}: " + ", ".join(f"{n} {s}" for n, _, s, _ in m) for g, m in groups)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        'font-family="system-ui, sans-serif" font-size="14" role="img" aria-labelledby="t d">\n'
+        f'<title id="t">{escape(title)}</title>\n<desc id="d">{escape(said)}</desc>\n'
+        f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#fff"/>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def draw_steps() -> str:
+    groups = []
+    for config, group in by_group(rows_of("steps", "config", "variant"), "config").items():
+        most = max(row["step_ms"] for row in group)
+        groups.append(
+            (
+                config,
+                [
+                    (
+                        WAYS[row["variant"]].replace("`", ""),
+                        row["step_ms"] / most,
+                        f"{row['step_ms']:.2f} ms",
+                        row["variant"] in OURS,
+                    )
+                    for row in group
+                ],
+            )
+        )
+    return bars("Milliseconds a step, by way", groups)
+
+
+def draw_models() -> str:
+    groups = []
+    for model, group in by_group(rows_of("models", "model", "way"), "model").items():
+        eager = next(row["step_ms"] for row in group if row["way"] == "eager")
+        groups.append(
+            (
+                MODELS[model],
+                [
+                    (
+                        MODEL_WAYS[row["way"]].replace("`", ""),
+                        row["step_ms"] / eager,
+                        f"{row['step_ms'] / eager:.2f}",
+                        row["way"] in OURS,
+                    )
+                    for row in group
+                ],
+            )
+        )
+    return bars("Share of eager's step, by model and way", groups)
+
+
+def made() -> dict[Path, str]:
+    """Every file that is made, with what it holds."""
+    lines = [
+        "<!-- Made from docs/figures by tools/draw_benchmarks.py; change these. -->",
+        "# Figures",
+        "",
+        "What was measured, by the command below each table, on one machine a table. Nothing is "
+        "estimated. The JSON that this page is made from is in [figures](figures); all runs, with "
+        "what else was seen in them, are in the [log](benchmarks-log.md).",
+    ]
+    for section in SECTIONS:
+        lines += ["", *section()]
+    return {
+        PAGE: "\n".join(lines) + "\n",
+        DOCS / "pictures" / "steps.svg": draw_steps(),
+        DOCS / "pictures" / "models.svg": draw_models(),
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    old = [
+        path
+        for path, text in made().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    if "--check" in arguments:
+        for path in old:
+            print(
+                f"{path.relative_to(ROOT)} is not what docs/figures says: tools/draw_benchmarks.py"
+            )
+        return 1 if old else 0
+    for path in old:
+        path.write_text(made()[path], encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -49,7 +49,7 @@ def add_names_of_newer_torch() -> None:
             setattr(torch.compiler, name, contextlib.nullcontext)
 
 
-def _use_the_cpu() -> None:
+def use_the_cpu() -> None:
     torch._utils._get_available_device_type = lambda: "cpu"
     for name, value in {
         "set_device": None,
@@ -94,7 +94,7 @@ def _fill_indices_on_the_cpu() -> None:
 
 def main() -> None:
     """Trains with torchtitan's own `main`; rank 0 writes what was computed where $LOSSES says."""
-    _use_the_cpu()
+    use_the_cpu()
     _fill_indices_on_the_cpu()
     torch.histc = _histogram
     with without_a_pool():

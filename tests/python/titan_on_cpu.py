@@ -34,7 +34,7 @@ def without_a_pool() -> Iterator[None]:
 
 
 def add_names_of_newer_torch() -> None:
-    """What torchtitan 0.3.0 imports and torch 2.11 has not; the tests call none of it."""
+    """What torchtitan 0.3.0 imports or calls and torch 2.11 has not; nothing depends on it."""
     import torch.distributed.fsdp as fsdp
 
     if not hasattr(fsdp, "DataParallelMeshDims"):
@@ -44,6 +44,8 @@ def add_names_of_newer_torch() -> None:
         sys.modules[offload] = mock.MagicMock()
         for name in ("offload", "reload", "wait_tensor"):
             torch.library.define(f"ao::{name}", "(Tensor x) -> Tensor")
+    if not hasattr(torch.distributed, "set_timeout"):
+        torch.distributed.set_timeout = lambda *_: None
     for name in ("_non_strict_tracing_context", "_patch_engine_backward"):
         if not hasattr(torch.compiler, name):
             setattr(torch.compiler, name, contextlib.nullcontext)

@@ -41,6 +41,11 @@ def programs() -> dict[str, Any]:
     return found
 
 
+def programs_have_ended() -> bool:
+    """A program that was shut down has no partitions left."""
+    return not any(any(states) for states in programs()["states"].values())
+
+
 def record(trainer: type, into: dict[str, Any]) -> None:
     """Losses of each forward, gradients before each clipping, parameters at the end."""
     utils = importlib.import_module("torchtitan.distributed.utils")
@@ -60,7 +65,6 @@ def record(trainer: type, into: dict[str, Any]) -> None:
         into["parameters"] = digest(self.model_parts[0].parameters())
         into["ran"] = programs()
         close(self)
-        into["left"] = programs()["graphs"]
 
     trainer.forward_backward_step = forward_backward_step
     trainer.close = close_and_look
@@ -69,6 +73,7 @@ def record(trainer: type, into: dict[str, Any]) -> None:
 
 def main() -> None:
     titan_on_cpu.use_the_cpu()
+    titan_on_cpu.add_names_of_newer_torch()
     metrics = importlib.import_module("torchtitan.components.metrics")
     stats = metrics.DeviceMemStats(0, 0, 0, 0, 0, 0)
     metrics.build_device_memory_monitor = lambda: types.SimpleNamespace(
@@ -78,6 +83,7 @@ def main() -> None:
     trainer = importlib.import_module("torchtitan.experiments.graph_trainer.trainer").GraphTrainer
     record(trainer, found)
     importlib.import_module("torchtitan.train").main()
+    found["ended"] = programs_have_ended()
     Path(f"{os.environ['FOUND']}.{os.environ['RANK']}").write_text(json.dumps(found))
 
 

@@ -1,7 +1,8 @@
 """torchtitan's `cudagraph` pass as programs: importing this registers it (docs/torchtitan.md).
 
 `--job.custom_config_module=gravure.torchtitan` or `--experimental.custom_import=gravure.torchtitan`
-with torchtitan 0.2.1 and 0.2.2; the pass pipeline `cudagraph` from 0.3 on.
+with torchtitan 0.2.1 and 0.2.2; `--module gravure.torchtitan` from 0.3 on, or the pass pipeline
+`cudagraph`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import logging
+import pkgutil
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from typing import Any
 from torch import fx
 
 from .calls.graph_passes import GraphPasses
+from .graphs.marked_regions import MarkedRegions
 from .graphs.saved_bundle import bundling
 from .torch_api.aot_autograd import default_partition
 from .torch_api.autograd import saved_tensor_hooks_are_set
@@ -33,6 +36,8 @@ _GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"  # from 0.3 on
 _OWN_PASS = ("cudagraph_pass", "cuda_graph_pass")  # torchtitan's, by release
 # Marks kernels for torchtitan's own capture; its Python calls cannot become part of a program.
 _ANNOTATIONS = "insert_kernel_annotations_pass"
+# They have Inductor compile regions, the second the whole graph as one.
+_REGIONS, _WHOLE = "regional_inductor_pass", "full_inductor_compilation_pass"
 
 _passes = GraphPasses()
 
@@ -64,8 +69,25 @@ def cudagraph_pass(
         return gm
     static_inputs = step.get("static_input_indices")
     if static_inputs is not None:
+        _allow_regions(gm, step.get("regions") or MarkedRegions())
         return _passes.step(gm, static_inputs)
     return _passes.forward(gm) if is_forward else _passes.backward(gm)
+
+
+def _allow_regions(gm: fx.GraphModule, regions: MarkedRegions) -> None:
+    if regions.allow(gm) and regions.obstacle:
+        logger.warning(
+            "the regions that Inductor compiled cannot be captured: %s; leave these operators out "
+            "of them, or leave out the passes that compile regions",
+            regions.obstacle,
+        )
+
+
+def _note_regions_pass(
+    gm: fx.GraphModule, _: Any, *, regions: MarkedRegions, whole: bool
+) -> fx.GraphModule:
+    regions.note(gm, whole=whole)
+    return gm
 
 
 def cudagraph_pipeline(traced: Any, config: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -75,8 +97,11 @@ def cudagraph_pipeline(traced: Any, config: Any, *args: Any, **kwargs: Any) -> l
     """
     passes_module = importlib.import_module(f"{_GRAPH_TRAINER}.passes")
     before = passes_module.construct_default_graph_passes(traced, config, *args, **kwargs)
+    regions = MarkedRegions()
     own = functools.partial(
-        cudagraph_pass, static_input_indices=list(range(traced.num_static_inputs))
+        cudagraph_pass,
+        static_input_indices=list(range(traced.num_static_inputs)),
+        regions=regions,
     )
     names = [_name(entry) for entry in before]
     if not set(names) & set(_OWN_PASS):
@@ -85,8 +110,14 @@ def cudagraph_pipeline(traced: Any, config: Any, *args: Any, **kwargs: Any) -> l
             "without programs",
             " or ".join(_OWN_PASS),
         )
-    kept = [(n, entry) for n, entry in zip(names, before, strict=True) if n != _ANNOTATIONS]
-    return [own if name in _OWN_PASS else entry for name, entry in kept]
+    passes: list[Any] = []
+    for name, entry in zip(names, before, strict=True):
+        if name in (_REGIONS, _WHOLE):
+            note = functools.partial(_note_regions_pass, regions=regions, whole=name == _WHOLE)
+            passes.append(note)
+        if name != _ANNOTATIONS:
+            passes.append(own if name in _OWN_PASS else entry)
+    return passes
 
 
 def _name(entry: Any) -> str:
@@ -226,10 +257,35 @@ def _register() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """`JobConfig`: the compiler toolkit's, which has `compile.passes`."""
-    if name != "JobConfig":
+    """What torchtitan looks up in a module of configurations.
+
+    `JobConfig` is the compiler toolkit's, which has `compile.passes`. From 0.3 on `--module` names
+    this module and `--config` one of the graph trainer's own configurations: it is given with this
+    pipeline chosen.
+    """
+    if name == "JobConfig":
+        return importlib.import_module(f"{_TOOLKIT}.job_config").JobConfig
+    config = None if name.startswith("_") else _graph_trainer_config(name)
+    if config is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{_TOOLKIT}.job_config").JobConfig
+    return functools.partial(_with_pipeline, config)
+
+
+def _graph_trainer_config(name: str) -> Callable[[], Any] | None:
+    spec = importlib.util.find_spec(_GRAPH_TRAINER) if _has(_GRAPH_TRAINER) else None
+    for model in pkgutil.iter_modules(spec.submodule_search_locations if spec else None):
+        registry = f"{_GRAPH_TRAINER}.{model.name}.config_registry"
+        if spec is not None and model.ispkg and _has(registry):
+            config = getattr(importlib.import_module(registry), name, None)
+            if config is not None:
+                return config
+    return None
+
+
+def _with_pipeline(config: Callable[[], Any]) -> Any:
+    made = config()
+    made.compile.pass_pipeline = "cudagraph"
+    return made
 
 
 _register()

@@ -171,3 +171,28 @@ assert str(gravure.report()) == "no compiled graph"
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
     text = written.read_text()
     assert "backward: 1 partitions: 1 captured" in text and "4 replays" in text
+
+
+def test_the_report_at_exit_names_what_was_shut_down_and_outlives_the_interpreter(
+    tmp_path: Path,
+) -> None:
+    """As torchtitan's programs are when the process ends: shut down, and held by its modules."""
+    script = """
+import builtins, torch, gravure
+from gravure.calls.live_graphs import followed
+model = torch.compile(torch.nn.Linear(4, 4), backend="gravure")
+for _ in range(6):
+    model(torch.randn(2, 4)).sum().backward()
+builtins.kept = list(followed())
+for graph in builtins.kept:
+    graph.shutdown()
+"""
+    written = tmp_path / "report.txt"
+    environment = os.environ | {"GRAVURE_REPORT": str(written)}
+    environment["PYTHONPATH"] = str(Path(gravure.__file__).parents[1])
+    environment["GRAVURE_LIBRARY"] = str(library_path())
+    run = [sys.executable, "-c", script]
+    done = subprocess.run(run, env=environment, check=True, capture_output=True, text=True)
+    assert "Exception ignored" not in done.stderr
+    text = written.read_text()
+    assert "backward: 1 partitions: 1 captured" in text and "4 replays" in text

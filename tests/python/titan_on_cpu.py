@@ -34,7 +34,7 @@ def without_a_pool() -> Iterator[None]:
 
 
 def add_names_of_newer_torch() -> None:
-    """What torchtitan 0.3.0 imports and torch 2.11 has not; the tests call none of it."""
+    """What torchtitan 0.3.0 imports or calls and torch 2.11 has not; nothing depends on it."""
     import torch.distributed.fsdp as fsdp
 
     if not hasattr(fsdp, "DataParallelMeshDims"):
@@ -44,12 +44,14 @@ def add_names_of_newer_torch() -> None:
         sys.modules[offload] = mock.MagicMock()
         for name in ("offload", "reload", "wait_tensor"):
             torch.library.define(f"ao::{name}", "(Tensor x) -> Tensor")
+    if not hasattr(torch.distributed, "set_timeout"):
+        torch.distributed.set_timeout = lambda *_: None
     for name in ("_non_strict_tracing_context", "_patch_engine_backward"):
         if not hasattr(torch.compiler, name):
             setattr(torch.compiler, name, contextlib.nullcontext)
 
 
-def _use_the_cpu() -> None:
+def use_the_cpu() -> None:
     torch._utils._get_available_device_type = lambda: "cpu"
     for name, value in {
         "set_device": None,
@@ -94,7 +96,7 @@ def _fill_indices_on_the_cpu() -> None:
 
 def main() -> None:
     """Trains with torchtitan's own `main`; rank 0 writes what was computed where $LOSSES says."""
-    _use_the_cpu()
+    use_the_cpu()
     _fill_indices_on_the_cpu()
     torch.histc = _histogram
     with without_a_pool():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Sequence, Set
 from typing import Any
@@ -68,6 +69,7 @@ class CompiledGraph:
         self._made_by: ProgramMaker | None = None  # once the graphs are here
         self._instances: dict[Key, list[Instance]] = {}
         self._ended: list[ProgramReport] = []  # programs that are gone, for a report at exit
+        self._last_report: GraphReport | None = None  # once it is shut down
         self._any: Instance | None = None  # for all sizes and modules
         self._spare: Instance | None = None  # made while compiling, for the first call
         self._current: Instance | None = None  # of the last call
@@ -86,7 +88,8 @@ class CompiledGraph:
         self._pending: weakref.WeakValueDictionary[int, Instance] = weakref.WeakValueDictionary()
 
     def __del__(self) -> None:
-        if WRITTEN_TO:
+        # Where the interpreter ends, the report is written already.
+        if WRITTEN_TO and not sys.is_finalizing():
             reports.ended.append(self.whole_report())
 
     @classmethod
@@ -123,12 +126,16 @@ class CompiledGraph:
 
     def whole_report(self) -> GraphReport:
         """The same with the programs that are gone, where a report is written at exit."""
+        if self._last_report is not None:
+            return self._last_report
         found = self.report(detailed=PAGE_AT_EXIT)
         found.programs[:0] = self._ended
         return found
 
     def shutdown(self) -> None:
         """Gives back graphs and arenas of all its programs, which cannot run afterwards."""
+        if reports.WRITTEN_TO:  # what they were is gone then
+            self._last_report = self.whole_report()
         for instance in self.all_instances():
             if instance.program is not None:
                 instance.program.shutdown()

@@ -188,10 +188,11 @@ def _traced(
     return TracedGraphs(label, FrameNamer(), forward, None, inputs, (), (), own, None)
 
 
-def _plain_spec(node: fx.Node, kept: bool) -> InputSpec:
+def _plain_spec(node: fx.Node, kept: bool) -> InputSpec | None:
     value = node.meta.get("val")
     if isinstance(value, torch.Generator):
         return InputSpec("rng_state", f"{value.device}#{node.name}", None)
     if not isinstance(value, torch.Tensor):
-        return InputSpec("symint", node.name, None)
+        # A string, None, a mesh, or a number that tracing wrote into the graph: nobody reads it.
+        return InputSpec("symint", node.name, None) if node.users else None
     return InputSpec("parameter" if kept else "user_input", node.name, None)

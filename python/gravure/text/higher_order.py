@@ -12,6 +12,7 @@ from ..errors import ExportError
 from ..graphs.compiled_ops import CompiledCode
 from ..graphs.compiled_regions import carried
 from ..graphs.known_numbers import KnownNumbers
+from ..graphs.marked_regions import may_be_carried
 from ..torch_api.fake_tensors import FakeTensorMode
 from ..torch_api.operators import OpOverload, higher_order_name, pytree
 from .program_text import TypeWriter
@@ -77,7 +78,7 @@ def write(writer: Writer, node: fx.Node) -> Ref:
     """The statements of one higher-order node; ExportError if there is no way to write it."""
     name = higher_order_name(node.target) or getattr(node.target, "__name__", str(node.target))
     handler = _HANDLERS.get(name)
-    if handler is None and writer.carries_python and name in _CARRIED:
+    if handler is None and writer.carries_python and (name in _CARRIED or may_be_carried(node)):
         return _carry(writer, node)
     if handler is None:
         raise writer.refusal(

@@ -8,6 +8,7 @@ modes, `_inductor.config` its settings; `aot_module_simplified` takes operators 
 random states, `_disable_current_modes` his modes away. Without any of these `codegen="inductor"` is
 refused, and eager's kernels remain. `replace_node_with_constant` makes a node a tensor that the
 graph holds: without it constants are copied in each step. `decompose_auto_functionalized`: below.
+What `regional_inductor` leaves in a graph is known by the module of its class.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = [
     "cut_for_inductor",
     "decompose_auto_functionalized",
     "decompositions",
+    "is_compiled_region",
     "replace_node_with_constant",
     "settings_of",
 ]
@@ -97,6 +99,12 @@ def compile_region(
         return compile_fx_inner(
             module, examples, is_backward=backward, is_inference=inference, static_input_idxs=()
         )
+
+
+def is_compiled_region(target: Any) -> bool:
+    """What `regional_inductor` put in the place of a region: a function around Inductor's code."""
+    code = getattr(target, "__wrapped__", None)
+    return type(code).__module__ == "torch._inductor.standalone_compile"
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:

@@ -105,7 +105,6 @@ LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, 
 
 void LoadedProgram::setWhole(const c10::intrusive_ptr<LoadedProgram>& whole) {
   whole_ = whole;
-  whole->runtime_->leaveWarmUp();
 }
 
 void LoadedProgram::noteTangents(const std::vector<at::Tensor>& tangents) {

@@ -149,8 +149,7 @@ bool CudaAllocator::tryEmptyCache(c10::MempoolId_t pool) {
 void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
   const bool all = pool == c10::MempoolId_t{0, 0};
   const c10::DeviceIndex devices = all ? c10::cuda::device_count() : c10::DeviceIndex{0};
-  for (c10::DeviceIndex device = 0; device < devices; ++device)
-    SparePools::of(device).letGo(*this);
+  for (c10::DeviceIndex device = 0; device < devices; ++device) SparePools::of(device).letGo(*this);
   const RoutingsPaused paused;
   try {
     base_->emptyCache(pool);

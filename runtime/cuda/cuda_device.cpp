@@ -30,8 +30,8 @@ c10::DeviceIndex checked(c10::DeviceIndex index) {
 }  // namespace
 
 CudaDevice::CudaDevice(c10::DeviceIndex index)
-    : index_(checked(index)), allocator_(CudaAllocator::install()),
-      spare_(SparePools::of(index_)), warmUp_(allocator_, index_) {}
+    : index_(checked(index)), allocator_(CudaAllocator::install()), spare_(SparePools::of(index_)),
+      warmUp_(allocator_, index_) {}
 
 CapturePool& CudaDevice::captures() {
   if (!captures_) captures_ = CapturePool::of(allocator_, currentStream());

@@ -117,9 +117,6 @@ class Runtime {
   void dropCaptures(const std::string& group = "");
   /// Whether saved values that lie in the arena are held: a forward would run uncaptured now.
   bool holdsSaved() const;
-  /// Gives back what the warm-ups left: another program goes on in the place of this one, which may
-  /// come back.
-  void leaveWarmUp();
   /// Destroys executables, then the arena. Idempotent; the destructor calls it. Results live on.
   void shutdown();
 

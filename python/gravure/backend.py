@@ -18,6 +18,7 @@ from .calls.live_graphs import drop_converted, follow
 from .drop_captures import drop_captures
 from .errors import ExportError
 from .graphs.codegen import Style, in_first_style
+from .graphs.devices import give_back_cache
 from .library.load import program_class
 from .options import CompileOptions
 from .text.dynamo_graph import label_of
@@ -142,6 +143,7 @@ class AutocastCall:
         self._inside = inside
         self._bundles = bundles
         self._was_called = False
+        self._keeps_cache = False  # PyTorch's allocator, for the first call
         self._found: list[bool] = []  # whether the first call's backward was under autocast
         self._chosen: FrameCall | None = None
 
@@ -149,13 +151,16 @@ class AutocastCall:
         if self._chosen is None:
             if not self._was_called and not any(isinstance(arg, FakeTensor) for arg in args):
                 return self._as_it_is(args)
+            if self._keeps_cache:
+                self._keeps_cache = False
+                give_back_cache(args)
             if not self._found:
                 return self._behind(*args)
             self._chosen = self._choose(args)
         return self._chosen(*args)
 
     def _as_it_is(self, args: Sequence[Any]) -> Any:
-        self._was_called = True
+        self._was_called = self._keeps_cache = True
         found = self._found
 
         def note(_: torch.Tensor) -> None:

@@ -5,6 +5,7 @@
 #include "runtime/cuda/cuda_end_of_life.h"
 #include "runtime/cuda/cuda_pages.h"
 #include "runtime/cuda/cuda_partition_graph.h"
+#include "runtime/cuda/cuda_spare_pools.h"
 #include "runtime/cuda/cuda_warm_up_memory.h"
 #include "runtime/cuda/cuda_warm_up_pool.h"
 #include "runtime/device/arena_session.h"
@@ -146,6 +147,9 @@ bool CudaAllocator::tryEmptyCache(c10::MempoolId_t pool) {
 }
 
 void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
+  const bool all = pool == c10::MempoolId_t{0, 0};
+  const c10::DeviceIndex devices = all ? c10::cuda::device_count() : c10::DeviceIndex{0};
+  for (c10::DeviceIndex device = 0; device < devices; ++device) SparePools::of(device).letGo(*this);
   const RoutingsPaused paused;
   try {
     base_->emptyCache(pool);
@@ -154,10 +158,9 @@ void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
     // asked knows of no capture.
     if (!PartitionGraph::oneIsCaptured()) throw;
   }
-  if (pool != c10::MempoolId_t{0, 0}) return;
+  if (!all) return;
   const UnseenByCaptures unseen;
-  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device)
-    releaseEnded(device);
+  for (c10::DeviceIndex device = 0; device < devices; ++device) releaseEnded(device);
 }
 
 c10::DataPtr CudaAllocator::allocate(size_t bytes) {

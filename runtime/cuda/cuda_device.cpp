@@ -30,7 +30,8 @@ c10::DeviceIndex checked(c10::DeviceIndex index) {
 }  // namespace
 
 CudaDevice::CudaDevice(c10::DeviceIndex index)
-    : index_(checked(index)), allocator_(CudaAllocator::install()), warmUp_(allocator_, index_) {}
+    : index_(checked(index)), allocator_(CudaAllocator::install()), spare_(SparePools::of(index_)),
+      warmUp_(allocator_, index_) {}
 
 CapturePool& CudaDevice::captures() {
   if (!captures_) captures_ = CapturePool::of(allocator_, currentStream());
@@ -45,7 +46,7 @@ std::shared_ptr<Slab> CudaDevice::makeSlab(const ArenaShape& shape) {
   passFaultPoint(FaultPoint::Allocation);
   std::string why = whyNoArenaPages(index_);
   if (!why.empty()) return cudaBlocks(index_).make(shape, std::move(why));
-  WarmUpMemory* warmUps = warmUp_.memory();
+  WarmUpMemory* warmUps = WarmUpMemory::known(index_);
   if (warmUps == nullptr) return cudaPages(index_).make(shape);
   const int64_t page = warmUps->largePage();
   const auto pages = warmUps->takeEnded(shape.bytes / page, currentStream());

@@ -3,6 +3,7 @@
 
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_capture_pool.h"
+#include "runtime/cuda/cuda_spare_pools.h"
 #include "runtime/cuda/cuda_warm_up_pool.h"
 #include "runtime/device/device.h"
 
@@ -30,8 +31,7 @@ class CudaDevice final : public Device {
 
   void beginWarmUp() override { warmUp_.begin(); }
   void endWarmUp() override { warmUp_.end(); }
-  void dropWarmUp() override { warmUp_.drop(); }
-  void leaveWarmUp() override { warmUp_.leave(); }
+  void dropWarmUp() override { spare_.giveBack(allocator_); }
 
   bool callerCaptures() const override;
   std::unique_ptr<Marker> makeMarker() override;
@@ -44,12 +44,13 @@ class CudaDevice final : public Device {
   c10::cuda::CUDAStream currentStream() const { return c10::cuda::getCurrentCUDAStream(index_); }
   /// Where this program is captured: that of the stream which is current at the first call.
   CapturePool& captures();
-  void tidyWarmUp() { warmUp_.tidy(); }
+  void tidyWarmUp() { spare_.tidy(allocator_); }
 
  private:
   const c10::DeviceIndex index_;
   CudaAllocator& allocator_;
   std::shared_ptr<CapturePool> captures_;
+  SparePools& spare_;  // of all programs
   WarmUpPool warmUp_;
 };
 

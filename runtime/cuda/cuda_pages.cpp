@@ -5,6 +5,7 @@
 #include "runtime/cuda/cuda_ended_pools.h"
 #include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_page_driver.h"
+#include "runtime/cuda/cuda_spare_pools.h"
 #include "runtime/cuda/cuda_warm_up_memory.h"
 
 #include <c10/util/Exception.h>
@@ -49,7 +50,9 @@ class CudaPageSource final : public PageSource {
     if (sizes.empty()) return {};
     const int64_t bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     if (bytes > availableMemory(device())) {
-      (void)CudaAllocator::install().tryEmptyCache({0, 0});
+      CudaAllocator& allocator = CudaAllocator::install();
+      SparePools::of(device()).giveBack(allocator);
+      (void)allocator.tryEmptyCache({0, 0});
       if (WarmUpMemory* ended = WarmUpMemory::known(device())) ended->giveBackWaiting();
     }
     if (const int64_t rest = availableMemory(device()); bytes > rest) failFor(bytes, rest);
@@ -187,6 +190,7 @@ int64_t availableMemory(c10::DeviceIndex device) {
 }
 
 int64_t releaseAtRest(c10::DeviceIndex device) {
+  SparePools::of(device).giveBack(CudaAllocator::install());
   EndedPools::of(device).giveBack();
   WarmUpMemory* warmUps = WarmUpMemory::known(device);
   ArenaPages* arenas = knownCudaPages(device);

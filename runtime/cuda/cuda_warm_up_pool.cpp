@@ -1,7 +1,7 @@
 #include "runtime/cuda/cuda_warm_up_pool.h"
 
 #include "runtime/cuda/cuda_end_of_life.h"
-#include "runtime/cuda/cuda_pages.h"
+#include "runtime/cuda/cuda_spare_pools.h"
 
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -72,30 +72,14 @@ RoutingsPaused::~RoutingsPaused() {
 }
 
 WarmUpPool::~WarmUpPool() {
-  end();
-  atEnd("giving back the memory of a warm-up", [this] { leave(); });
-}
-
-void WarmUpPool::leave() {
-  letGo();
-  for (MemoryPool& each : dropped_) EndedPools::of(device_).add(std::move(each));
-  dropped_.clear();
+  atEnd("the end of a warm-up", [this] { end(); });
 }
 
 void WarmUpPool::begin() {
-  if (!pool_) {
-    EndedPools::of(device_).giveBack();
-    memory_ = WarmUpMemory::tryOf(device_);
-    // An owner a pool, so that it is seen when PyTorch's pool ends.
-    using Segments = c10::cuda::CUDACachingAllocator::CUDAAllocator;
-    std::shared_ptr<Segments> segments;
-    if (memory_ != nullptr) segments.reset(&memory_->segments(), [](Segments*) {});
-    const auto id = at::cuda::graph_pool_handle();
-    allocator_.createOrIncrefPool(device_, id, segments);
-    pool_ = MemoryPool{id, segments};
-  }
+  const auto stream = c10::cuda::getCurrentCUDAStream(device_);
+  taken_ = Taken{SparePools::of(device_).take(allocator_, stream), stream};
   try {
-    routing_ = std::make_unique<PoolRouting>(allocator_, device_, pool_->id,
+    routing_ = std::make_unique<PoolRouting>(allocator_, device_, taken_->pool.id,
                                              [](cudaStream_t) { return warmingUp > 0; });
     ++warmingUp;
     // A capture has others, for its own stream: those of a model that is captured whole would lie idle.
@@ -108,30 +92,14 @@ void WarmUpPool::begin() {
 }
 
 void WarmUpPool::end() {
-  if (!routing_) return;
-  workspaces_.reset();
-  --warmingUp;
-  routing_.reset();
-}
-
-void WarmUpPool::drop() {
-  if (letGo()) tidyDropped();
-}
-
-/// Ends the use of the pool. False if there is none.
-bool WarmUpPool::letGo() {
-  if (!pool_) return false;
-  dropped_.push_back(*std::exchange(pool_, std::nullopt));
-  allocator_.releasePool(device_, dropped_.back().id);
-  tidied_ = 0;
-  return true;
-}
-
-void WarmUpPool::tidyDropped() {
-  const auto isGone = [&](const MemoryPool& each) {
-    return allocator_.tryEmptyCache(each.id) && each.segments.expired();
-  };
-  dropped_.erase(std::remove_if(dropped_.begin(), dropped_.end(), isGone), dropped_.end());
+  if (!taken_) return;
+  if (routing_) {
+    workspaces_.reset();
+    --warmingUp;
+    routing_.reset();
+  }
+  Taken taken = *std::exchange(taken_, std::nullopt);
+  SparePools::of(device_).put(std::move(taken.pool), taken.stream);
 }
 
 }  // namespace gravure

@@ -1,12 +1,12 @@
 #pragma once
-// The pool of PyTorch's allocator that one program warms up in.
+// The pool of PyTorch's allocator that one run of a program warms up in.
 
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_ended_pools.h"
 #include "runtime/cuda/cuda_libraries.h"
-#include "runtime/cuda/cuda_warm_up_memory.h"
 
-#include <cstdint>
+#include <c10/cuda/CUDAStream.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -57,9 +57,8 @@ class RoutingsPaused {
 /// Whether the thread's allocations come from a WarmUpPool.
 bool isWarmingUp();
 
-/// Between begin() and end(), what this thread allocates comes from the pool, which drop() gives back.
-/// What somebody holds then is given back by tidy() once it is free. Not thread-safe, like its program.
-/// Where it ends, it leaves its pools to EndedPools.
+/// Between begin() and end(), what this thread allocates comes from one of the GPU's SparePools, where
+/// it is left for the next warm-up. Not thread-safe, like its program.
 class WarmUpPool {
  public:
   WarmUpPool(CudaAllocator& allocator, c10::DeviceIndex device)
@@ -70,33 +69,16 @@ class WarmUpPool {
 
   void begin();
   void end();
-  /// The next begin() makes another pool.
-  void drop();
-  /// The same, and leaves what somebody holds to EndedPools.
-  void leave();
-
-  /// Called by each replay: gives back what is free by now and has no work left. Looks after what was
-  /// held at drop() in the 1st, 2nd, 4th, 8th… call from there on. Waits for nothing but the streams
-  /// that somebody recorded for what was held.
-  void tidy() {
-    if (!dropped_.empty() && isTime(++tidied_)) tidyDropped();
-    if (memory_ != nullptr && memory_->hasEnded()) memory_->giveBack();
-  }
-
-  /// Where the pool lies; nullptr before the first begin(), and where the GPU cannot map pages.
-  WarmUpMemory* memory() const { return memory_; }
 
  private:
-  bool letGo();
-  static bool isTime(int64_t call) { return (call & (call - 1)) == 0 || call % 1024 == 0; }
-  void tidyDropped();
+  struct Taken {
+    MemoryPool pool;
+    c10::cuda::CUDAStream stream;
+  };
 
   CudaAllocator& allocator_;
   const c10::DeviceIndex device_;
-  WarmUpMemory* memory_ = nullptr;
-  std::optional<MemoryPool> pool_;   // that we hold a use of
-  std::vector<MemoryPool> dropped_;  // that were not empty
-  int64_t tidied_ = 0;               // since the last drop()
+  std::optional<Taken> taken_;
   std::unique_ptr<PoolRouting> routing_;
   std::unique_ptr<PassingWorkspaces> workspaces_;
 };

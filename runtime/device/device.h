@@ -175,14 +175,13 @@ class Device {
   virtual bool poisons() const { return false; }
   virtual void poison(void* /*address*/, int64_t /*bytes*/) {}
 
-  /// Around a step that warms up, on its thread: what the thread allocates comes from a pool of its own,
-  /// so that warm-up leaves no holes where captures and eager code allocate.
+  /// Around a step that warms up, on its thread: what the thread allocates comes from a pool for
+  /// warm-ups, so that they leave no holes where captures and eager code allocate. The programs of a
+  /// device warm up in it one after another.
   virtual void beginWarmUp() {}
   virtual void endWarmUp() {}
-  /// Gives the pool of these steps back, but for what is still in use. Idempotent.
+  /// Gives back what lies idle there, whoever left it; what is in use, once it is not. Idempotent.
   virtual void dropWarmUp() {}
-  /// The same for a program that may not run again for long: what is in use is given back by others.
-  virtual void leaveWarmUp() {}
 
   /// Whether the caller captures the current stream: what a step does there becomes part of his graph.
   virtual bool callerCaptures() const { return false; }

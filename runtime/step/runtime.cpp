@@ -407,11 +407,6 @@ void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>&
 
 bool Runtime::holdsSaved() const { return impl_->loans_->outstanding() > 0; }
 
-void Runtime::leaveWarmUp() {
-  const auto turn = impl_->waitForTurn("giving back the warm-up");
-  impl_->device_->leaveWarmUp();
-}
-
 void Runtime::dropCaptures(const std::string& group) {
   const auto turn = impl_->waitForTurn("the captures");
   Communication* const communication = impl_->communication_.get();

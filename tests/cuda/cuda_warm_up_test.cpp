@@ -198,6 +198,46 @@ TEST_CASE("several warm-ups at once, and a second one after the first, lie apart
     CHECK(sameBits(tensors[i], at::full_like(tensors[i], static_cast<double>(i))));
 }
 
+TEST_CASE("programs that warm up one after another take what one of them takes") {
+  NEEDS_GPU();
+  CudaDevice first(0), second(0);
+  first.installAllocator();
+  (void)readied({first.currentStream()});
+  giveBackOthers();
+  const int64_t before = reserved();
+  const auto warmUp = [](CudaDevice& device) {
+    device.beginWarmUp();
+    (void)floats(160 * kMiB).fill_(1);
+    device.endWarmUp();
+  };
+  warmUp(first);
+  const int64_t warm = reserved();
+  CHECK(warm >= before + 160 * kMiB);
+  warmUp(second);  // as a graph that Dynamo compiled anew after the first one's only call
+  CHECK(reserved() == warm);
+  SECTION("and the one that is planned gets it all") {
+    second.dropWarmUp();
+    auto arena = second.makeSlab(shapeOfBytes(160 * kMiB));
+    CHECK(reserved() == warm);
+    arena.reset();
+    second.synchronize();
+    emptyCache();
+  }
+  SECTION("replays of any program give it back, where nobody warms up any more") {
+    second.synchronize();
+    for (int call = 0; call < 15; ++call) second.tidyWarmUp();
+    CHECK(reserved() == warm);
+    warmUp(first);
+    CHECK(reserved() == warm);
+    second.synchronize();
+    for (int call = 0; call < 17; ++call) second.tidyWarmUp();
+    CHECK(reserved() == before);
+  }
+  SECTION("torch.cuda.empty_cache() gives it back") { emptyCache(); }
+  SECTION("memory at rest is asked back") { (void)second.releaseMemory(); }
+  CHECK(reserved() == before);
+}
+
 TEST_CASE(
     "what is held of a warm-up is given back once it is free, without torch.cuda.empty_cache") {
   NEEDS_GPU();

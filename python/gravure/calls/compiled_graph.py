@@ -134,7 +134,7 @@ class CompiledGraph:
 
     def shutdown(self) -> None:
         """Gives back graphs and arenas of all its programs, which cannot run afterwards."""
-        if reports.WRITTEN_TO:  # what they were is gone then
+        if WRITTEN_TO:  # what they were is gone then
             self._last_report = self.whole_report()
         for instance in self.all_instances():
             if instance.program is not None:

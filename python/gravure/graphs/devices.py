@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -32,6 +33,22 @@ def device_of(graphs: Sequence[fx.GraphModule], label: str) -> str:
             label, f"its tensors are on {names}", "keep one graph on one CUDA device, or on the CPU"
         )
     return str(found.pop())
+
+
+_MUCH = 64 << 20
+
+
+def give_back_cache(values: Iterable[Any]) -> None:
+    """What PyTorch keeps for a call that ran as it is: programs have memory of their own.
+
+    As PyTorch does before a capture. Not where somebody captures, or little is kept.
+    """
+    devices = {v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda}
+    if not devices or torch.cuda.is_current_stream_capturing():
+        return
+    kept = (torch.cuda.memory_reserved(d) - torch.cuda.memory_allocated(d) for d in devices)
+    if max(kept) > _MUCH:
+        torch.cuda.empty_cache()
 
 
 def free_bytes(device: str) -> int | None:

@@ -9,6 +9,7 @@
 - `grouped_mm` of floats is what eager runs; Dynamo's stand-in for it takes bfloat16 alone.
 - An optimizer keeps its settings and its step count: Dynamo would make one on a GPU capturable,
   which is another formula, before the graph comes here and is left to eager (optimizers.py).
+- An LSTM need not break the graph (recurrent_modules.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
 
@@ -43,6 +44,7 @@ from .private_names import (
     op_implementations_dict,
     tls,
 )
+from .recurrent_modules import trace_recurrent_modules
 from .whether_compiled import answer_as_eager
 
 _MARK = "_gravure_traces_as_eager"
@@ -104,6 +106,7 @@ def _change_dynamo() -> MissingName | None:
     """What is in the way, if anything is."""
     decide_constant_branches(_is_marked)
     answer_as_eager(_is_told_as_eager)
+    trace_recurrent_modules(_is_marked)
     try:
         TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)
         for name in _METHODS:

@@ -48,6 +48,7 @@ class Without(enum.Enum):
     SKIPS = "where another one is missing, a compiled function ends in its error"
     BITS = "nothing is compiled, since graphs would have other bits than eager's"
     TRUTH = "code that asks is told that it is compiled"
+    RECURRENT = "graphs break at every LSTM"
     BRANCHES = "graphs break at branches on constants"
     FUNCTIONAL = "a graph with an operator of the user's own that writes runs as it is"
     INDUCTOR = 'codegen="inductor" is refused'
@@ -245,6 +246,7 @@ _ROWS = (
         "method_addcdiv_<14 tp_methods>=14",
         "valid_size",
     ),
+    Private(f"{_VARIABLES}.builder", "VariableBuilder", Without.RECURRENT, "_wrap"),
     Private(f"{_VARIABLES}.torch", "TorchInGraphFunctionVariable", Without.BITS, "_get_handlers"),
     Private(
         f"{_VARIABLES}.optimizer",

@@ -1,0 +1,119 @@
+#include "runtime/cuda/cuda_spare_pools.h"
+
+#include "runtime/cuda/cuda_allocator.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <utility>
+
+namespace gravure {
+namespace {
+
+/// Replays without a warm-up after which what is spare lies idle. In a model of many graphs, some of
+/// which replay while others warm up, memory is only made anew then.
+constexpr int64_t kIdle = 16;
+
+bool isTime(int64_t call) { return (call & (call - 1)) == 0 || call % 1024 == 0; }
+
+}  // namespace
+
+SparePools& SparePools::of(c10::DeviceIndex device) {
+  static auto* all = [] {  // never destroyed, as what programs leave at exit
+    auto* made = new std::array<SparePools*, 64>;
+    for (size_t i = 0; i < made->size(); ++i)
+      (*made)[i] = new SparePools(static_cast<c10::DeviceIndex>(i));
+    return made;
+  }();
+  return *all->at(static_cast<size_t>(device));
+}
+
+MemoryPool SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStream stream) {
+  if (auto known = takeKnown(stream)) return *known;
+  EndedPools::of(device_).giveBack();
+  tidyHeld(allocator);
+  return make(allocator);
+}
+
+std::optional<MemoryPool> SparePools::takeKnown(c10::cuda::CUDAStream stream) {
+  const std::lock_guard lock(mutex_);
+  unused_ = 0;
+  // The last one: what a forward saved is freed in its backward.
+  const auto found = std::find_if(spare_.rbegin(), spare_.rend(),
+                                  [&](const Spare& each) { return each.stream == stream; });
+  if (found == spare_.rend()) return std::nullopt;
+  const MemoryPool pool = found->pool;
+  spare_.erase(std::next(found).base());
+  noteWhetherToTidy();
+  return pool;
+}
+
+MemoryPool SparePools::make(CudaAllocator& allocator) {
+  WarmUpMemory* memory = WarmUpMemory::tryOf(device_);
+  memory_.store(memory, std::memory_order_release);
+  // An owner a pool, so that it is seen when PyTorch's pool ends.
+  using Segments = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+  std::shared_ptr<Segments> segments;
+  if (memory != nullptr) segments.reset(&memory->segments(), [](Segments*) {});
+  const auto id = at::cuda::graph_pool_handle();
+  allocator.createOrIncrefPool(device_, id, segments);
+  return {id, segments};
+}
+
+void SparePools::put(MemoryPool pool, c10::cuda::CUDAStream stream) {
+  const std::lock_guard lock(mutex_);
+  unused_ = 0;
+  spare_.push_back({std::move(pool), stream});
+  noteWhetherToTidy();
+}
+
+bool SparePools::letGo(CudaAllocator& allocator) {
+  std::vector<Spare> spare;
+  {
+    const std::lock_guard lock(mutex_);
+    spare.swap(spare_);
+  }
+  if (spare.empty()) return false;
+  for (const Spare& each : spare) allocator.releasePool(device_, each.pool.id);
+  const std::lock_guard lock(mutex_);
+  for (Spare& each : spare) held_.push_back(std::move(each.pool));
+  tidied_ = 0;
+  noteWhetherToTidy();
+  return true;
+}
+
+void SparePools::giveBack(CudaAllocator& allocator) {
+  letGo(allocator);
+  tidyHeld(allocator);
+}
+
+void SparePools::tidyNow(CudaAllocator& allocator) {
+  bool idle = false, time = false;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;  // the next replay does it
+    idle = !spare_.empty() && ++unused_ >= kIdle;
+    time = !held_.empty() && isTime(++tidied_);
+  }
+  if (idle) letGo(allocator);
+  if (idle || time) tidyHeld(allocator);
+}
+
+void SparePools::tidyHeld(CudaAllocator& allocator) {
+  std::vector<MemoryPool> held;
+  {
+    const std::lock_guard lock(mutex_);
+    held.swap(held_);
+  }
+  const auto isGone = [&](const MemoryPool& each) {
+    return allocator.tryEmptyCache(each.id) && each.segments.expired();
+  };
+  held.erase(std::remove_if(held.begin(), held.end(), isGone), held.end());
+  const std::lock_guard lock(mutex_);
+  held_.insert(held_.end(), held.begin(), held.end());
+  noteWhetherToTidy();
+}
+
+}  // namespace gravure

@@ -1,0 +1,69 @@
+#pragma once
+// Pools to warm up in, while nobody warms up in them.
+
+#include "runtime/cuda/cuda_ended_pools.h"
+#include "runtime/cuda/cuda_warm_up_memory.h"
+
+#include <c10/cuda/CUDAStream.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace gravure {
+
+class CudaAllocator;
+
+/// Those of one GPU. A program takes one for each run that warms up, and leaves it to the next one, its
+/// own or another program's: so programs that warm up one after another take what the eager step takes,
+/// and one that is never called again (a graph that Dynamo compiled anew after its first call, say) keeps
+/// nothing. Their memory is given back when a program is planned, when nobody has warmed up for some
+/// replays, and when memory is asked back. Thread-safe; PyTorch's lock is never taken with its own held.
+class SparePools {
+ public:
+  static SparePools& of(c10::DeviceIndex device);
+
+  /// One that was used on `stream`, whose blocks serve no other; else a new one. The caller's until
+  /// put().
+  MemoryPool take(CudaAllocator& allocator, c10::cuda::CUDAStream stream);
+  void put(MemoryPool pool, c10::cuda::CUDAStream stream);
+
+  /// Gives back all that is free. What somebody holds is given back by tidy() once it is free.
+  void giveBack(CudaAllocator& allocator);
+  /// Leaves it to PyTorch to give that back, where it empties its cache. True if there was any.
+  bool letGo(CudaAllocator& allocator);
+
+  /// Called by each replay, wherever it comes from. Looks after what is spare if nobody took it for
+  /// some calls, and after what was held in giveBack() in the 1st, 2nd, 4th, 8th… call from there on.
+  /// Waits for nothing but the streams that somebody recorded for what was held.
+  void tidy(CudaAllocator& allocator) {
+    if (mayTidy_.load(std::memory_order_relaxed)) tidyNow(allocator);
+    WarmUpMemory* memory = memory_.load(std::memory_order_acquire);
+    if (memory != nullptr && memory->hasEnded()) memory->giveBack();
+  }
+
+ private:
+  struct Spare {
+    MemoryPool pool;
+    c10::cuda::CUDAStream stream;
+  };
+  explicit SparePools(c10::DeviceIndex device) : device_(device) {}
+  std::optional<MemoryPool> takeKnown(c10::cuda::CUDAStream stream);
+  MemoryPool make(CudaAllocator& allocator);
+  void tidyNow(CudaAllocator& allocator);
+  void tidyHeld(CudaAllocator& allocator);
+  void noteWhetherToTidy() { mayTidy_.store(!spare_.empty() || !held_.empty()); }
+
+  const c10::DeviceIndex device_;
+  std::atomic<WarmUpMemory*> memory_{nullptr};  // once one was taken; not where it cannot map pages
+  std::atomic<bool> mayTidy_{false};
+  std::mutex mutex_;
+  std::vector<Spare> spare_;
+  std::vector<MemoryPool> held_;  // let go of, and not empty
+  int64_t unused_ = 0;            // calls of tidy() since one was taken or put
+  int64_t tidied_ = 0;            // since the last one was let go of
+};
+
+}  // namespace gravure

@@ -1,0 +1,64 @@
+"""An LSTM is one graph with the rest of its model where its trace has eager's bits (law 1)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from running import need_library
+from torch import Tensor, nn
+from training import replays, same_as_eager
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class Words(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], dropout: float = 0.0, **sizes: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 16)
+        self.cells = kind(16, 16, num_layers=2, batch_first=True, dropout=dropout, **sizes)
+        self.head = nn.Linear(sizes.get("proj_size", 16), 50)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.cells(self.table(ids))[0])
+
+
+def words(_: int) -> tuple[Tensor]:
+    return (torch.randint(50, (4, 9)),)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_law_1_an_lstm_breaks_no_graph(dropout: float) -> None:
+    report = same_as_eager(Words(nn.LSTM, dropout), words)
+    assert [graph.graph_break for graph in report.graphs] == [""]
+    assert replays(report)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+def test_law_1_recurrent_modules_have_eagers_bits(
+    kind: type[nn.RNNBase], dtype: torch.dtype
+) -> None:
+    same_as_eager(Words(kind, 0.3).to(dtype), words)
+
+
+def test_law_1_a_projection_has_eagers_bits() -> None:
+    same_as_eager(Words(nn.LSTM, proj_size=8), words)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_law_1_an_lstm_on_a_gpu(dtype: torch.dtype) -> None:
+    model = Words(nn.LSTM, 0.3).to("cuda", dtype)
+    report = same_as_eager(model, lambda i: (words(i)[0].cuda(),))
+    if dtype == torch.bfloat16:  # the others are cuDNN's, and break the graph
+        assert [graph.graph_break for graph in report.graphs] == [""]
+        assert replays(report)
+
+
+def test_other_backends_are_told_what_dynamo_says() -> None:
+    model = Words(nn.LSTM)
+    torch.compile(model, backend="gravure")(*words(0))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="LSTM"):
+        torch.compile(model, backend="eager", fullgraph=True)(*words(0))

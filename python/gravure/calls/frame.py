@@ -32,6 +32,7 @@ from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.fake_tensors import FakeTensor
 from .compiled_graph import CompiledGraph
+from .size_choice import FEWEST
 
 logger = logging.getLogger("gravure")
 
@@ -160,7 +161,7 @@ class FrameCall:
         key = now, *[arg for arg in args if isinstance(arg, int)]
         if key in self._otherwise_trained:
             return self._otherwise_trained[key]
-        label, most = self._request.label, self._request.options.max_shapes
+        label, most = self._request.label, self._request.options.max_shapes or FEWEST
         changed = self._trained.changed(now)
         if len(self._otherwise_trained) >= most:
             if True not in changed:

@@ -1,6 +1,6 @@
-"""One rank of a pipeline: `python pipeline_program.py FOLDER RANK RANKS SCHEDULE BACKEND`.
+"""One rank of a pipeline: `python pipeline_program.py FOLDER RANK RANKS SCHEDULE`.
 
-Writes what it computed, and what was replayed, to FOLDER/BACKEND.RANK.
+Writes to FOLDER/RANK what it computed in eager, what compiled, and what was replayed.
 """
 
 from __future__ import annotations
@@ -35,17 +35,27 @@ def counted() -> tuple[int, int]:
     return sum(s["steps"] for s in stats), sum(s["uncaptured_steps"] for s in stats)
 
 
-def main(folder: Path, rank: int, ranks: int, name: str, backend: str) -> None:
+def main(folder: Path, rank: int, ranks: int, name: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / f"store.{backend}"), ranks)
+    store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    eager, _ = train(name, rank, ranks, compiled=False)
+    found, counts = train(name, rank, ranks, compiled=True)
+    torch.save((eager, found, counts), folder / str(rank))
+    dist.destroy_process_group()
+
+
+def train(
+    name: str, rank: int, ranks: int, *, compiled: bool
+) -> tuple[list[Tensor], list[tuple[int, int]]]:
+    """Results of the last stage, losses and gradients of each step; what was counted by then."""
     schedule_class = get_schedule_class(name)
     own = 2 if "Interleaved" in name else 1  # stages a rank
     count = own * ranks
     torch.manual_seed(0)
     every = [Stage() for _ in range(count)]
     mine = every[rank::ranks]
-    if backend == "gravure":
+    if compiled:
         for stage in mine:
             stage.compile(backend="gravure", options={"poison": True})
     stages = [
@@ -73,9 +83,8 @@ def main(folder: Path, rank: int, ranks: int, name: str, backend: str) -> None:
                 p.data.sub_(p.grad, alpha=0.1)
                 p.grad = None
         counts.append(counted())
-    torch.save((found, counts), folder / f"{backend}.{rank}")
-    dist.destroy_process_group()
+    return found, counts
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

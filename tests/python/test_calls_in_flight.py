@@ -123,9 +123,7 @@ def backwards_in_another_order(
     return losses
 
 
-def rollout_then_updates(
-    models: nn.ModuleDict, calls: dict[str, Any], step: int
-) -> list[Tensor]:
+def rollout_then_updates(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
     """Eight calls without gradients, whose results are kept, then three updates."""
     x, seen, given = batch(step), [], []
     with torch.no_grad():

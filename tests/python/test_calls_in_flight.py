@@ -293,6 +293,19 @@ def test_a_forward_whose_backward_never_comes_leaves_the_others_right() -> None:
     assert run(dropped, compiled=True)[0] == run(dropped, compiled=False)[0]
 
 
+def test_the_report_says_how_many_instances_there_are_and_why() -> None:
+    model = Net().to(DEVICE)
+    call = torch.compile(model, backend="gravure")
+    for i in range(4):
+        backwards_in_another_order(nn.ModuleDict({"a": model}), {"a": call}, i)
+    (graph,) = gravure.report().graphs
+    assert [each.instance for each in graph.programs] == [0, 1, 2]
+    assert all(each.stats["replays"] for each in graph.programs)
+    said = str(graph)
+    assert "2 further instances, since 3 calls were in flight at once" in said
+    assert "call 3 in flight:" in said
+
+
 def test_instances_go_with_their_model() -> None:
     run(siamese, compiled=True)
     model = Net().to(DEVICE)

@@ -96,6 +96,13 @@ class Runtime {
   /// in the step before.
   void holdTogether(const std::string& entry, const std::vector<int64_t>& outputs);
 
+  /// `other` runs the same program text with the same options, for other calls in flight: from now on what
+  /// either records in its warm-up holds for both. Before the first run.
+  void warmUpWith(const Runtime& other);
+  /// `other` runs the same graph for other sizes: what its warm-up found out of calls and results holds here,
+  /// too, and one recorded run is enough where two of its own agreed. Before the first run.
+  void learnFrom(const Runtime& other);
+
   const Program& program() const;
   Device& device();
   const RuntimeStats& stats() const;

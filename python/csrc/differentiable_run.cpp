@@ -93,6 +93,16 @@ bool LoadedProgram::holdsSaved() const {
   return runtime_->holdsSaved();
 }
 
+void LoadedProgram::warmUpWith(const c10::intrusive_ptr<LoadedProgram>& other) {
+  const auto lock = turn();
+  runtime_->warmUpWith(*other->runtime_);
+}
+
+void LoadedProgram::learnFrom(const c10::intrusive_ptr<LoadedProgram>& other) {
+  const auto lock = turn();
+  runtime_->learnFrom(*other->runtime_);
+}
+
 std::vector<c10::IValue>
 LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, bool last) {
   const auto lock = turn();

@@ -34,6 +34,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("run_differentiable", &LoadedProgram::runDifferentiable)
       .def("set_defers", &LoadedProgram::setDefers)
       .def("holds_saved", &LoadedProgram::holdsSaved)
+      .def("warm_up_with", &LoadedProgram::warmUpWith)
+      .def("learn_from", &LoadedProgram::learnFrom)
       .def("set_whole", &LoadedProgram::setWhole)
       .def("take_tangent_news", &LoadedProgram::takeTangentNews)
       .def("run_step", &LoadedProgram::runStep)

@@ -108,6 +108,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   void setDefers(bool defers);
   /// Whether they are.
   bool holdsSaved() const;
+  /// `other` is of the same text, for other calls in flight (Runtime::warmUpWith).
+  void warmUpWith(const c10::intrusive_ptr<LoadedProgram>& other);
+  /// `other` is of the same graph, for other sizes (Runtime::learnFrom).
+  void learnFrom(const c10::intrusive_ptr<LoadedProgram>& other);
   /// `backward`, for that node: `values` by position. Without `last` those that are lent stay good.
   std::vector<c10::IValue> runBackward(std::vector<std::pair<int64_t, c10::IValue>> values,
                                        bool last);

@@ -29,6 +29,7 @@ from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_tensors import FakeTensor
 from .torch_api.optimizers import leave_functions_alone, steps_optimizer
 from .torch_api.private_names import MissingName
+from .torch_api.split_backward import refuse_split_backward
 
 logger = logging.getLogger("gravure")
 
@@ -74,6 +75,7 @@ def compile_graph(
     """
     options = _given(options, mode)
     drop_converted()
+    refuse_split_backward()
     chosen = _options(options)
     if steps_optimizer(graph):
         if chosen.on_missed == "raise":

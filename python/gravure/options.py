@@ -176,8 +176,9 @@ class CompileOptions:
     is_compiling: bool = False
     """code that asks whether it is compiled is told so, and may take another way: see
     [above](torch-compile.md#code-that-asks-whether-it-is-compiled)"""
-    max_shapes: int = 8
-    """sets of sizes of one graph that get programs of their own; not for `compile_step`"""
+    max_shapes: int | None = None
+    """sets of sizes of one graph that get programs of their own; by default 8 to 64, as many as
+    take a GiB: see [below](torch-compile.md#sizes); not for `compile_step`"""
     max_modules: int = 256
     """modules sharing one graph that get programs of their own; not for `compile_step`"""
     max_in_flight: int = 32
@@ -213,7 +214,7 @@ class CompileOptions:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 raise ValueError(f"there is no option {name!r}; {hint}there are {', '.join(known)}")
-            if value is None and name == "mode":
+            if value is None and name in ("mode", "max_shapes"):
                 continue
             check, expected = _CHECKS.get(name, (lambda v: isinstance(v, bool), "True or False"))
             if not check(value):

@@ -106,6 +106,7 @@ class LayoutBuilder {
   void planCall(Call& call, const EntryCode& code, const AllocationRecord& record) {
     const int64_t step = call.step;
     if (step < 0 || planning_[step] == StepPlanning::None) return;
+    if (record.empty()) return;  // its entry has not run
     const bool loose = planning_[step] == StepPlanning::Results;
     const auto& allocations = record[step];
     auto& row = layout_.serve[step];

@@ -54,7 +54,8 @@ std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationR
 
 /// Plans: an allocation given back within its call lives for that step; one that holds an output lives
 /// as long as the output's storage does in `timeline`; anything else is the library's own, or a
-/// temporary of compiled code, and stays with PyTorch's allocator. `records` holds one record an entry, `planning` one verdict a step.
+/// temporary of compiled code, and stays with PyTorch's allocator. `records` holds one record an entry, empty
+/// where that has not run, `planning` one verdict a step.
 /// Where a recorded output shares memory that the program's facts call separate, lives are joined,
 /// with the remark unexpected-alias.
 ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,

@@ -21,6 +21,11 @@ class ResultWatch {
     seen_ = true;
     held_ |= !last_.expired();
   }
+  /// True if a step has returned it, and nobody holds it any more.
+  bool isGone() const { return handedOut_ && last_.expired(); }
+  bool wasHandedOut() const { return handedOut_; }
+  /// Whether a next step was seen to begin.
+  bool hasSeen() const { return seen_; }
   /// True if nobody held it whenever a next step began, which was seen at least once.
   bool droppedInTime() const { return seen_ && !held_; }
 

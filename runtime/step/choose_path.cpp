@@ -49,7 +49,7 @@ bool Runtime::Impl::sealedPath(EntryState& entry, const std::vector<c10::IValue>
                                StepPath& path) {
   if (!entry.settings || *entry.settings != KernelSettings::now()) return false;
   const Seal* seal = entry.seals.find(inputs);
-  if (!seal || layoutWanted_ || at::get_num_threads() != threads_) return false;
+  if (!seal || layoutWanted_ || at::get_num_threads() != threads_ || hasLateEntry()) return false;
   const auto known = seal->readsLent();
   const bool lent = known ? *known : givenLentValues(entry, inputs);
   const bool free = lent ? !lentOverwritten_ : loans_->outstanding() == 0;
@@ -69,7 +69,11 @@ StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::I
     checkForCaller(entry, inputs);
     return StepPath::plain();
   }
-  if (!layout_) watchResults(entry);
+  if (!layout_ || isPartial()) {
+    watchResults(entry);
+    if (!entry.planned) noteUnread(entry);
+    if (!uncaptured) followOthers();
+  }
   if (uncaptured || options_.uncaptured || stats_.steps < arenaRetryAt_) {
     checkInputs(entry, inputs);
     checkLentValues(entry, givenLentValues(entry, inputs));
@@ -86,8 +90,8 @@ StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::I
   }
   std::string why;
   // Each try empties PyTorch's cache, so they become rare.
-  if (!layout_ && allSettled() && !(why = plan()).empty()) arenaRetryAt_ = 2 * stats_.steps + 16;
-  if (!layout_) {
+  if (mayPlan() && !(why = plan()).empty()) arenaRetryAt_ = 2 * stats_.steps + 16;
+  if (!layout_ || !entry.planned) {
     checkInputs(entry, inputs);
     return StepPath::plain(std::move(why));
   }
@@ -198,7 +202,7 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
   for (EntryState& lender : llvm::drop_begin(entries_, &entry - entries_.data())) {
     for (size_t o = 0; o < lender.results.lent.size(); ++o) {
       if (lender.results.lent[o]->outstanding() == 0) continue;
-      if (&lender != &entry && !lender.results.watches[o].droppedInTime()) continue;
+      if (&lender != &entry && !lender.results.dropped[o]) continue;
       if (lender.code->ownership[o] != Ownership::Lent) {
         still = true;
         continue;
@@ -477,6 +481,7 @@ void Runtime::Impl::planForNewLayout(const std::string& found) {
                found + ": the program warms up and is captured again");
   forgetArena();
   layout_.reset();
+  apart_ = true;
   installArena(nullptr, std::make_shared<LoanBook>());
   lentOverwritten_ = false;
   for (EntryState& entry : entries_) {
@@ -484,6 +489,7 @@ void Runtime::Impl::planForNewLayout(const std::string& found) {
     entry.warmUp.settled = false;
     entry.warmUp.runs = 0;
     entry.warmUp.record.clear();
+    entry.planned = false;
     entry.uncapturedRuns = 0;
   }
 }

@@ -52,10 +52,11 @@ struct EntryInputs {
 
 /// The recorded runs before memory is planned.
 struct EntryWarmUp {
-  AllocationRecord record;  // of the last one
-  std::thread::id thread;   // of the last one
-  int64_t runs = 0;         // in the device's pool
-  bool settled = false;     // two agreed, or no more are wanted
+  AllocationRecord record;        // of the last one
+  std::vector<int64_t> unsteady;  // steps that are planned in part, since two runs differed there
+  std::thread::id thread;         // of the last one
+  int64_t runs = 0;               // in the device's pool
+  bool settled = false;           // two agreed, or no more are wanted
 };
 
 /// What was handed out, and who holds it. All by output.
@@ -65,6 +66,7 @@ struct EntryResults {
   std::vector<bool> heldTogether;               // Runtime::holdTogether
   std::vector<at::Tensor> together;             // what is lent alongside, step for step
   std::vector<ResultWatch> watches;             // as they are when the arena is laid out
+  std::vector<bool> dropped;                    // in time, as the arena was laid out for
   int64_t heldSteps = 0;                        // in a row, that a lent one was held
 };
 
@@ -80,6 +82,8 @@ struct EntryState {
   EntryResults results;
   std::optional<KernelSettings> settings;       // of its captures
   std::optional<KernelSettings> otherSettings;  // of the last run, where they differed
+  bool planned = false;         // its memory is in the arena's plan
+  int64_t unreadRuns = 0;       // in a row, before memory is planned, whose saved values nobody read
   bool wasServed = false;       // from the arena that there is
   bool lentSaved = false;       // in a served step
   bool ranWithGroups = false;   // all its collectives have run with the groups that there are

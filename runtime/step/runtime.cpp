@@ -107,6 +107,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     state.results.heldTogether.resize(codes_[e].outputs.size());
     state.results.together.resize(codes_[e].outputs.size());
     state.results.watches.resize(codes_[e].outputs.size());
+    state.results.dropped.resize(codes_[e].outputs.size());
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
                                                 communication_.get());
     state.served.partitions.resize(codes_[e].launches.size());
@@ -114,6 +115,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     entries_.push_back(std::move(state));
   }
   findProducers();
+  shared_ = std::make_shared<SharedWarmUp>(entries_.size(), operatorsOf(codes_));
 }
 
 void Runtime::Impl::findProducers() {
@@ -280,7 +282,7 @@ void Runtime::Impl::sealEntry(EntryState& entry, const KeptInputs& kept) {
     for (size_t o = 0; o < lender.results.lent.size(); ++o) {
       const bool lends =
           lender.code->ownership[o] == Ownership::Lent || lender.results.lent[o]->outstanding() > 0;
-      const bool overwrites = &lender == &entry || lender.results.watches[o].droppedInTime();
+      const bool overwrites = &lender == &entry || lender.results.dropped[o];
       if (lends && overwrites) contents.books.push_back(lender.results.lent[o]);
     }
   }
@@ -403,6 +405,19 @@ void Runtime::holdTogether(const std::string& entry, const std::vector<int64_t>&
   EntryState& state = impl_->find(entry);
   for (int64_t output : outputs) state.results.heldTogether.at(output) = true;
   state.seals.breakAll();
+}
+
+void Runtime::warmUpWith(const Runtime& other) {
+  const auto turn = impl_->waitForTurn("its warm-up");
+  // Ranks count their own runs.
+  if (impl_->communication_ || !other.impl_->shared_->isLike(*impl_->shared_)) return;
+  impl_->shared_ = other.impl_->shared_;
+}
+
+void Runtime::learnFrom(const Runtime& other) {
+  const auto turn = impl_->waitForTurn("its warm-up");
+  if (impl_->communication_ || !other.impl_->shared_->isLike(*impl_->shared_)) return;
+  impl_->taught_ = other.impl_->shared_;
 }
 
 bool Runtime::holdsSaved() const { return impl_->loans_->outstanding() > 0; }

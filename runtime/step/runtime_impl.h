@@ -8,6 +8,7 @@
 #include "runtime/step/entry_state.h"
 #include "runtime/step/executor.h"
 #include "runtime/step/moving_inputs.h"
+#include "runtime/step/shared_warm_up.h"
 #include "runtime/step/step_path.h"
 
 #include <llvm/ADT/STLFunctionalExtras.h>
@@ -135,7 +136,16 @@ class Runtime::Impl {
   void runRecorded(EntryState& entry);
   void runPlain(EntryState& entry);
   void settle(EntryState& entry, AllocationRecord record);
+  void post(EntryState& entry);
+  void followOthers();
+  void take(EntryState& entry, const EntryRecording& recording);
+  bool isTaught(const EntryState& entry) const;
+  bool isDropped(size_t entry, size_t output) const;
   bool allSettled() const;
+  bool mayPlan() const;
+  bool isPartial() const;
+  bool hasLateEntry() const;
+  static void noteUnread(EntryState& entry);
   std::string plan();
   ArenaShape shapeOf(const ArenaLayout& layout) const;
   void remarkThreads();
@@ -155,6 +165,10 @@ class Runtime::Impl {
   std::vector<EntryState> entries_;
   std::unique_ptr<Communication> communication_;  // none without collectives in partitions
   std::vector<StepPlanning> planning_;            // by step
+  std::shared_ptr<SharedWarmUp> shared_;          // with programs of the same text
+  std::shared_ptr<const SharedWarmUp> taught_;    // by one of other sizes, if there is one
+  int64_t followed_ = 0;                          // version of shared_
+  bool apart_ = false;                            // its inputs are laid out otherwise than others'
   std::optional<ArenaLayout> layout_;
   MemoryPlan noPlan_;
   std::shared_ptr<Slab> slab_;

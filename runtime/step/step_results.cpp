@@ -203,7 +203,7 @@ std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const Kep
   ResultTaker taker(entry, entry.executor->frame(), kept, loans_, callerCaptures_ ? none : slab_,
                     serving != nullptr);
   std::vector<c10::IValue> results = taker.take(seal);
-  for (size_t o = 0; !layout_ && !callerCaptures_ && o < results.size(); ++o) {
+  for (size_t o = 0; !entry.planned && !callerCaptures_ && o < results.size(); ++o) {
     if (results[o].isTensor()) entry.results.watches[o].handOut(results[o].toTensor());
   }
   stats_.copiedResultBytes += taker.copiedBytes();

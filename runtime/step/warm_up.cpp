@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
+#include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
 
@@ -46,6 +47,7 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
     entry.warmUp.thread = std::this_thread::get_id();
   });
   settle(entry, std::move(record));
+  post(entry);
 }
 
 /// While other entries warm up, a settled one goes on in their pool: what it left there would lie idle, and
@@ -70,15 +72,120 @@ void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
   const auto differing =
       compare ? differingSteps(entry.warmUp.record, record, planning_) : std::vector<int64_t>();
   entry.warmUp.record = std::move(record);
-  if (!compare) return;
+  if (!compare && !isTaught(entry)) return;
   if (!differing.empty() && entry.warmUp.runs < mostWarmUps()) return;
   for (int64_t step : differing) {
     planning_[step] = StepPlanning::Results;
+    entry.warmUp.unsteady.push_back(step);
     once_.missed("unstable-allocations", timeline_.steps()[step],
                  "its allocations differ from run to run, so only its results are planned");
   }
   entry.warmUp.settled = true;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
+}
+
+/// For other programs of this text.
+void Runtime::Impl::post(EntryState& entry) {
+  if (apart_ || communication_) return;
+  EntryRecording recording;
+  recording.record = entry.warmUp.record;
+  entry.code->forEachCall([&](Call& call) { recording.calls.push_back(call.recorded); });
+  for (const Stage& stage : entry.code->stages) recording.remainders.push_back(stage.remainders);
+  recording.strides = entry.inputs.strides;
+  recording.unsteady = entry.warmUp.unsteady;
+  recording.thread = entry.warmUp.thread;
+  recording.runs = entry.warmUp.runs;
+  recording.settled = entry.warmUp.settled;
+  shared_->post(&entry - entries_.data(), std::move(recording));
+}
+
+/// What other programs of this text have recorded is as good as a run of this one.
+void Runtime::Impl::followOthers() {
+  if (apart_ || shared_->version() == followed_) return;
+  followed_ = shared_->version();
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    EntryWarmUp& own = entries_[e].warmUp;
+    if (own.settled) continue;
+    const auto found = shared_->of(e);
+    if (found && (found->settled || found->runs > own.runs)) take(entries_[e], *found);
+  }
+}
+
+void Runtime::Impl::take(EntryState& entry, const EntryRecording& recording) {
+  entry.warmUp.record = recording.record;
+  entry.warmUp.unsteady = recording.unsteady;
+  entry.warmUp.thread = recording.thread;
+  entry.warmUp.runs = recording.runs;
+  entry.warmUp.settled = recording.settled;
+  entry.inputs.strides = recording.strides;
+  size_t next = 0;
+  entry.code->forEachCall([&](Call& call) { call.recorded = recording.calls[next++]; });
+  for (size_t s = 0; s < entry.code->stages.size(); ++s)
+    entry.code->stages[s].remainders = recording.remainders[s];
+  for (const int64_t step : recording.unsteady) planning_[step] = StepPlanning::Results;
+  if (!recording.settled) return;
+  for (Partition& partition : entry.served.partitions) partition.warmUp();
+}
+
+/// Whether a program of other sizes has shown that one run of `entry` tells what it allocates.
+bool Runtime::Impl::isTaught(const EntryState& entry) const {
+  if (!taught_) return false;
+  const auto found = taught_->of(&entry - entries_.data());
+  return found && found->settled && found->runs <= 2 && found->unsteady.empty();
+}
+
+/// Whether the holder of an output drops it before the next step begins: as seen here, or else by others.
+bool Runtime::Impl::isDropped(size_t entry, size_t output) const {
+  const ResultWatch& watch = entries_[entry].results.watches[output];
+  if (watch.hasSeen()) return watch.droppedInTime();
+  return shared_->wasDropped(entry, output) || (taught_ && taught_->wasDropped(entry, output));
+}
+
+/// Before `entry` runs: whether what its last run saved is gone, and nobody has read it.
+void Runtime::Impl::noteUnread(EntryState& entry) {
+  const auto& infos = entry.code->entry->outputs;
+  bool any = false, gone = true;
+  for (const bool saved : {true, false}) {
+    for (size_t o = 0; o < infos.size() && o < entry.results.watches.size(); ++o) {
+      const ResultWatch& watch = entry.results.watches[o];
+      const bool own = !entry.code->ofInput[entry.code->outputs[o]];
+      if (!own || !watch.wasHandedOut() || (infos[o].role == OutputRole::Saved) != saved) continue;
+      any = true;
+      gone &= watch.isGone();
+    }
+    if (any) break;  // all that is returned tells it where nothing is saved but inputs
+  }
+  entry.unreadRuns = any && gone ? entry.unreadRuns + 1 : 0;
+}
+
+/// Some entry has not run: what comes before it is captured alone, until it comes.
+bool Runtime::Impl::isPartial() const {
+  return layout_ && std::any_of(entries_.begin(), entries_.end(),
+                                [](const EntryState& e) { return !e.planned; });
+}
+
+/// An entry that had not come before is here.
+bool Runtime::Impl::hasLateEntry() const {
+  return layout_ && std::any_of(entries_.begin(), entries_.end(), [](const EntryState& e) {
+           return !e.planned && e.warmUp.runs > 0;
+         });
+}
+
+/// Whether it is time to lay the arena out, or to do it once more: all entries are warmed up, or those
+/// that are not never come.
+bool Runtime::Impl::mayPlan() const {
+  constexpr int64_t kMostUnread = 3;
+  if (layout_ && !isPartial()) return false;
+  if (allSettled()) return !layout_ || loans_->outstanding() == 0;
+  if (layout_ || communication_) return false;
+  return std::all_of(entries_.begin(), entries_.end(), [](const EntryState& entry) {
+    if (entry.warmUp.settled) return true;
+    const auto isUnread = [](const EntryState* each) {
+      return each->warmUp.settled && each->unreadRuns >= kMostUnread;
+    };
+    return entry.warmUp.runs == 0 && !entry.producers.empty() &&
+           std::all_of(entry.producers.begin(), entry.producers.end(), isUnread);
+  });
 }
 
 bool Runtime::Impl::allSettled() const {
@@ -106,9 +213,13 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
 std::string Runtime::Impl::plan() {
   std::vector<AllocationRecord> records;
   for (EntryState& entry : entries_) records.push_back(entry.warmUp.record);
-  const auto droppedInTime = [&](size_t e, size_t o) {
-    return entries_[e].results.watches[o].droppedInTime();
-  };
+  std::vector<std::vector<bool>> dropped;
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    std::vector<bool>& each = dropped.emplace_back();
+    for (size_t o = 0; o < entries_[e].results.watches.size(); ++o)
+      each.push_back(isDropped(e, o));
+  }
+  const auto droppedInTime = [&](size_t e, size_t o) { return dropped[e][o]; };
   LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_, droppedInTime),
                         options_.editBuffers};
   ArenaLayout layout =
@@ -143,6 +254,12 @@ std::string Runtime::Impl::plan() {
                      ": the arena is a block of PyTorch's allocator, which no other program uses");
   }
   layout_ = std::move(layout);
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    entries_[e].planned = entries_[e].warmUp.settled;
+    entries_[e].results.dropped = dropped[e];
+    if (!apart_ && !communication_ && llvm::is_contained(dropped[e], true))
+      shared_->postDropped(e, std::move(dropped[e]));
+  }
   installArena(std::move(slab), shape.savedBook);
   threads_ = at::get_num_threads();
   stats_.arenaBytes = layout_->plan.bytes;

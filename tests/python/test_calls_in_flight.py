@@ -123,6 +123,46 @@ def backwards_in_another_order(
     return losses
 
 
+def rollout_then_updates(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+    """Eight calls without gradients, whose results are kept, then three updates."""
+    x, seen, given = batch(step), [], []
+    with torch.no_grad():
+        for _ in range(8):
+            given.append(x)
+            seen.append(calls["a"](x))
+            x = x + seen[-1].mean(-1, keepdim=True)
+    target = torch.stack(seen).sum(0)
+    losses = []
+    for i in range(3):
+        losses.append(F.mse_loss(calls["a"](given[i]), target))
+        losses[-1].backward()
+        with torch.no_grad():
+            for p in models["a"].parameters():
+                p -= 0.01 * p.grad
+                p.grad = None
+    return [*seen, *losses]
+
+
+def cache_of_keys_and_values(
+    models: nn.ModuleDict, calls: dict[str, Any], step: int
+) -> list[Tensor]:
+    """What a call returns the next one is given, and all of it is kept."""
+    with torch.no_grad():
+        state, kept = batch(step), []
+        for _ in range(5):
+            state = calls["a"](state)
+            kept.append(state)
+            kept.append(calls["b"](torch.stack(kept).mean(0)))
+    return kept
+
+
+def forwards_whose_backward_never_comes(
+    models: nn.ModuleDict, calls: dict[str, Any], step: int
+) -> list[Tensor]:
+    """An evaluation without `no_grad`."""
+    return [calls["a"](batch(10 * step + i)).detach() for i in range(3)]
+
+
 LOOPS: list[Step] = [
     layer_called_six_times,
     siamese,
@@ -130,6 +170,9 @@ LOOPS: list[Step] = [
     gan,
     one_forward_one_backward,
     backwards_in_another_order,
+    rollout_then_updates,
+    cache_of_keys_and_values,
+    forwards_whose_backward_never_comes,
 ]
 
 
@@ -189,6 +232,32 @@ def test_what_goes_beyond_max_in_flight_runs_uncaptured_and_right() -> None:
     assert counts[-1].programs == 2
 
 
+def test_a_further_instance_is_captured_in_the_first_call_that_needs_it() -> None:
+    """What the first one's warm-up recorded holds for it."""
+    _, counts = run(layer_called_six_times, compiled=True, steps=3)
+    # Two graphs: the first call's `x` needs no gradient. The other five calls are one graph's.
+    assert counts[1] == (2, 12, 12)
+    assert counts[2] == (6, 24, 14)  # the graph of one call warms up once more
+    assert counts[3] == (6, 36, 14)
+
+
+def test_a_backward_that_comes_late_is_captured_with_its_forward() -> None:
+    """An evaluation without `no_grad` first, then training, of one graph."""
+
+    def late(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+        y = calls["a"](batch(step))
+        if step >= 6:
+            y.square().mean().backward()
+        return [y.detach()]
+
+    expected, _ = run(late, compiled=False)
+    found, counts = run(late, compiled=True)
+    assert found == expected
+    assert counts[5].uncaptured == counts[6].uncaptured  # captured alone
+    assert counts[-1].uncaptured == counts[LATE].uncaptured  # with its backward
+    assert counts[-1].runs == counts[LATE].runs + 2 * (STEPS - LATE)
+
+
 def test_one_instance_is_as_it_was() -> None:
     expected, _ = run(siamese, compiled=False)
     found, counts = run(siamese, compiled=True, max_in_flight=1)
@@ -222,6 +291,19 @@ def test_a_forward_whose_backward_never_comes_leaves_the_others_right() -> None:
         return [one, two]
 
     assert run(dropped, compiled=True)[0] == run(dropped, compiled=False)[0]
+
+
+def test_the_report_says_how_many_instances_there_are_and_why() -> None:
+    model = Net().to(DEVICE)
+    call = torch.compile(model, backend="gravure")
+    for i in range(4):
+        backwards_in_another_order(nn.ModuleDict({"a": model}), {"a": call}, i)
+    (graph,) = gravure.report().graphs
+    assert [each.instance for each in graph.programs] == [0, 1, 2]
+    assert all(each.stats["replays"] for each in graph.programs)
+    said = str(graph)
+    assert "2 further instances, since 3 calls were in flight at once" in said
+    assert "call 3 in flight:" in said
 
 
 def test_instances_go_with_their_model() -> None:

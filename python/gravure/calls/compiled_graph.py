@@ -27,6 +27,7 @@ from . import reports
 from .instance import Instance
 from .program_maker import ProgramMaker
 from .reports import GraphReport, ProgramReport, kernels_of, program_report
+from .size_choice import SizeChoice, most_sizes
 from .weak_tensors import WeakTensors
 
 _NUMBERS = itertools.count(1)
@@ -73,6 +74,8 @@ class CompiledGraph:
         self._any: Instance | None = None  # for all sizes and modules
         self._spare: Instance | None = None  # made while compiling, for the first call
         self._current: Instance | None = None  # of the last call
+        self._sizes = SizeChoice(label)
+        self._absent: tuple[int, ...] = ()  # gradients of outputs that backwards come without
         self._several = False  # or were: a backward may be of one that is gone
         self._is_around = False
         self._told: weakref.WeakSet[Instance] = weakref.WeakSet()  # that there are no further ones
@@ -251,26 +254,41 @@ class CompiledGraph:
         if instance.native is None:
             return None
         results = instance.native(args)
-        if results is None and self._heard(instance, args):
+        if results is None and self._heard(instance, instance, args):
             results = instance.native(args)
         if results is None and (other := self._beside(instance, args)) is not None:
-            if (results := other.native(args)) is None and self._heard(other, args):
+            if (results := other.native(args)) is None and self._heard(instance, other, args):
                 results = other.native(args)
         return results
 
-    def _heard(self, instance: Instance, args: Sequence[Any]) -> bool:
-        """Whether another program runs from now on, by which gradients a backward was given."""
+    def _heard(self, first: Instance, instance: Instance, args: Sequence[Any]) -> bool:
+        """Whether another program runs from now on, by which gradients a backward was given.
+
+        `first`: the instance for these sizes and this module, whose further one `instance` may be.
+        """
         news = tuple(instance.program.take_tangent_news())
         if not news:
             return False
         if instance.whole is not None:
             logger.info("%s: an output has a gradient that had none before", self.label)
             instance.leave_lean()
+            self._absent = ()
             return True
-        lean = self._lean(instance, news)
-        if lean is not None and lean.native is not None:
-            instance.take_lean(lean, args)
+        self._absent = news
+        self._make_lean(first, instance, args)
         return True
+
+    def _make_lean(self, first: Instance, instance: Instance, args: Sequence[Any]) -> None:
+        """Has `instance` go without the gradients that backwards come without, where it can."""
+        lean = self._lean(instance, self._absent)
+        if lean is None or lean.native is None:
+            return
+        same = next((i for i in (first, *first.further) if i.absent == self._absent), None)
+        if same is not None:
+            lean.program.warm_up_with(same.program)
+        else:
+            self._teach(lean, self._absent)
+        instance.take_lean(lean, args, self._absent)
 
     def _lean(self, instance: Instance, absent: tuple[int, ...]) -> Instance | None:
         known = dict(zip(self._symbols, instance.sizes, strict=False))
@@ -304,17 +322,21 @@ class CompiledGraph:
             return None
         found = next((each for each in first.further if not each.holds_saved()), None)
         if found is None:
-            found = self._further(first)
+            found = self._further(first, args)
         if found is not None:
             found.keep(args)
         return found
 
-    def _further(self, first: Instance) -> Instance | None:
+    def _further(self, first: Instance, args: Sequence[Any]) -> Instance | None:
         """An instance more; the last one where there are too many, None if it is the first."""
         why = self._in_flight_excess(first)
         if not why:
             made = self._make(first.sizes, keeps=True)
             if made.program is not None and (made.native is None) == (first.native is None):
+                made.number = 1 + len(first.further)
+                made.program.warm_up_with((first.whole or first).program)
+                if first.absent:
+                    self._make_lean(first, made, args)
                 first.further.append(made)
                 self._several = True
                 return made
@@ -392,6 +414,8 @@ class CompiledGraph:
             self._owners = _owners_among(args, self._kept)
         owners = [args[i] for i in self._owners]
         key = _read(args, self._symbols), tuple(map(id, owners))
+        if self._symbols:
+            self._sizes.called(key[0], after=self._current.sizes if self._current else ())
         several = self._instances.get(key, [])
         for each in list(several):
             if each.holds(args):
@@ -399,7 +423,7 @@ class CompiledGraph:
                 return each
         instance = self._of_same_parameters(several, args)
         if instance is None:
-            instance = self._instance(key, owners)
+            instance = self._instance(key, owners, args)
             count = len(self._of_modules()) + (self._any is not None)
             self._several = self._several or count > 1
         if instance is not self._any:
@@ -416,7 +440,7 @@ class CompiledGraph:
         found = next((each for each in list(several) if each.may_hold(args)), None)
         return found or (several[-1] if len(several) >= _MOST_BUFFERS else None)
 
-    def _instance(self, key: Key, owners: Sequence[torch.Tensor]) -> Instance:
+    def _instance(self, key: Key, owners: Sequence[torch.Tensor], args: Sequence[Any]) -> Instance:
         """A new instance, or the one for all where there are too many."""
         if self._any is not None and self._any.program is None:
             return self._any
@@ -433,20 +457,49 @@ class CompiledGraph:
         if instance.program is None:
             self._any = instance
         else:
+            self._teach(instance)
+            if self._absent and instance.native is not None:
+                instance.keep(args)
+                self._make_lean(instance, instance, args)
             instance.defer(instance.backward is not None and self._may_be_several)
             instance.belong(self._owners or (), _ending(weakref.ref(self)))
             self._instances.setdefault(key, []).append(instance)
         return instance
 
+    def _teach(self, instance: Instance, absent: tuple[int, ...] = ()) -> None:
+        """Tells it what a program for other sizes, or of another module, knows of the graph."""
+        alike = (i for i in self._firsts() if i is not instance and i.absent == absent)
+        if (teacher := next(alike, None)) is not None:
+            instance.program.learn_from(teacher.program)
+
+    def _has_room(self, sizes: tuple[int, ...]) -> bool:
+        """Whether these sizes may have a program: beyond the limit it is another one's place."""
+        firsts = self._firsts()
+        made = {each.sizes for each in firsts}
+        if sizes in made:
+            return True
+        held = {i.sizes for i in self._of_modules() if i.program.holds_saved()}
+        has_room, gone = self._sizes.place(sizes, made, held, self._most_sizes)
+        if gone is not None:
+            logger.info("%s: the program for sizes %s gives way to %s", self.label, gone, sizes)
+            for each in [i for i in firsts if i.sizes == gone]:
+                self._let_go(each)
+        return has_room
+
+    @functools.cached_property
+    def _most_sizes(self) -> int:
+        if self.options.max_shapes is not None:
+            return self.options.max_shapes
+        return most_sizes(sum(len(module.graph.nodes) for module in self._maker.traced.modules))
+
     def _excess(self, key: Key, owners: Sequence[torch.Tensor]) -> tuple[str, str] | None:
         """What there is too much of for another program, and the remedy."""
-        made = [each.sizes for each in self._firsts()]
-        sizes, modules = set(made), made.count(key[0])
-        if key[0] not in sizes and len(sizes) >= self.options.max_shapes:
+        if not self._has_room(key[0]):
             return (
-                f"it is called with more than {len(sizes)} sets of sizes",
+                f"it is called with more than {self._most_sizes} sets of sizes",
                 "raise the option max_shapes, or pad to fewer sizes",
             )
+        modules = [each.sizes for each in self._firsts()].count(key[0])
         if modules >= self.options.max_modules:
             return f"it is called for more than {modules} modules", "raise the option max_modules"
         times = self._unreplayed

@@ -33,6 +33,7 @@ from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.fake_tensors import FakeTensor
 from .compiled_graph import CompiledGraph
+from .size_choice import FEWEST
 
 logger = logging.getLogger("gravure")
 
@@ -169,7 +170,7 @@ class FrameCall:
     def _compiled_for(
         self, settings: int, trained: tuple[bool, ...], args: Sequence[Any]
     ) -> FrameCall | None:
-        label, most = self._request.label, self._request.options.max_shapes
+        label, most = self._request.label, self._request.options.max_shapes or FEWEST
         changed = self._trained.changed(trained) if self._trained is not None else {}
         differs = program_class().settings_difference(settings, self._graph.made_for)
         if len(self._otherwise) >= most:

@@ -39,6 +39,8 @@ class Instance:
         self.program = program
         self.whole: Any = None  # the program that was made first, where another one runs
         self.further: list[Instance] = []  # for calls while what an earlier one saved is held
+        self.number = 0  # among those, from 1; 0: the first
+        self.absent: tuple[int, ...] = ()  # gradients that the program's backward goes without
         self.defers = False  # to one of those
         self.sizes = sizes
         self.missed = missed or []  # remarks on how it was made
@@ -89,18 +91,19 @@ class Instance:
         positions = [self._positions[i] for i in which]
         program.bind_weakly(self._entry, positions, [kept[i] for i in which])
 
-    def take_lean(self, lean: Instance, args: Sequence[Any]) -> None:
+    def take_lean(self, lean: Instance, args: Sequence[Any], absent: tuple[int, ...]) -> None:
         """Autograd's node is `lean`'s from now on, whose backward goes without some gradients."""
         lean.program.set_whole(self.program)
         lean.program.set_defers(self.defers)
         kept = self._pick(args)
         self._bind(lean.program, kept, range(len(kept)))
         self._own_native, self.native = self.native, lean.native
-        self.whole, self.program = self.program, lean.program
+        self.whole, self.program, self.absent = self.program, lean.program, absent
 
     def leave_lean(self) -> None:
         """All gradients come after all."""
         self.native, self.program, self.whole = self._own_native, self.whole, None
+        self.absent = ()
 
     def knows(self, tensors: Set[int]) -> bool:
         """Whether it is for one of these, by `id`."""

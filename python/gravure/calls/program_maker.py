@@ -31,6 +31,7 @@ from .instance import Instance
 from .native_node import native_call
 from .reports import trace_program
 
+_MOST_TEXTS = 64  # of programs that were made
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 logger = logging.getLogger("gravure")
 
@@ -60,6 +61,7 @@ class ProgramMaker:
         self._made_for = made_for
         self._native = native and traced.metadata is not None
         self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
+        self._known_sizes: dict[tuple[int, ...], None] = {}
         # Those whose backward goes without some gradients.
         self._lean: dict[tuple[int, ...], TracedGraphs] = {}
         self._regions: list[CompiledRegions] = []  # of all texts, whose programs call them by name
@@ -115,7 +117,7 @@ class ProgramMaker:
     @property
     def known_sizes(self) -> list[tuple[int, ...]]:
         """Those of all programs that were made."""
-        return [tuple(value for _, value in key) for key in self._texts]
+        return list(self._known_sizes)
 
     def device(self) -> str:
         return device_of(self._graphs.modules, self.label)
@@ -131,6 +133,9 @@ class ProgramMaker:
             for module in self.traced.modules:
                 _refuse_nested(module)
             self._texts[key] = self._compiled_text(KnownNumbers(known))
+            self._known_sizes[tuple(known.values())] = None
+            if len(self._texts) > _MOST_TEXTS:
+                self._texts.pop(next(iter(self._texts)))
         return self._texts[key]
 
     def goes_without(self, absent: tuple[int, ...]) -> bool:

@@ -38,6 +38,9 @@ class ProgramReport:
     stats: dict[str, int]  # RuntimeStats of runtime/runtime.h
     times: dict[str, int]  # of calls, by entry and path: python/csrc/process/run_times.h
     plan: str = field(repr=False)
+    # Which of the instances for these sizes and this module: 0 is for a call at a time, others were
+    # made for calls while what earlier ones saved was held.
+    instance: int = 0
     # Every call and buffer: passes/report/step_detail.h. None unless it was asked for.
     detail: dict[str, Any] | None = field(default=None, repr=False)
     # By entry, what its runs and their calls take: python/csrc/timed_runs.h. Empty without `times`.
@@ -84,7 +87,7 @@ def program_report(
     missed.update(instance.missed)
     states = {entry: program.partition_states(entry) for entry in program.entries()}
     stats = dict(program.stats())
-    cold = captures and set(states.get("backward", ())) == {"cold"}
+    cold = captures and set(states.get("backward", ())) == {"cold"} and not stats["captures"]
     if cold and stats["steps"] > _PATIENCE:
         missed[
             "backward-missing: its backward has not run, and both are captured together; use "
@@ -98,6 +101,7 @@ def program_report(
         stats=stats,
         times=dict(program.run_times()),
         plan=program.plan(),
+        instance=instance.number,
         detail=json.loads(program.detail_json()) if detailed else None,
         call_times=json.loads(program.call_times_json()) if detailed else {},
     )
@@ -163,6 +167,25 @@ def _place(remark: dict[str, Any]) -> str:
     return text + (f" at {source}" if source else "") + (f" in {module}" if module else "")
 
 
+def _counted(programs: list[ProgramReport]) -> list[str]:
+    """How many programs there are of one graph, why, and what all of them take and did."""
+    sizes = {tuple(each.sizes) for each in programs}
+    further = [each for each in programs if each.instance]
+    found = []
+    if len(sizes) > 1:
+        found.append(f"{len(sizes)} sets of sizes, a program each")
+    if further:
+        at_once = 1 + max(each.instance for each in further)
+        found.append(
+            f"{len(further)} further instances, since {at_once} calls were in flight at once"
+        )
+    if found:
+        arenas = bytes_text(sum(each.stats["arena_bytes"] for each in programs))
+        replays = sum(each.stats["replays"] for each in programs)
+        found[-1] += f"; arenas of {arenas} in all, which share pages, and {replays} replays"
+    return found
+
+
 def _lines(graph: GraphReport) -> list[str]:
     if graph.failure:
         return [f"{graph.label}: runs as it is: {graph.failure}"]
@@ -171,8 +194,11 @@ def _lines(graph: GraphReport) -> list[str]:
         lines.append(
             f"{graph.label}: no program: it was not called yet, or its captures were let go of"
         )
+    lines += [f"{graph.label}: {each}" for each in _counted(graph.programs)]
     for program in graph.programs:
         sizes = f" for sizes {program.sizes}" if program.sizes else ""
+        if program.instance:
+            sizes += f", call {1 + program.instance} in flight"
         theirs = "" if graph.kernels == ATENS else f" ({graph.kernels})"
         lines.append(f"{graph.label}{sizes}{theirs}:")
         for entry, states in program.partitions.items():

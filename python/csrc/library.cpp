@@ -25,6 +25,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("bundle_outputs", &LoadedProgram::bundleOutputs)
       .def("bundle_inputs", &LoadedProgram::bundleInputs)
       .def("run", &LoadedProgram::run)
+      .def("keep_update", &LoadedProgram::keepUpdate)
+      .def("run_update", &LoadedProgram::runUpdate)
       .def("run_uncaptured", &LoadedProgram::runUncaptured)
       .def("run_tensors", &LoadedProgram::runTensors)
       .def("set_autograd", &LoadedProgram::setAutograd)

@@ -12,6 +12,7 @@
 #include "runtime/step/executor.h"
 #include "runtime/step/moving_inputs.h"
 #include "runtime/step/seal.h"
+#include "runtime/step/straight_step.h"
 
 #include <cstdint>
 #include <memory>
@@ -75,6 +76,7 @@ struct EntryState {
   EntryWarmUp warmUp;
   ServedEntry served;
   Seals seals;
+  StraightStep straight;
   EntryResults results;
   bool wasServed = false;       // from the arena that there is
   bool lentSaved = false;       // in a served step

@@ -33,12 +33,14 @@ UpdateInputs::UpdateInputs(std::vector<c10::IValue> values, std::vector<int64_t>
 }
 
 bool UpdateInputs::take(const std::vector<double>& numbers) {
-  constexpr size_t kAhead = 6;  // tensors lie anywhere
+  constexpr size_t kAhead = 8, kNear = 4;  // tensors, and what they point to, lie anywhere
   if (numbers.size() != numbers_.size()) return false;
   for (const at::Tensor& tensor : without_)
     if (tensor.unsafeGetTensorImpl()->grad().defined()) return false;
   for (size_t i = 0; i < gradients_.size(); ++i) {
     if (i + kAhead < gradients_.size()) __builtin_prefetch(gradients_[i + kAhead].owner);
+    if (i + kNear < gradients_.size())
+      __builtin_prefetch(gradients_[i + kNear].owner->autograd_meta());
     const at::Tensor& gradient = gradients_[i].owner->grad();
     if (!gradient.defined()) return false;
     values_[gradients_[i].input] = gradient;

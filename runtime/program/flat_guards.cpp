@@ -46,6 +46,12 @@ void prefetch(const c10::IValue& value) {
   for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64) __builtin_prefetch(tensor + at);
 }
 
+void prefetchStorage(const c10::IValue& value) {
+  if (!value.isTensor()) return;
+  const c10::TensorImpl& tensor = *value.toTensor().unsafeGetTensorImpl();
+  if (tensor.has_storage()) __builtin_prefetch(tensor.unsafe_storage().unsafeGetStorageImpl());
+}
+
 }  // namespace
 
 bool FlatGuards::holds(const Guard& guard, const int64_t* shape, const c10::TensorImpl& tensor) {
@@ -65,11 +71,12 @@ bool FlatGuards::holds(const Guard& guard, const int64_t* shape, const c10::Tens
 }
 
 bool FlatGuards::hold(const std::vector<c10::IValue>& values) const {
-  constexpr size_t kAhead = 6;  // tensors lie anywhere
+  constexpr size_t kAhead = 8, kNear = 4;  // tensors, and what they point to, lie anywhere
   const int64_t* shape = shapes_.data();
   for (size_t g = 0; g < guards_.size(); ++g) {
     const Guard& guard = guards_[g];
     if (g + kAhead < guards_.size()) prefetch(values[guards_[g + kAhead].index]);
+    if (g + kNear < guards_.size()) prefetchStorage(values[guards_[g + kNear].index]);
     const c10::IValue& value = values[guard.index];
     if (!value.isTensor()) return false;
     const c10::TensorImpl& tensor = *value.toTensor().unsafeGetTensorImpl();

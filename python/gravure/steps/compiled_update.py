@@ -43,6 +43,7 @@ class CompiledUpdate:
         self.options = options
         self.programs = 0  # made so far
         self.own_steps = 0  # that the optimizer's own code ran
+        self.repeated_steps = 0  # in which nothing but numbers was another
         self.function: Any = None  # which the optimizer has for a step
         self._kinds: dict[Any, _Kind] = {}
         self._standing: list[StandingStep] = []  # the last one first
@@ -56,6 +57,7 @@ class CompiledUpdate:
         for i, standing in enumerate(self._standing):
             ran = standing.runs(optimizer)
             if ran:
+                self.repeated_steps += 1
                 if i > 0:
                     self._standing.insert(0, self._standing.pop(i))
                 note_step(optimizer)

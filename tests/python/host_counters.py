@@ -1,4 +1,4 @@
-"""Programs of optimizers as a GPU has them, on the host device: step counts stay on the CPU, and all else
+"""Programs of optimizers as a GPU has them, on the host device: step counts stay on the CPU, all else
 lies on the device that captures."""
 
 from __future__ import annotations

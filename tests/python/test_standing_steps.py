@@ -1,5 +1,5 @@
-"""A compiled optimizer's step in which nothing but numbers is another goes straight to its launches.
-Whatever else is another one is noticed in the very next step."""
+"""A compiled optimizer's step in which nothing but numbers is another goes straight to its
+launches. Whatever else is another one is noticed in the very next step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHAPES = ((3, 4), (5,), (2, 2), (1,), (7,))
 
 
 class Pair:
-    """Equal parameters with an optimizer as it is, and with a compiled one. The last parameter has no
-    gradient."""
+    """Equal parameters with an optimizer as it is, and with a compiled one. The last parameter has
+    no gradient."""
 
     def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
         self.parameters: list[list[Tensor]] = []
@@ -284,9 +284,7 @@ def test_hooks_and_a_replaced_step_are_obeyed(monkeypatch: pytest.MonkeyPatch) -
     pair = warm(adamw)
     calls: list[str] = []
     handles: list[Any] = []
-    pair.each(
-        lambda _, o: handles.append(o.register_step_pre_hook(lambda *a: calls.append("pre")))
-    )
+    pair.each(lambda _, o: handles.append(o.register_step_pre_hook(lambda *a: calls.append("pre"))))
     assert not pair.step()
     assert calls == ["pre"] * 2
     for handle in handles:
@@ -321,3 +319,27 @@ def test_a_profiler_finds_the_step_by_its_name() -> None:
         assert pair.step()
     names = [event.key for event in profile.key_averages()]
     assert "Optimizer.step#AdamW.step" in names
+
+
+@pytest.mark.parametrize("way", [{"foreach": True}, {"fused": True}], ids=str)
+def test_gradients_that_move_in_each_step_are_copied(way: dict[str, bool]) -> None:
+    pair = Pair(lambda p: optim.SGD(p, 0.02, momentum=0.9, **way))
+    alive: list[Any] = []  # so that no two lie at one address
+
+    def move(parameters: list[Tensor], _: Any) -> None:
+        for p in parameters[:-1]:
+            alive.append(p.grad)
+            p.grad = torch.empty_like(p)
+
+    def uncaptured() -> int:
+        programs = [p for kind in pair.update._kinds.values() for p in kind.programs]
+        return sum(program.stats()["uncaptured_steps"] for program in programs)
+
+    for _ in range(10):
+        pair.each(move)
+        pair.step()
+    before = uncaptured()
+    for _ in range(6):
+        pair.each(move)
+        pair.step()
+    assert uncaptured() == before

@@ -61,8 +61,8 @@ _COUNTER = re.compile(r"c\[\d+\]")
 
 
 def conditions_on_counts(update: Update) -> Callable[[list[float], list[float]], bool] | None:
-    """The same by all numbers, and the values that the counters have, each once: whether each condition
-    holds for each of them. None where one is on two counters."""
+    """The same by all numbers, and the values that the counters have, each once: whether each
+    condition holds for each of them. None where one is on two counters."""
     found = [set(_COUNTER.findall(condition)) for condition in update.conditions]
     if any(len(counters) > 1 for counters in found):
         return None

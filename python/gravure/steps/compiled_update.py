@@ -50,8 +50,8 @@ class CompiledUpdate:
         self._said = SaidOnce()
 
     def repeats(self, optimizer: Optimizer) -> bool:
-        """The whole step, hooks and all, where it is as it was but for numbers. False, and nothing has
-        run or is changed, where that is not so, or not known."""
+        """The whole step, where it is as it was but for numbers. False, and nothing has run or is
+        changed, where that is not so, or not known."""
         if not self._standing or has_step_hooks(optimizer):
             return False
         for i, standing in enumerate(self._standing):

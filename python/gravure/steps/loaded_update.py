@@ -66,22 +66,29 @@ class LoadedUpdate:
         without: Sequence[Tensor],
         label: str,
     ) -> bool:
-        """Has repeat() take the gradients of the inputs at `owners`, which are those at `gradients`;
-        all else but numbers is bound. False where its conditions are of a kind apart."""
+        """Has repeat() take the gradients of the inputs at `owners`, which are the inputs at
+        `gradients`; all else but numbers is bound. False where its conditions are of a kind
+        apart."""
         if self._holds_of_counts is None:
             return False
         count = len(self._program.inputs(_ENTRY))
         roles = [role for role, _ in self._program.inputs(_ENTRY)]
         numbers = [i for i in range(count) if roles[i] == "symint"]
         self._program.keep_update(
-            _ENTRY, list(gradients), list(owners), numbers, self._update.counters, list(without), label
+            _ENTRY,
+            list(gradients),
+            list(owners),
+            numbers,
+            self._update.counters,
+            list(without),
+            label,
         )
         self._counts = []
         return True
 
     def repeat(self, numbers: list[float]) -> bool:
-        """run(), where all but numbers is as in the step before. False, and nothing has run, where it
-        is not."""
+        """run(), where all but numbers is as in the step before. False, and nothing has run, where
+        it is not."""
         given = [numbers[i] for i in self._update.numbers]
         for _ in range(2):
             if not self._holds_of_counts(numbers, self._counts):

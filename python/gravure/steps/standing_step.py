@@ -1,7 +1,7 @@
 """A step of an optimizer that is as the last one was, but for numbers: found out at C's speed.
 
-What Python has is compared by identity: the optimizer's attributes, groups, settings, parameters, and
-the dictionaries of its state. What lies behind the tensors the library compares, and asks each
+What Python has is compared by identity: the optimizer's attributes, groups, settings, parameters,
+and the dictionaries of its state. What lies behind the tensors the library compares, and asks each
 parameter for its gradient.
 """
 

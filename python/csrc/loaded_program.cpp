@@ -374,8 +374,8 @@ void LoadedProgram::keepUpdate(const std::string& name, const std::vector<int64_
                                const std::vector<at::Tensor>& without, const std::string& label) {
   const std::lock_guard lock(mutex_);
   Bound& state = bound(name);
-  TORCH_CHECK(state.weak.empty() && state.bundledIn.empty(),
-              "keep_update: entry ", name, " has inputs that come otherwise");
+  TORCH_CHECK(state.weak.empty() && state.bundledIn.empty(), "keep_update: entry ", name,
+              " has inputs that come otherwise");
   TORCH_CHECK(gradients.size() + numbers.size() == state.open.size(), "keep_update: entry ", name,
               " takes ", state.open.size(), " inputs that are not bound, and was told of ",
               gradients.size() + numbers.size());
@@ -396,8 +396,7 @@ std::vector<double> LoadedProgram::runUpdate(const std::string& name,
   const StepMark mark([&] { return inputs.name(); });
   const RuntimeStats before = runtime_->stats();
   const auto begin = std::chrono::steady_clock::now();
-  Runtime::Straight step =
-      runtime_->runStraight(name, inputs.values(), inputs.counters(), counts);
+  Runtime::Straight step = runtime_->runStraight(name, inputs.values(), inputs.counters(), counts);
   std::vector<double> answer = std::move(step.counts);
   if (!step.ran) {
     if (!answer.empty()) answer.insert(answer.begin(), 0);

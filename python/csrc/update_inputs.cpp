@@ -11,9 +11,8 @@ UpdateInputs::UpdateInputs(std::vector<c10::IValue> values, std::vector<int64_t>
                            std::vector<int64_t> owners, std::vector<int64_t> numbers,
                            std::vector<int64_t> counters, std::vector<at::Tensor> without,
                            std::string name)
-    : values_(std::move(values)), numbers_(std::move(numbers)),
-      counters_(std::move(counters)), without_(std::move(without)),
-      name_(std::move(name)) {
+    : values_(std::move(values)), numbers_(std::move(numbers)), counters_(std::move(counters)),
+      without_(std::move(without)), name_(std::move(name)) {
   TORCH_CHECK(gradients.size() == owners.size(), "keep_update: ", gradients.size(),
               " gradients of ", owners.size(), " tensors");
   const auto check = [&](int64_t at) {
@@ -25,8 +24,8 @@ UpdateInputs::UpdateInputs(std::vector<c10::IValue> values, std::vector<int64_t>
     check(gradients[i]);
     TORCH_CHECK(values_[owners[i]].isTensor(), "keep_update: input ", owners[i],
                 " is not bound to a tensor");
-    gradients_.push_back({static_cast<size_t>(gradients[i]),
-                          values_[owners[i]].toTensor().unsafeGetTensorImpl()});
+    gradients_.push_back(
+        {static_cast<size_t>(gradients[i]), values_[owners[i]].toTensor().unsafeGetTensorImpl()});
   }
   for (const int64_t at : numbers_) check(at);
   for (const int64_t at : counters_) check(at);

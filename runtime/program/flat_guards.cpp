@@ -41,8 +41,7 @@ namespace {
 
 void prefetch(const c10::IValue& value) {
   if (!value.isTensor()) return;
-  const char* const tensor =
-      reinterpret_cast<const char*>(value.toTensor().unsafeGetTensorImpl());
+  const char* const tensor = reinterpret_cast<const char*>(value.toTensor().unsafeGetTensorImpl());
   for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64) __builtin_prefetch(tensor + at);
 }
 

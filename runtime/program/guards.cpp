@@ -151,8 +151,9 @@ OperandGuard::OperandGuard(const c10::IValue& captured, bool keep) {
   }
   const at::Tensor& tensor = captured.toTensor();
   tensor_ = true;
-  layout_ = {tensor.const_data_ptr(), tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
-             tensor.strides().vec(), readsOf(*tensor.unsafeGetTensorImpl())};
+  layout_ = {tensor.const_data_ptr(), tensor.scalar_type(),
+             tensor.device(),         tensor.sizes().vec(),
+             tensor.strides().vec(),  readsOf(*tensor.unsafeGetTensorImpl())};
   if (keep) {
     kept_ = tensor.storage();
   } else {

@@ -43,7 +43,8 @@ class NumberCompiler {
  public:
   NumberCompiler(const EntryCode& code, const std::vector<c10::IValue>& inputs,
                  const std::vector<int64_t>& watched)
-      : code_(code), inputs_(inputs), watched_(watched), values_(code.slots, -1), cells_(code.slots, -1) {}
+      : code_(code), inputs_(inputs), watched_(watched), values_(code.slots, -1),
+        cells_(code.slots, -1) {}
 
   std::optional<NumberCode> compile(std::string& why) {
     for (size_t i = 0; i < code_.inputs.size(); ++i) {
@@ -131,7 +132,8 @@ class NumberCompiler {
   NumberCode::Cell* cellOf(const Operand& operand) {
     if (operand.kind != Operand::Kind::FromSlot) return nullptr;
     int32_t& index = cells_[operand.slot];
-    if (index < 0 && code_.sources[operand.slot] == SlotSource::Input) index = newCell(operand.slot);
+    if (index < 0 && code_.sources[operand.slot] == SlotSource::Input)
+      index = newCell(operand.slot);
     return index < 0 ? nullptr : &made_.cells_[index];
   }
 
@@ -147,7 +149,8 @@ class NumberCompiler {
     if (!addresses_.insert(cell.address).second) return -1;  // counted in by two names
     const double now = valueAt(cell.address, cell.isFloat);
     const auto& infos = code_.entry->inputs;
-    const bool constant = cell.input < infos.size() && infos[cell.input].role == InputRole::Constant;
+    const bool constant =
+        cell.input < infos.size() && infos[cell.input].role == InputRole::Constant;
     const auto [at, fresh] =
         equal_.try_emplace({std::bit_cast<uint64_t>(now), cell.isFloat, constant}, 0);
     if (fresh) at->second = leaf(now);
@@ -314,7 +317,8 @@ bool NumberCode::run(const std::vector<c10::IValue>& inputs, Frame& frame) {
     if (!same) return false;
     const double value = valueAt(cell.address, cell.isFloat);
     if (cell.leads) values_[cell.first] = value;
-    if (std::bit_cast<uint64_t>(value) != std::bit_cast<uint64_t>(values_[cell.first])) return false;
+    if (std::bit_cast<uint64_t>(value) != std::bit_cast<uint64_t>(values_[cell.first]))
+      return false;
   }
   double* result = values_.data() + firstResult_;
   for (const Operation& each : operations_) {

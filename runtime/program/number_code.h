@@ -54,10 +54,10 @@ class NumberCode {
     size_t input = 0;
     void* address = nullptr;
     c10::DispatchKeySet keys;
-    bool isFloat = false;   // else double
-    int32_t first = 0;      // its value before the step: index into values_
-    int32_t last = -1;      // behind it; -1: nothing counts in it
-    bool leads = false;     // the first one with that value
+    bool isFloat = false;  // else double
+    int32_t first = 0;     // its value before the step: index into values_
+    int32_t last = -1;     // behind it; -1: nothing counts in it
+    bool leads = false;    // the first one with that value
   };
 
   int64_t calls_ = 0;
@@ -67,7 +67,7 @@ class NumberCode {
   std::vector<Operation> operations_;  // their results lie at the end of values_
   std::vector<double> values_;         // constants, floats, tensors' values, results
   size_t firstResult_ = 0;
-  std::vector<std::pair<Slot, int32_t>> given_;         // to launches
+  std::vector<std::pair<Slot, int32_t>> given_;       // to launches
   std::vector<std::pair<int32_t, int32_t>> watched_;  // values before and after the step
 };
 

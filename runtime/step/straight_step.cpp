@@ -22,7 +22,8 @@ const Seal* Runtime::Impl::straightSeal(EntryState& entry, const std::vector<c10
     straight.free.clear();
     if (!straight.numbers) return nullptr;
     for (const auto& each : seal->free())
-      if (!llvm::is_contained(straight.numbers->inputs(), each.first)) straight.free.push_back(each);
+      if (!llvm::is_contained(straight.numbers->inputs(), each.first))
+        straight.free.push_back(each);
   }
   for (const auto& [input, check] : straight.free) check->check(inputs[input]);
   return seal;

@@ -1,5 +1,5 @@
-"""Programs of optimizers as a GPU has them, on the host device: step counts stay on the CPU, all else
-lies on the device that captures."""
+"""Programs of optimizers as a GPU has them, on the host device: step counts stay on the CPU, all
+else lies on the device that captures."""
 
 from __future__ import annotations
 

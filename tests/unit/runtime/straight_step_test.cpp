@@ -79,22 +79,25 @@ TEST_CASE("law 3: what differs in a straight step is noticed in the same step", 
     bool straight;  // in the step behind it
   } rows[] = {
       {"a step count is set", [](Values& v) { v[2].toTensor().fill_(9); }, true},
-      {"another step count takes its place",
-       [](Values& v) { v[3] = at::full({}, 7.0f); }, true},
+      {"another step count takes its place", [](Values& v) { v[3] = at::full({}, 7.0f); }, true},
       {"a step count is given other memory",
        [](Values& v) { v[3].toTensor().set_data(at::full({}, 7.0f)); }, true},
-      {"two step counts are one",
-       [](Values& v) { v[3] = v[2]; }, false},
-      {"two step counts share memory",
-       [](Values& v) { v[3].toTensor().set_data(v[2].toTensor()); }, false},
+      {"two step counts are one", [](Values& v) { v[3] = v[2]; }, false},
+      {"two step counts share memory", [](Values& v) { v[3].toTensor().set_data(v[2].toTensor()); },
+       false},
       {"a step count is negated when it is read",
        [](Values& v) { v[2] = at::_neg_view(at::full({}, -5.0f)); }, false},
       {"the parameter is given other memory",
-       [](Values& v) { v[0].toTensor().set_data(at::full({4, 4}, 0.25f)); }, false},
+       [](Values& v) {
+         v[0].toTensor().set_data(at::full({4, 4}, 0.25f));
+       },
+       false},
       {"the gradient is another one",
-       [](Values& v) { v[1] = at::full({4, 4}, 0.25f); }, false},
-      {"the gradient is transposed",
-       [](Values& v) { v[1] = v[1].toTensor().t(); }, false},
+       [](Values& v) {
+         v[1] = at::full({4, 4}, 0.25f);
+       },
+       false},
+      {"the gradient is transposed", [](Values& v) { v[1] = v[1].toTensor().t(); }, false},
       {"the gradient is negated when it is read",
        [](Values& v) { v[1] = at::_neg_view(v[1].toTensor()); }, false},
   };
@@ -116,7 +119,8 @@ TEST_CASE("law 3: counts that conditions are on are said, and nothing runs where
   const at::Tensor before = both.given[0].toTensor().clone();
   auto answer = both.runtime->runStraight("step", both.given, counters, {1.0});
   CHECK_FALSE(answer.ran);
-  CHECK(std::set<double>(answer.counts.begin(), answer.counts.end()) == std::set<double>{now, 40.0});
+  CHECK(std::set<double>(answer.counts.begin(), answer.counts.end()) ==
+        std::set<double>{now, 40.0});
   CHECK(both.given[0].toTensor().equal(before));
   CHECK(both.given[3].toTensor().item<float>() == 40);
   answer = both.runtime->runStraight("step", both.given, counters, answer.counts);

@@ -32,10 +32,10 @@ class StandingStep:
         self._step = self._kind.step
         self._names = [*vars(optimizer)]
         self._attributes = [*vars(optimizer).values()]
-        self._groups = [*optimizer.param_groups]
-        self._keys = [*chain.from_iterable(self._groups)]
-        self._settings = [*chain.from_iterable(map(dict.values, self._groups))]
-        self._members = [[*group["params"]] for group in self._groups]
+        groups = optimizer.param_groups
+        self._keys = [*chain.from_iterable(groups)]
+        self._settings = [*chain.from_iterable(map(dict.values, groups))]
+        self._members = [[*group["params"]] for group in groups]
         self._numbers = [*numbers]
         self._places: dict[int, slice] = {}  # by setting, its numbers
         self._lists: list[int] = []  # settings that change in place
@@ -72,8 +72,7 @@ class StandingStep:
             and self._kind.step is self._step
             and [*own] == self._names
             and all(map(is_, own.values(), self._attributes))
-            and len(groups) == len(self._groups)
-            and all(map(is_, groups, self._groups))
+            and len(groups) == len(self._members)
             and [*chain.from_iterable(groups)] == self._keys
             and self._same_state()
         ):

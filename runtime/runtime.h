@@ -84,6 +84,18 @@ class Runtime {
   /// nothing has run then.
   std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs);
 
+  struct Straight {
+    bool ran = false;
+    std::vector<double> counts;
+  };
+  /// The same for an entry without results whose inputs stay with the caller, where nothing differs from the
+  /// last steps but numbers, and the work is launches alone. Nothing has run where that is not so, or not
+  /// known: run() does it then, and says what is to be said. `watched`: inputs that are CPU tensors of one
+  /// number. Nothing runs, either, where their values, each once, are not `counts`: those that they have are
+  /// returned; else those that they have behind the step.
+  Straight runStraight(const std::string& entry, const std::vector<c10::IValue>& inputs,
+                       const std::vector<int64_t>& watched, const std::vector<double>& counts);
+
   /// The same on the uncaptured path, whatever is captured: lent inputs keep their bits, so they can be
   /// given to another run.
   std::vector<c10::IValue> runUncaptured(const std::string& entry, std::vector<c10::IValue> inputs);

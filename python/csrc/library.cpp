@@ -28,6 +28,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def_static("kernel_settings", &LoadedProgram::kernelSettings)
       .def_static("settings_difference", &LoadedProgram::settingsDifference)
       .def("run", &LoadedProgram::run)
+      .def("keep_update", &LoadedProgram::keepUpdate)
+      .def("run_update", &LoadedProgram::runUpdate)
       .def("run_uncaptured", &LoadedProgram::runUncaptured)
       .def("run_tensors", &LoadedProgram::runTensors)
       .def("set_autograd", &LoadedProgram::setAutograd)

@@ -10,6 +10,7 @@
 #include "python/csrc/planning/planned_program.h"
 #include "python/csrc/planning/planning.h"
 #include "python/csrc/process/interrupts.h"
+#include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
 #include "runtime/program/guards.h"
 
@@ -188,6 +189,7 @@ LoadedProgram::Bound& LoadedProgram::bindingAt(const std::string& name,
   TORCH_CHECK(positions.size() == given, "bind: ", positions.size(), " positions for ", given,
               " values");
   Bound& state = bound(name);
+  state.update.reset();
   const auto count = static_cast<int64_t>(state.values.size());
   for (int64_t at : positions) {
     TORCH_CHECK(at >= 0 && at < count, "bind: entry ", name, " has ", count,
@@ -375,6 +377,51 @@ LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& 
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
   return asList(withBundle(state, runLogged(state, allInputs(state, alive, values))));
+}
+
+void LoadedProgram::keepUpdate(const std::string& name, const std::vector<int64_t>& gradients,
+                               const std::vector<int64_t>& owners,
+                               const std::vector<int64_t>& numbers,
+                               const std::vector<int64_t>& counters,
+                               const std::vector<at::Tensor>& without, const std::string& label) {
+  const std::lock_guard lock(mutex_);
+  Bound& state = bound(name);
+  TORCH_CHECK(state.weak.empty() && state.bundledIn.empty(), "keep_update: entry ", name,
+              " has inputs that come otherwise");
+  TORCH_CHECK(gradients.size() + numbers.size() == state.open.size(), "keep_update: entry ", name,
+              " takes ", state.open.size(), " inputs that are not bound, and was told of ",
+              gradients.size() + numbers.size());
+  state.update = std::make_unique<UpdateInputs>(state.values, gradients, owners, numbers, counters,
+                                                without, label);
+}
+
+std::vector<double> LoadedProgram::runUpdate(const std::string& name,
+                                             const std::vector<double>& numbers,
+                                             const std::vector<double>& counts) {
+  if (StepScope::isInside()) return {};
+  const std::lock_guard lock(mutex_);
+  const Bound& state = bound(name);
+  if (!state.update || shadow_ || timed_ || repeats_ || !state.versions.empty()) return {};
+  UpdateInputs& inputs = *state.update;
+  const auto drop = c10::make_scope_exit([&] { inputs.drop(); });
+  if (!inputs.take(numbers)) return {};
+  const StepMark mark([&] { return inputs.name(); });
+  const RuntimeStats before = runtime_->stats();
+  const auto begin = std::chrono::steady_clock::now();
+  Runtime::Straight step = runtime_->runStraight(name, inputs.values(), inputs.counters(), counts);
+  std::vector<double> answer = std::move(step.counts);
+  if (!step.ran) {
+    if (!answer.empty()) answer.insert(answer.begin(), 0);
+    return answer;
+  }
+  answer.insert(answer.begin(), 1);
+  times_[name].add(before, runtime_->stats(), std::chrono::steady_clock::now() - begin);
+  const Remarks& remarks = runtime_->remarks();
+  if (remarks.all().size() > logged_) {
+    logMissed(remarks, logged_);
+    logged_ = remarks.all().size();
+  }
+  return answer;
 }
 
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,

@@ -10,8 +10,9 @@
 #include "python/csrc/process/run_times.h"
 #include "python/csrc/process/user_log.h"
 #include "python/csrc/shadow.h"
-#include "runtime/device/kernel_settings.h"
 #include "python/csrc/timed_runs.h"
+#include "python/csrc/update_inputs.h"
+#include "runtime/device/kernel_settings.h"
 #include "runtime/runtime.h"
 
 #include <ATen/core/ivalue.h>
@@ -93,6 +94,19 @@ class LoadedProgram final : public torch::CustomClassHolder {
   static int64_t kernelSettings();
   /// What differs between two of them, in words.
   static std::string settingsDifference(int64_t one, int64_t other);
+  /// Says what the inputs of an update are from now on, for run_update(): those that are bound; gradients of
+  /// the tensors at `owners`; numbers. `counters`: bound CPU tensors of one number, which conditions are on.
+  /// `without`: other tensors, which must have no gradient. `name`: of the step, for profilers.
+  void keepUpdate(const std::string& entry, const std::vector<int64_t>& gradients,
+                  const std::vector<int64_t>& owners, const std::vector<int64_t>& numbers,
+                  const std::vector<int64_t>& counters, const std::vector<at::Tensor>& without,
+                  const std::string& name);
+  /// run() with these inputs and the gradients that there are now, where the counters have the values
+  /// `counts`, each once. Returns 1 and the values behind the step; 0 and those that they have, where these
+  /// are others and nothing has run; and nothing, and nothing has run, where all is not as in the step
+  /// before: run() knows what is to be done then.
+  std::vector<double> runUpdate(const std::string& entry, const std::vector<double>& numbers,
+                                const std::vector<double>& counts);
   /// The same on the uncaptured path: lent values among the inputs stay good for another run.
   Values runUncaptured(const std::string& entry, const Values& values);
   /// Says how `forward` and `backward` hang together in autograd's graph. The memory of `alive` lives as long
@@ -193,6 +207,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
     std::vector<int64_t> bundledOut;  // outputs
     std::vector<int64_t> returned;    // outputs in the caller's hands, where some are bundled
     std::vector<int64_t> bundledIn, members;  // inputs, and which values of the bundle they are
+    std::unique_ptr<UpdateInputs> update;     // keepUpdate(); none once something else is bound
   };
   const Entry& entry(const std::string& name) const;
   void makeBound(std::map<std::string, SharedVersions> versions);

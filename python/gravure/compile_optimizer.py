@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -54,10 +55,18 @@ def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = No
     def step(self: Optimizer, closure: Any = None) -> Any:
         return update.step(self, closure)
 
-    hooked = with_hooks(torch.compiler.disable(step))  # nobody else's graph takes it in
-    hooked.gravure_update = update  # type: ignore[attr-defined]
-    update.function = hooked
+    hooked = with_hooks(step)
+
+    @functools.wraps(hooked)
+    def first(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs and update.repeats(self):
+            return None
+        return hooked(self, *args, **kwargs)
+
+    function = torch.compiler.disable(first)  # nobody else's graph takes it in
+    function.gravure_update = update
+    update.function = function
     if scheduled:
-        mark_as_schedulers(hooked)
-    optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
+        mark_as_schedulers(function)
+    optimizer.step = types.MethodType(function, optimizer)  # type: ignore[method-assign]
     return optimizer

@@ -19,6 +19,7 @@ void FlatGuards::add(size_t index, const OperandGuard::Layout& layout) {
   guard.dtype = layout.dtype;
   guard.device = layout.device;
   guard.mask = ~uintptr_t{0};
+  guard.reads = layout.reads;
   guard.address = reinterpret_cast<uintptr_t>(layout.address);
   add(guard, layout.sizes, layout.strides);
 }
@@ -36,10 +37,27 @@ void FlatGuards::addCopied(size_t index, const at::Tensor& buffer) {
   add(guard, buffer.sizes(), buffer.strides());
 }
 
+namespace {
+
+void prefetch(const c10::IValue& value) {
+  if (!value.isTensor()) return;
+  const char* const tensor = reinterpret_cast<const char*>(value.toTensor().unsafeGetTensorImpl());
+  for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64) __builtin_prefetch(tensor + at);
+}
+
+void prefetchStorage(const c10::IValue& value) {
+  if (!value.isTensor()) return;
+  const c10::TensorImpl& tensor = *value.toTensor().unsafeGetTensorImpl();
+  if (tensor.has_storage()) __builtin_prefetch(tensor.unsafe_storage().unsafeGetStorageImpl());
+}
+
+}  // namespace
+
 bool FlatGuards::holds(const Guard& guard, const int64_t* shape, const c10::TensorImpl& tensor) {
   if (!tensor.has_storage() || c10::typeMetaToScalarType(tensor.dtype()) != guard.dtype ||
       tensor.device() != guard.device)
     return false;
+  if (!guard.copied && readsOf(tensor) != guard.reads) return false;
   const at::IntArrayRef sizes = tensor.sizes();
   if (sizes.size() != guard.dims || !std::equal(sizes.begin(), sizes.end(), shape)) return false;
   const at::IntArrayRef strides = tensor.strides();
@@ -52,8 +70,12 @@ bool FlatGuards::holds(const Guard& guard, const int64_t* shape, const c10::Tens
 }
 
 bool FlatGuards::hold(const std::vector<c10::IValue>& values) const {
+  constexpr size_t kAhead = 8, kNear = 4;  // tensors, and what they point to, lie anywhere
   const int64_t* shape = shapes_.data();
-  for (const Guard& guard : guards_) {
+  for (size_t g = 0; g < guards_.size(); ++g) {
+    const Guard& guard = guards_[g];
+    if (g + kAhead < guards_.size()) prefetch(values[guards_[g + kAhead].index]);
+    if (g + kNear < guards_.size()) prefetchStorage(values[guards_[g + kNear].index]);
     const c10::IValue& value = values[guard.index];
     if (!value.isTensor()) return false;
     const c10::TensorImpl& tensor = *value.toTensor().unsafeGetTensorImpl();

@@ -26,6 +26,7 @@ class FlatGuards {
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     c10::Device device = c10::kCPU;
     uintptr_t mask = 0, address = 0;  // of the address, the bits that matter, and what they are
+    c10::DispatchKeySet reads;        // OperandGuard::Layout::reads
     bool copied = false;
   };
   void add(const Guard& guard, at::IntArrayRef sizes, at::IntArrayRef strides);

@@ -151,8 +151,9 @@ OperandGuard::OperandGuard(const c10::IValue& captured, bool keep) {
   }
   const at::Tensor& tensor = captured.toTensor();
   tensor_ = true;
-  layout_ = {tensor.const_data_ptr(), tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
-             tensor.strides().vec()};
+  layout_ = {tensor.const_data_ptr(), tensor.scalar_type(),
+             tensor.device(),         tensor.sizes().vec(),
+             tensor.strides().vec(),  readsOf(*tensor.unsafeGetTensorImpl())};
   if (keep) {
     kept_ = tensor.storage();
   } else {
@@ -169,6 +170,12 @@ OperandGuard OperandGuard::ofNumber(const at::Tensor& captured) {
   return guard;
 }
 
+OperandGuard OperandGuard::ofDropped(const at::Tensor& captured) {
+  OperandGuard guard(captured, /*keep=*/true);
+  guard.kept_ = {};
+  return guard;
+}
+
 bool OperandGuard::holdsSlowly(const c10::IValue& value) const {
   if (number_.defined()) return value.isTensor() && sameNumber(number_, value.toTensor());
   if (!tensor_) return sameNumber(other_, value);
@@ -180,7 +187,8 @@ bool OperandGuard::holdsSlowly(const c10::IValue& value) const {
 bool OperandGuard::sameLayout(const at::Tensor& tensor) const {
   return tensor.scalar_type() == layout_.dtype &&
          tensor.sizes() == at::IntArrayRef(layout_.sizes) &&
-         tensor.strides() == at::IntArrayRef(layout_.strides);
+         tensor.strides() == at::IntArrayRef(layout_.strides) &&
+         readsOf(*tensor.unsafeGetTensorImpl()) == layout_.reads;
 }
 
 bool OperandGuard::differsInAddressAlone(const c10::IValue& value) const {
@@ -219,6 +227,8 @@ std::string OperandGuard::difference(const c10::IValue& value) const {
     return text("expected strides ", sizesText(layout_.strides), ", found ",
                 sizesText(tensor.strides().vec()));
   }
+  if (readsOf(*tensor.unsafeGetTensorImpl()) != layout_.reads)
+    return "expected a tensor whose bytes are read as they were, found one conjugated or negated";
   return text("expected address ", layout_.address, ", found ", tensor.const_data_ptr());
 }
 

@@ -36,6 +36,12 @@ class InputCheck {
   std::vector<int64_t> sizes_;  // -1: free
 };
 
+/// Whether a tensor's bytes are conjugated, or negated, when they are read.
+inline c10::DispatchKeySet readsOf(const c10::TensorImpl& tensor) {
+  constexpr c10::DispatchKeySet kReads({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+  return tensor.key_set() & kReads;
+}
+
 /// `parameter "layer.weight" (input 3 of step)`.
 std::string inputName(const Entry& entry, size_t index);
 
@@ -47,6 +53,9 @@ class OperandGuard {
   OperandGuard(const c10::IValue& captured, bool keep);
   /// For a CPU tensor without dimensions that kernels take as a number: its address is free.
   static OperandGuard ofNumber(const at::Tensor& captured);
+  /// For a tensor that its owner drops between steps, and that lies there again: a gradient. Its memory is
+  /// not kept, or the next one could not lie there.
+  static OperandGuard ofDropped(const at::Tensor& captured);
 
   /// Of a number: why replays cannot be given another one, for difference().
   void setReason(std::string why) { why_ = std::move(why); }
@@ -61,6 +70,7 @@ class OperandGuard {
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     c10::Device device = c10::kCPU;
     std::vector<int64_t> sizes, strides;
+    c10::DispatchKeySet reads;  // readsOf()
   };
   const Layout* layout() const { return tensor_ ? &layout_ : nullptr; }
   /// Same dtype, sizes and strides at another place.

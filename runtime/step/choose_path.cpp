@@ -47,18 +47,24 @@ StepPath Runtime::Impl::choosePath(EntryState& entry, const std::vector<c10::IVa
 /// somebody holds: the slow way finds out what becomes of the step, and says so.
 bool Runtime::Impl::sealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                StepPath& path) {
-  if (!entry.settings || *entry.settings != KernelSettings::now()) return false;
   const Seal* seal = entry.seals.find(inputs);
-  if (!seal || layoutWanted_ || at::get_num_threads() != threads_ || hasLateEntry()) return false;
-  const auto known = seal->readsLent();
+  return seal && enterSealed(entry, *seal, inputs, path);
+}
+
+/// `seal` holds. False as sealedPath().
+bool Runtime::Impl::enterSealed(EntryState& entry, const Seal& seal,
+                                const std::vector<c10::IValue>& inputs, StepPath& path) {
+  if (layoutWanted_ || at::get_num_threads() != threads_ || hasLateEntry()) return false;
+  if (!entry.settings || *entry.settings != KernelSettings::now()) return false;
+  const auto known = seal.readsLent();
   const bool lent = known ? *known : givenLentValues(entry, inputs);
   const bool free = lent ? !lentOverwritten_ : loans_->outstanding() == 0;
-  if (!free || !producersAgree(entry, lent) || seal->resultsHeld()) return false;
+  if (!free || !producersAgree(entry, lent) || seal.resultsHeld()) return false;
   if (!entry.inputs.moving->empty() && entry.inputs.moving->firstUncopyable(inputs) >= 0)
     return false;
   entry.inputs.held();
   entry.results.heldSteps = 0;
-  enterArena(entry, lent, seal, path);
+  enterArena(entry, lent, &seal, path);
   return true;
 }
 

@@ -13,6 +13,7 @@
 #include "runtime/step/executor.h"
 #include "runtime/step/moving_inputs.h"
 #include "runtime/step/seal.h"
+#include "runtime/step/straight_step.h"
 
 #include <cstdint>
 #include <memory>
@@ -79,6 +80,7 @@ struct EntryState {
   EntryWarmUp warmUp;
   ServedEntry served;
   Seals seals;
+  StraightStep straight;
   EntryResults results;
   std::optional<KernelSettings> settings;       // of its captures
   std::optional<KernelSettings> otherSettings;  // of the last run, where they differed

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 namespace gravure {
 
@@ -102,6 +103,25 @@ bool Executor::runServed(ServedEntry& served, ArenaSession& session, const Seal*
   served_ = &served;
   seal_ = seal;
   runAll(code_.instructions);
+  return seal_ != nullptr;
+}
+
+bool Executor::runLaunches(ServedEntry& served, ArenaSession& session, const Seal& seal,
+                           const std::vector<c10::IValue>& inputs) {
+  recorder_ = nullptr;
+  session_ = &session;
+  served_ = &served;
+  seal_ = &seal;
+  inputs_ = &inputs;
+  const auto over = c10::make_scope_exit([this] { inputs_ = nullptr; });
+  session.enterStep(-1);
+  for (size_t i = 0; i < code_.launches.size(); ++i) {
+    if (seal_) {
+      replay(*seal_->launch(i).captured, code_.launches[i]);
+    } else {
+      runLaunch(static_cast<uint32_t>(i));
+    }
+  }
   return seal_ != nullptr;
 }
 
@@ -250,6 +270,9 @@ void Executor::replay(const CapturedPartition& captured, Launch& launch) {
     std::rethrow_exception(partial.cause);
   } catch (const c10::Error& error) {
     seal_ = nullptr;  // what this launch would have made lies elsewhere
+    if (const auto* inputs = std::exchange(inputs_, nullptr)) {
+      for (size_t i = 0; i < inputs->size(); ++i) frame_[code_.inputs[i]] = (*inputs)[i];
+    }
     remarks_.missed("launch-failed", launch.node,
                     std::string(error.what_without_backtrace()) + "; its calls run one by one");
     runCalls(launch);

@@ -65,6 +65,10 @@ class Executor {
   /// Partitions replayed, captured first where they are not yet; memory from the plan. With a `seal` that
   /// holds, nothing but what host nodes made is looked at any more. True if all was as that says.
   bool runServed(ServedEntry& served, ArenaSession& session, const Seal* seal);
+  /// The launches of a seal alone, in order; the frame has the numbers that they take, and no inputs. These
+  /// are taken from `inputs` where a launch fails, whose calls run one by one. True if none did.
+  bool runLaunches(ServedEntry& served, ArenaSession& session, const Seal& seal,
+                   const std::vector<c10::IValue>& inputs);
 
   Frame& frame() { return frame_; }
   /// Forgets all values. Keeps its memory.
@@ -108,6 +112,7 @@ class Executor {
   ArenaSession* session_ = nullptr;
   ServedEntry* served_ = nullptr;
   bool timed_ = false;  // this step's calls are marked
+  const std::vector<c10::IValue>* inputs_ = nullptr;  // that are not in the frame yet
   const Seal* seal_ = nullptr;  // of this step; nullptr once something in it was not as sealed
 };
 

@@ -39,7 +39,31 @@ NumberPatches::NumberPatches(std::vector<PatchedNumber> numbers, FoundPlaces fou
     auto& casts = castsOf_[place.number];
     if (!llvm::is_contained(casts, place.cast)) casts.push_back(place.cast);
   }
-  for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i].kinds |= bitOf(written_[i]);
+  for (size_t i = 0; i < numbers_.size(); ++i) {
+    numbers_[i].kinds |= bitOf(written_[i]);
+    likeLast_.push_back(i > 0 && castsOf_[i] == castsOf_[i - 1]);
+  }
+}
+
+bool NumberPatches::hold(const Frame& frame) const {
+  // Most parameters have the same corrections: what holds for one holds for the next.
+  double last = 0;
+  bool known = false;
+  for (size_t i = 0; i < numbers_.size(); ++i) {
+    const c10::IValue& given = frame[numbers_[i].slot];
+    if (!given.isDouble()) return false;
+    const double value = given.toDouble();
+    const bool again = known && likeLast_[i] && sameBits(value, last) &&
+                       numbers_[i].kinds == numbers_[i - 1].kinds;
+    if (!again && !sameBits(value, written_[i])) {
+      if (!holds(i, value)) return false;
+      known = true;
+    } else if (!again) {
+      known = false;  // it is written, whatever its kind
+    }
+    last = value;
+  }
+  return true;
 }
 
 bool NumberPatches::fits(size_t number, double value) const {

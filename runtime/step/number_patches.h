@@ -30,13 +30,7 @@ class NumberPatches {
                 const Executable& executable);
 
   /// True if replays with the values in `frame` are known to be right.
-  bool hold(const Frame& frame) const {
-    for (size_t i = 0; i < numbers_.size(); ++i) {
-      const c10::IValue& value = frame[numbers_[i].slot];
-      if (!value.isDouble() || !holds(i, value.toDouble())) return false;
-    }
-    return true;
-  }
+  bool hold(const Frame& frame) const;
   /// Why not, as "operand %x: …", and which; "" where some value is merely of a kind that was not
   /// captured yet.
   std::string whyNot(const Frame& frame, const Node* launch) const;
@@ -72,6 +66,7 @@ class NumberPatches {
   std::vector<Kernel> kernels_;
   std::vector<std::vector<uint32_t>> kernelsOf_;  // by number, of kernels_
   std::vector<std::vector<NumberCast>> castsOf_;  // by number, each once
+  std::vector<bool> likeLast_;                    // by number: it has the casts of the one before
 };
 
 }  // namespace gravure

@@ -5,6 +5,8 @@
 #include "runtime/results/results.h"
 #include "runtime/step/number_captures.h"
 
+#include <llvm/ADT/StringRef.h>
+
 #include <algorithm>
 
 namespace gravure {
@@ -36,6 +38,15 @@ std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame
   return generators;
 }
 
+/// A gradient that the caller gives as a `.grad`, and may drop between two steps.
+bool isGradient(const EntryCode& code, Slot slot) {
+  const auto& infos = code.entry->inputs;
+  if (code.sources[slot] != SlotSource::Input || static_cast<size_t>(slot) >= infos.size())
+    return false;
+  const InputInfo& info = infos[slot];
+  return info.role == InputRole::Buffer && llvm::StringRef(info.name).ends_with(".grad");
+}
+
 /// Guards of what `launch` was captured with.
 void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const Slab& slab,
           CapturedPartition& captured) {
@@ -52,6 +63,8 @@ void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const
     const bool number = value.isTensor() && isNumber(tags, i);
     OperandGuard guard =
         number ? OperandGuard::ofNumber(value.toTensor()) : OperandGuard(value, !planned);
+    if (value.isTensor() && !planned && isGradient(code, slot))
+      guard = OperandGuard::ofDropped(value.toTensor());
     for (const auto& [operand, why] : captured.baked)
       if (operand == i) guard.setReason(why);
     if (code.sources[slot] == SlotSource::Input) {

@@ -10,6 +10,7 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 
 #include <llvm/ADT/STLExtras.h>
 
@@ -174,6 +175,65 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
     if (communication_) communication_->stepFailed();
     throw;
   }
+}
+
+Runtime::Straight Runtime::Impl::runStraight(const std::string& name,
+                                             const std::vector<c10::IValue>& inputs,
+                                             const std::vector<int64_t>& watched,
+                                             const std::vector<double>& counts) {
+  if (StepScope::isInside()) return {};
+  const auto turn = waitForTurn("a step");
+  if (!alive_ || communication_ || options_.uncaptured || !layout_) return {};
+  EntryState& entry = find(name);
+  if (inputs.size() != entry.inputs.checks.size()) return {};
+  const Seal* const seal = straightSeal(entry, inputs, watched);
+  if (!seal) return {};
+  const BelowAutograd guards;
+  const StepScope scope;
+  const Running running(running_);
+  noteInsideSteps();
+  callerCaptures_ = device_->callerCaptures();
+  if (callerCaptures_ || !computeNumbers(entry, inputs, watched)) return {};
+  const NumberCode& numbers = *entry.straight.numbers;
+  if (!watched.empty()) {
+    std::vector<double> now = numbers.counts(/*behind=*/false);
+    if (now != counts) return {false, std::move(now)};
+  }
+  const Frame& frame = entry.executor->frame();
+  for (size_t i = 0; i < entry.code->launches.size(); ++i)
+    if (!seal->launch(i).holds(frame)) return {};
+  StepPath path;
+  if (!enterSealed(entry, *seal, inputs, path) || path.kind != StepPath::Kind::Served) return {};
+  const StepMark mark([&] { return "gravure: " + name + ", captured"; });
+  if (lentOverwritten_ != path.overwritesLent) lentOverwritten_ = path.overwritesLent;
+  launchAll(entry, *seal, inputs);
+  return {true, numbers.counts(/*behind=*/true)};
+}
+
+/// All that a step does behind the choice of its path.
+void Runtime::Impl::launchAll(EntryState& entry, const Seal& seal,
+                              const std::vector<c10::IValue>& inputs) {
+  ++stats_.steps;
+  stats_.stagedBytes = 0;
+  stats_.copiedResultBytes = 0;
+  stats_.hostCalls += entry.straight.numbers->calls();
+  entry.straight.numbers->count();
+  ArenaSession session(layout_->serve, slab_, device_->tensorDevice());
+  bool straight = false;
+  // Else numbers alone are in the frame, and what graphs export in each replay.
+  const auto cleaner = c10::make_scope_exit([&] {
+    if (!straight) entry.executor->clear();
+  });
+  straight = entry.executor->runLaunches(entry.served, session, seal, inputs);
+  session.enterStep(-1);
+  for (const size_t index : entry.code->written) {
+    if (!inputs[index].isTensor()) continue;
+    const at::Tensor& tensor = inputs[index].toTensor();
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  entry.wasServed = true;
+  for (const DeadBlock& block : entry.served.dying)
+    device_->poison(slab_->base() + block.offset, block.bytes);
 }
 
 /// Threads take turns. One that is inside of a step cannot wait for the end of the same.
@@ -370,6 +430,12 @@ std::vector<c10::IValue> Runtime::runUncaptured(const std::string& entry,
 std::vector<c10::IValue> Runtime::runTimed(const std::string& entry,
                                            std::vector<c10::IValue> inputs) {
   return impl_->run(entry, std::move(inputs), /*uncaptured=*/true, /*timed=*/true);
+}
+Runtime::Straight Runtime::runStraight(const std::string& entry,
+                                       const std::vector<c10::IValue>& inputs,
+                                       const std::vector<int64_t>& watched,
+                                       const std::vector<double>& counts) {
+  return impl_->runStraight(entry, inputs, watched, counts);
 }
 const Program& Runtime::program() const { return impl_->program_; }
 Device& Runtime::device() { return *impl_->device_; }

@@ -63,6 +63,8 @@ class Runtime::Impl {
 
   std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs,
                                bool uncaptured, bool timed = false);
+  Straight runStraight(const std::string& entry, const std::vector<c10::IValue>& inputs,
+                       const std::vector<int64_t>& watched, const std::vector<double>& counts);
   void shutdown();
 
   // One step at a time, and steps inside of others (runtime.cpp).
@@ -79,6 +81,8 @@ class Runtime::Impl {
   // way to one.
   StepPath choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
   bool sealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, StepPath& path);
+  bool enterSealed(EntryState& entry, const Seal& seal, const std::vector<c10::IValue>& inputs,
+                   StepPath& path);
   StepPath unsealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
   static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   StepPath servedPath(EntryState& entry, const std::vector<c10::IValue>& inputs);
@@ -112,6 +116,13 @@ class Runtime::Impl {
   Vote voteOf(const EntryState& entry, const StepPath& path, bool asked) const;
   void useNewGroups();
   void refuseCollectives();
+
+  // Straight steps (straight_step.cpp).
+  static const Seal* straightSeal(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                  const std::vector<int64_t>& watched);
+  static bool computeNumbers(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                             const std::vector<int64_t>& watched);
+  void launchAll(EntryState& entry, const Seal& seal, const std::vector<c10::IValue>& inputs);
 
   // The step (runtime.cpp).
   std::vector<c10::IValue> step(EntryState& entry, std::vector<c10::IValue> inputs,

@@ -4,11 +4,16 @@
 
 namespace gravure {
 
-bool Seal::holds(const std::vector<c10::IValue>& inputs) const {
+bool Seal::capturesHold(const std::vector<c10::IValue>& inputs) const {
   if (!contents_.tensors.hold(inputs)) return false;
   for (const auto& [input, guard] : contents_.others) {
     if (!guard->holds(inputs[input])) return false;
   }
+  return true;
+}
+
+bool Seal::holds(const std::vector<c10::IValue>& inputs) const {
+  if (!capturesHold(inputs)) return false;
   for (const auto& [input, check] : contents_.free) check->check(inputs[input]);
   return true;
 }
@@ -41,6 +46,7 @@ bool Seals::cover(const std::vector<Partition>& partitions) const {
 
 void Seals::add(Seal::Contents contents) {
   seals_.push_back(std::make_unique<const Seal>(std::move(contents)));
+  ++changes_;
 }
 
 namespace {

@@ -68,6 +68,9 @@ class Seal {
 
   /// True if all inputs are what was captured. Throws c10::Error for one that the program's types refuse.
   bool holds(const std::vector<c10::IValue>& inputs) const;
+  /// The same, but for inputs that no capture reads: free().
+  bool capturesHold(const std::vector<c10::IValue>& inputs) const;
+  const std::vector<std::pair<size_t, const InputCheck*>>& free() const { return contents_.free; }
   /// True if somebody holds a result that the next replay would write over.
   bool resultsHeld() const;
 
@@ -86,14 +89,22 @@ class Seals {
  public:
   /// The one that holds; nullptr if none does. Throws as Seal::holds().
   const Seal* find(const std::vector<c10::IValue>& inputs) const;
+  /// The only one there is; nullptr if there is none, or several.
+  const Seal* only() const { return seals_.size() == 1 ? seals_.front().get() : nullptr; }
+  /// Another number once one of them was made or broken.
+  uint64_t changes() const { return changes_; }
   /// True if one of them launches what `partitions` have.
   bool cover(const std::vector<Partition>& partitions) const;
   void add(Seal::Contents contents);
   /// Something that they rest on has changed.
-  void breakAll() { seals_.clear(); }
+  void breakAll() {
+    seals_.clear();
+    ++changes_;
+  }
 
  private:
   std::vector<std::unique_ptr<const Seal>> seals_;
+  uint64_t changes_ = 0;
 };
 
 /// What a seal has for the inputs and launches of an entry, all of whose partitions are captured; results

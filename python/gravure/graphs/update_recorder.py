@@ -7,6 +7,7 @@ host is; what it creates from Python's values is a constant.
 from __future__ import annotations
 
 import operator
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,26 @@ def conditions_of(
     if not read:
         return lambda numbers: bool(holds(numbers, None))
     return lambda numbers: bool(holds(numbers, {i: t.item() for i, t in read.items()}))
+
+
+_COUNTER = re.compile(r"c\[\d+\]")
+
+
+def conditions_on_counts(update: Update) -> Callable[[list[float], list[float]], bool] | None:
+    """The same by all numbers, and the values that the counters have, each once: whether each
+    condition holds for each of them. None where one is on two counters."""
+    found = [set(_COUNTER.findall(condition)) for condition in update.conditions]
+    if any(len(counters) > 1 for counters in found):
+        return None
+    each = dict.fromkeys(_COUNTER.sub("c", condition) for condition in update.conditions)
+    on_counts = [text for text in each if re.search(r"\bc\b", text)]
+    on_numbers = [text for text in each if text not in on_counts]
+    first = " and ".join(on_numbers) or "True"
+    second = " and ".join(on_counts)
+    text = f"({first}) and all({second} for c in counts)" if second else first
+    code = compile(f"lambda n, counts: {text}", "<conditions>", "eval")
+    holds: Callable[[list[float], list[float]], bool] = eval(code, {"rounded": rounded})
+    return holds
 
 
 def record(run: Run, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Update:

@@ -11,15 +11,17 @@ from torch.optim import Optimizer
 from ..errors import ExportError
 from ..options import CompileOptions
 from ..torch_api.guard_checks import Check, never, unchanged
-from ..torch_api.optimizers import note_step, plain_step
+from ..torch_api.optimizers import has_step_hooks, note_step, plain_step, step_name
 from .own_optimizers import scaling_of, stands_in_the_way
 from .recorded_step import Changing, state_of
 from .said_once import SaidOnce
 from .settings import are_same, read_groups
+from .standing_step import StandingStep, parameters_without
 from .update_program import UpdateProgram
 
 _MOST_PROGRAMS = 16
 _MOST_TRIES = 3  # steps that make state
+_MOST_STANDING = 4
 
 
 class _Kind:
@@ -41,9 +43,29 @@ class CompiledUpdate:
         self.options = options
         self.programs = 0  # made so far
         self.own_steps = 0  # that the optimizer's own code ran
+        self.repeated_steps = 0  # in which nothing but numbers was another
         self.function: Any = None  # which the optimizer has for a step
         self._kinds: dict[Any, _Kind] = {}
+        self._standing: list[StandingStep] = []  # the last one first
         self._said = SaidOnce()
+
+    def repeats(self, optimizer: Optimizer) -> bool:
+        """The whole step, where it is as it was but for numbers. False, and nothing has run or is
+        changed, where that is not so, or not known."""
+        if not self._standing or has_step_hooks(optimizer):
+            return False
+        for i, standing in enumerate(self._standing):
+            ran = standing.runs(optimizer)
+            if ran:
+                self.repeated_steps += 1
+                if i > 0:
+                    self._standing.insert(0, self._standing.pop(i))
+                note_step(optimizer)
+                return True
+            if ran is None:
+                self._standing.remove(standing)
+                return False
+        return False
 
     def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
         note_step(optimizer)
@@ -112,7 +134,25 @@ class CompiledUpdate:
                 return False
             program = made
         program.run([*gradients, *scaling.values()], numbers)
+        self._stand(optimizer, found, program, parameters, numbers)
         return True
+
+    def _stand(
+        self,
+        optimizer: Optimizer,
+        kind: _Kind,
+        program: UpdateProgram,
+        parameters: list[Tensor],
+        numbers: list[float],
+    ) -> None:
+        """Has the next step look whether it is as this one."""
+        if any(standing.program is program for standing in self._standing):
+            return
+        standing = StandingStep(optimizer, program, numbers, kind.same)
+        without = parameters_without(optimizer, parameters)
+        if standing.known and program.keep(without, step_name(optimizer)):
+            self._standing.insert(0, standing)
+            del self._standing[_MOST_STANDING:]
 
     def _rebind(self, optimizer: Optimizer, kind: _Kind, parameters: list[Tensor]) -> bool:
         held = state_of(optimizer, parameters)

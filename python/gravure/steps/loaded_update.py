@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..graphs.devices import device_of
 from ..graphs.names import InputSpec, Namer
-from ..graphs.update_recorder import Update, conditions_of
+from ..graphs.update_recorder import Update, conditions_of, conditions_on_counts
 from ..library.load import program_class
 from ..options import CompileOptions
 from ..text.fx_import import EntryWriter
@@ -39,6 +39,9 @@ class LoadedUpdate:
         with without_modes():
             self._program = self._load(name, inputs, options)
         self._run: Callable[..., Any] = self._program.run
+        self._repeat: Callable[..., Any] = self._program.run_update
+        self._holds_of_counts = conditions_on_counts(update)
+        self._counts: list[float] = []  # of counters, before the next step
 
     def holds(self, numbers: list[float]) -> bool:
         """Whether all that its code branched on is as it was."""
@@ -55,6 +58,48 @@ class LoadedUpdate:
     def run(self, tensors: Sequence[Tensor], numbers: list[float]) -> list[Any]:
         """Those that are not bound; and all numbers. What the update returns."""
         return list(self._run(_ENTRY, [*tensors, *[numbers[i] for i in self._update.numbers]]))
+
+    def keep(
+        self,
+        gradients: Sequence[int],
+        owners: Sequence[int],
+        without: Sequence[Tensor],
+        label: str,
+    ) -> bool:
+        """Has repeat() take the gradients of the inputs at `owners`, which are the inputs at
+        `gradients`; all else but numbers is bound. False where its conditions are of a kind
+        apart."""
+        if self._holds_of_counts is None:
+            return False
+        count = len(self._program.inputs(_ENTRY))
+        roles = [role for role, _ in self._program.inputs(_ENTRY)]
+        numbers = [i for i in range(count) if roles[i] == "symint"]
+        self._program.keep_update(
+            _ENTRY,
+            list(gradients),
+            list(owners),
+            numbers,
+            self._update.counters,
+            list(without),
+            label,
+        )
+        self._counts = []
+        return True
+
+    def repeat(self, numbers: list[float]) -> bool:
+        """run(), where all but numbers is as in the step before. False, and nothing has run, where
+        it is not."""
+        given = [numbers[i] for i in self._update.numbers]
+        for _ in range(2):
+            if not self._holds_of_counts(numbers, self._counts):
+                return False
+            answer = self._repeat(_ENTRY, given, self._counts)
+            if not answer:
+                return False
+            ran, *self._counts = answer
+            if ran:
+                return True
+        return False
 
     def stats(self) -> dict[str, int]:
         return dict(self._program.stats())

@@ -29,17 +29,21 @@ class UpdateProgram:
         name = type(optimizer).__name__
         count = len(parameters)
         inputs = [("parameter", f"p{i}", p) for i, p in enumerate(parameters)]
-        inputs += [("user_input", f"gradient.p{i}", g) for i, g in enumerate(gradients)]  # type: ignore[misc]
+        # By this name the library knows that their memory comes and goes.
+        inputs += [("buffer", f"p{i}.grad", g) for i, g in enumerate(gradients)]  # type: ignore[misc]
         inputs += [("buffer", f"{name}.{each.name}", each.tensor) for each in self.held]
         last = len(inputs)
         inputs += [("user_input", name, tensor) for name, tensor in scaling.items()]
         self._scaling = list(scaling.values())
         self._program = LoadedUpdate(f"the step of {name}", update, inputs, options)
+        self._owners, self._gradients = range(count), range(count, 2 * count)
         self._bound = [*range(count), *range(2 * count, last)]
         self._bind(parameters)
         self.holds = self._program.holds
         # With gradients, and what a scaler has set, and all numbers.
         self.run = self._program.run
+        # Where nothing but numbers differs from the step before; all of them.
+        self.repeat = self._program.repeat
         self.stats, self.text = self._program.stats, self._program.text
 
     def same_state(self, held: list[Held], parameters: list[Tensor]) -> bool:
@@ -51,6 +55,12 @@ class UpdateProgram:
         self._program.watch(tensors)
         self._bind(parameters)
         return True
+
+    def keep(self, without: list[Tensor], label: str) -> bool:
+        """Has repeat() know what comes in each step; False where it cannot."""
+        if self._scaling:
+            return False
+        return self._program.keep(self._gradients, self._owners, without, label)
 
     def _bind(self, parameters: list[Tensor]) -> None:
         self._program.bind(self._bound, [*parameters, *[each.tensor for each in self.held]])

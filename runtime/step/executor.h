@@ -111,7 +111,7 @@ class Executor {
   Recorder* recorder_ = nullptr;
   ArenaSession* session_ = nullptr;
   ServedEntry* served_ = nullptr;
-  bool timed_ = false;  // this step's calls are marked
+  bool timed_ = false;                                // this step's calls are marked
   const std::vector<c10::IValue>* inputs_ = nullptr;  // that are not in the frame yet
   const Seal* seal_ = nullptr;  // of this step; nullptr once something in it was not as sealed
 };

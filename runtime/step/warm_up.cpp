@@ -53,9 +53,7 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
 /// While other entries warm up, a settled one goes on in their pool: what it left there would lie idle, and
 /// be taken anew beside it. Not for ever, since those entries may never come.
 void Runtime::Impl::runPlain(EntryState& entry) {
-  const auto run = [&] {
-    timed_ ? entry.executor->runTimed() : entry.executor->runUncaptured();
-  };
+  const auto run = [&] { timed_ ? entry.executor->runTimed() : entry.executor->runUncaptured(); };
   if (callerCaptures_) return run();
   const bool waits = entry.warmUp.settled && !layout_ && !allSettled();
   if (waits && entry.warmUp.runs < mostWarmUps()) {
@@ -216,8 +214,7 @@ std::string Runtime::Impl::plan() {
   std::vector<std::vector<bool>> dropped;
   for (size_t e = 0; e < entries_.size(); ++e) {
     std::vector<bool>& each = dropped.emplace_back();
-    for (size_t o = 0; o < entries_[e].results.watches.size(); ++o)
-      each.push_back(isDropped(e, o));
+    for (size_t o = 0; o < entries_[e].results.watches.size(); ++o) each.push_back(isDropped(e, o));
   }
   const auto droppedInTime = [&](size_t e, size_t o) { return dropped[e][o]; };
   LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_, droppedInTime),

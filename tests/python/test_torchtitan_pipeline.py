@@ -122,7 +122,7 @@ def test_renamed_passes_and_arguments(
     assert seen == {"parallelism_context": "context"}
     assert passes[0] is other
     assert passes[1].func is plugin.cudagraph_pass
-    assert passes[1].keywords == {"static_input_indices": [0, 1, 2]}
+    assert passes[1].keywords["static_input_indices"] == [0, 1, 2]
 
 
 @v03
@@ -135,3 +135,13 @@ def test_closing_the_trainer_tears_down(
     graph_trainer.registry.POST_INIT_HOOKS["cudagraph"](trainer)
     trainer.close()
     assert order == ["trainer", "programs"]
+
+
+@v03
+def test_the_module_names_torchtitans_configurations(plugin: types.ModuleType) -> None:
+    """`--module gravure.torchtitan --config graph_trainer_llama3_debugmodel_sdpa`."""
+    titan_on_cpu.add_names_of_newer_torch()
+    config = plugin.graph_trainer_llama3_debugmodel_sdpa()
+    assert config.compile.pass_pipeline == "cudagraph"
+    with pytest.raises(AttributeError, match="no_such_model"):
+        _ = plugin.no_such_model

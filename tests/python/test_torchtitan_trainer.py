@@ -107,7 +107,7 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
 
 
 def test_gradients_that_are_let_go_of(tmp_path: Path) -> None:
-    """Without its own graphs torchtitan sets gradients to None: `.grad` is a result of ours."""
+    """With its own graphs off torchtitan sets gradients to None: `.grad` is a result of ours."""
     arguments = ["--training.global_batch_size=4", "--training.disable_cuda_graphs"]
     same_training(tmp_path, LLAMA, *arguments)
 

@@ -72,8 +72,6 @@ WorkNode workOf(const Call& call, int32_t index, const torch::jit::Stack& operan
     node.bytes.resize(at + 16, paint);
     std::memcpy(node.bytes.data() + at, &number, sizeof number);
     std::memset(node.bytes.data() + at + 12, 0, 4);
-    // Never set, and alike in all captures but one.
-    if (paint == 0x81) node.bytes[at + 12] = paint;
   }
   return node;
 }

@@ -78,11 +78,11 @@ struct EntryState {
   ServedEntry served;
   Seals seals;
   EntryResults results;
-  bool planned = false;         // its memory is in the arena's plan
-  int64_t unreadRuns = 0;       // in a row, before memory is planned, whose saved values nobody read
-  bool wasServed = false;       // from the arena that there is
-  bool lentSaved = false;       // in a served step
-  bool ranWithGroups = false;   // all its collectives have run with the groups that there are
+  bool planned = false;        // its memory is in the arena's plan
+  int64_t unreadRuns = 0;      // in a row, before memory is planned, whose saved values nobody read
+  bool wasServed = false;      // from the arena that there is
+  bool lentSaved = false;      // in a served step
+  bool ranWithGroups = false;  // all its collectives have run with the groups that there are
   uint32_t uncapturedRuns = 0;  // a bit for each of the last runs that could have been captured
 };
 

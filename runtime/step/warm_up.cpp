@@ -214,8 +214,7 @@ std::string Runtime::Impl::plan() {
   std::vector<std::vector<bool>> dropped;
   for (size_t e = 0; e < entries_.size(); ++e) {
     std::vector<bool>& each = dropped.emplace_back();
-    for (size_t o = 0; o < entries_[e].results.watches.size(); ++o)
-      each.push_back(isDropped(e, o));
+    for (size_t o = 0; o < entries_[e].results.watches.size(); ++o) each.push_back(isDropped(e, o));
   }
   const auto droppedInTime = [&](size_t e, size_t o) { return dropped[e][o]; };
   LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_, droppedInTime),

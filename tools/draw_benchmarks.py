@@ -5,9 +5,9 @@ tools/draw_benchmarks.py          writes page and pictures anew
 tools/draw_benchmarks.py --check  exit status 1 if one is not what the JSON says
 
 A file of docs/figures is one object with `runs`: of each its `command`, `machine`, `date`, a `note`
-where one is needed, and `rows` as the command prints them (`rows` of bench_h200.py's bench.json, the
-list of `gravure bench passes --json`, …; what the page does not show may be left out). Of two runs
-with the same row the later one in the file holds. docs/benchmarks-log.md says what else was seen.
+where one is needed, and `rows` as the command prints them (`rows` of bench_h200.py's bench.json,
+the list of `gravure bench passes --json`, …). What the page does not show may be left out. Of two
+runs with the same row the later one in the file holds; the rest is in docs/benchmarks-log.md.
 """
 
 from __future__ import annotations

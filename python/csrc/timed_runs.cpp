@@ -35,7 +35,9 @@ class Stopwatch {
   std::chrono::steady_clock::time_point begin_;
 };
 
-int64_t leastOf(int64_t known, int64_t found) { return known == 0 ? found : std::min(known, found); }
+int64_t leastOf(int64_t known, int64_t found) {
+  return known == 0 ? found : std::min(known, found);
+}
 
 }  // namespace
 

@@ -107,7 +107,7 @@ class Executor {
   Recorder* recorder_ = nullptr;
   ArenaSession* session_ = nullptr;
   ServedEntry* served_ = nullptr;
-  bool timed_ = false;  // this step's calls are marked
+  bool timed_ = false;          // this step's calls are marked
   const Seal* seal_ = nullptr;  // of this step; nullptr once something in it was not as sealed
 };
 

@@ -51,9 +51,7 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
 /// While other entries warm up, a settled one goes on in their pool: what it left there would lie idle, and
 /// be taken anew beside it. Not for ever, since those entries may never come.
 void Runtime::Impl::runPlain(EntryState& entry) {
-  const auto run = [&] {
-    timed_ ? entry.executor->runTimed() : entry.executor->runUncaptured();
-  };
+  const auto run = [&] { timed_ ? entry.executor->runTimed() : entry.executor->runUncaptured(); };
   if (callerCaptures_) return run();
   const bool waits = entry.warmUp.settled && !layout_ && !allSettled();
   if (waits && entry.warmUp.runs < mostWarmUps()) {

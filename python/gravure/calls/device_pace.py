@@ -39,7 +39,7 @@ def device_pace() -> dict[str, float]:
 
 
 def _launch_and_whole(value: torch.Tensor, kernels: int) -> tuple[float, float]:
-    """Of the thread until the launch returns, and until the GPU is idle again; the least of some."""
+    """Until the launch returns, and until the GPU is idle again; the least of some."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(kernels):

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -102,6 +103,9 @@ std::vector<CallTime> timesOf(const std::vector<Event>& events) {
 }  // namespace
 
 CallWatch::CallWatch(c10::Device device) {
+  // Where there is no GPU, kineto says so as an error, once.
+  constexpr const char* kQuiet = "5";
+  if (!device.is_cuda()) setenv("KINETO_LOG_LEVEL", kQuiet, /*overwrite=*/0);
   try {
     if (impl::profilerEnabled() || profiler::isProfilerEnabledInMainThread()) {
       why_ = "another profiler was running";

@@ -165,6 +165,6 @@ def test_more_settings_than_programs_may_be_are_refused_in_words() -> None:
         call(x)
     with (
         sdpa_kernel([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]),
-        pytest.raises(RuntimeError, match="torch.backends.cuda.enable_mem_efficient_sdp"),
+        pytest.raises(RuntimeError, match="torch.backends.cuda.enable_flash_sdp"),
     ):
         call(x)

@@ -176,7 +176,9 @@ class FrameCall:
         if len(self._otherwise) >= most:
             if True not in changed and not differs:
                 return None  # gradients that nobody gets
-            what = f'"{changed[True]}" requires a gradient' if True in changed else differs
+            what = (
+                f'"{changed[True]}" requires a gradient' if True in changed else f"{differs} is set"
+            )
             raise RuntimeError(
                 f"{label}: {what}, otherwise than when the graph was compiled, and there are "
                 f"{most} programs for other settings, sets of parameters that require a gradient, "

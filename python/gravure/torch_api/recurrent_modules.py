@@ -1,15 +1,12 @@
 """An LSTM is traced, where its operators are eager's; elsewhere Dynamo breaks the graph at it.
 
 Dynamo breaks graphs at LSTM, GRU and RNN, lest PyTorch's Python versions of them are traced. Here
-eager's own C++ takes them apart (eager_kernels.py), and an LSTM has eager's bits
+eager's own C++ takes them apart (eager_kernels.py), and an LSTM has eager's bits on the CPU in
+float, where it is one operator of oneDNN's.
 
-- on a GPU in bfloat16, which cuDNN does not take: a few kernels for each element of the sequence,
-  so that eager's step waits for the host;
-- on the CPU in float, where it is one operator of oneDNN's.
-
-cuDNN's way asks for the addresses of the weights, which tensors without values have not: it stays
-eager's, as it is a few kernels for the whole sequence. GRU and RNN on the CPU work in place on
-parts of a matrix; as functions they round otherwise.
+On a GPU cuDNN asks for the addresses of the weights, which tensors without values have not: that
+stays eager's. GRU and RNN on the CPU work in place on parts of a matrix; as functions they round
+otherwise.
 
 Private: Dynamo's `VariableBuilder` refuses such modules where the setting `allow_rnn` of `_dynamo`
 is off. Without it graphs break there.
@@ -58,8 +55,6 @@ def has_eagers_operators(module: nn.LSTM) -> bool:
         return False
     device, dtype = kinds.pop()
     if torch.is_autocast_enabled(device):
-        return False  # its weights are cast, and in half precision they may be cuDNN's
-    if device == "cuda":
-        return dtype == torch.bfloat16 and torch.version.hip is None
+        return False  # its weights are cast
     one_dnn = torch.backends.mkldnn.is_available() and not module.proj_size
     return device == "cpu" and dtype == torch.float32 and one_dnn

@@ -45,7 +45,7 @@ TEST_CASE("a setting that chooses kernels is obeyed from the next step on", "[la
 
   setFlash(false);
   CHECK(attention.step());
-  CHECK_FALSE(sameBits(attention.last[0], byFlash));  // else this test shows nothing
+  CHECK_FALSE(sameBits(attention.last[0].toTensor(), byFlash));  // else this test shows nothing
   CHECK(attention.runtime->stats().uncapturedSteps == before + 1);
   CHECK(attention.runtime->remarks().count("settings-differ") == 1);
   for (int i = 0; i < 6; ++i) CHECK(attention.step());
@@ -55,7 +55,7 @@ TEST_CASE("a setting that chooses kernels is obeyed from the next step on", "[la
 
   setFlash(true);
   CHECK(attention.step());
-  CHECK(sameBits(attention.last[0], byFlash));
+  CHECK(sameBits(attention.last[0].toTensor(), byFlash));
 }
 
 TEST_CASE("a setting that changes for one step leaves the captures", "[law3]") {

@@ -24,6 +24,11 @@ from .torch_api.dynamo import skipped_frames
 logger = logging.getLogger("gravure")
 _PROCESS = os.getpid()
 
+_NOT_COMPILED = (
+    "Module.compile() compiles nothing of a class of PyTorch's own, as nn.Sequential: use "
+    'torch.compile(model, backend="gravure"), or a class of your own around it'
+)
+
 
 @dataclass
 class Report:
@@ -41,7 +46,7 @@ class Report:
         self.choices = reports.choices(made, sum(bool(g.graph_break) for g in self.graphs))
 
     def __str__(self) -> str:
-        lines = list(map(str, self.graphs)) or ["no compiled graph"]
+        lines = list(map(str, self.graphs)) or [f"no compiled graph; {_NOT_COMPILED}"]
         anew = compiled_anew(graph.label for graph in self.graphs)
         lines += [f"{each.place}: {each.what}; {each.remedy}" for each in anew]
         return "\n".join([*lines, *self.skipped, *self.choices])

@@ -16,13 +16,24 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 
 
+class Net(nn.Module):
+    """A class of one's own: `compile()` of a bare nn.Sequential compiles nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
 def train(*, captured: bool, mixed_precision: str = "no") -> nn.Module:
     on_cpu = not torch.cuda.is_available()
     accelerator = Accelerator(
         gradient_accumulation_steps=2, mixed_precision=mixed_precision, cpu=on_cpu
     )
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
     data = TensorDataset(torch.randn(64, 16), torch.randint(4, (64,)))

@@ -19,11 +19,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 
+class Net(nn.Module):
+    """A class of one's own: `compile()` of a bare nn.Sequential compiles nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 class Module(lightning.LightningModule):
     def __init__(self, *, captured: bool) -> None:
         super().__init__()
         self.captured = captured
-        self.net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+        self.net = Net()
         if captured:
             self.net.compile(backend="gravure")
 

@@ -64,6 +64,7 @@ bool Runtime::Impl::enterSealed(EntryState& entry, const Seal& seal,
     return false;
   entry.inputs.held();
   entry.results.heldSteps = 0;
+  entry.otherSettings.reset();
   enterArena(entry, lent, &seal, path);
   return true;
 }

@@ -298,7 +298,7 @@ def test_the_report_says_how_many_instances_there_are_and_why() -> None:
     call = torch.compile(model, backend="gravure")
     for i in range(4):
         backwards_in_another_order(nn.ModuleDict({"a": model}), {"a": call}, i)
-    (graph,) = gravure.report().graphs
+    graph = gravure.report().graphs[-1]
     assert [each.instance for each in graph.programs] == [0, 1, 2]
     assert all(each.stats["replays"] for each in graph.programs)
     said = str(graph)

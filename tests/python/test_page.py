@@ -269,7 +269,7 @@ _LOOP = """
 import sys, torch, gravure
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
 compiled = torch.compile(model, backend="gravure")
-for _ in range(5):
+for _ in range(8):
     compiled(torch.randn(2, 4)).sum().backward()
     model.zero_grad()
 print("trained")

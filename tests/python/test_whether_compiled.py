@@ -331,10 +331,13 @@ def test_models_of_transformers_have_eagers_bits(make: Callable[..., Any]) -> No
     assert trained(make, functools.partial(torch.compile, backend="gravure")) == eager
     torch._dynamo.reset()
     told = functools.partial(torch.compile, backend="gravure", **TOLD)
-    if make is mixtral or MINOR < 15:  # with 2.15 both ways of t5 have the same bits
-        assert trained(make, told) != eager  # else this shows nothing
+    same = trained(make, told) == eager  # then this shows nothing
+    torch._dynamo.reset()
     if make is mixtral:
         assert trained(make, gravure.compile_step, step=True) == eager
+        if same:
+            pytest.skip("both ways of its experts have the same bits on this processor")
     else:
+        assert not same or MINOR >= 15  # with 2.15 both ways of t5 have the same bits
         with pytest.raises(gravure.ExportError, match=r"masking_utils.py:\d+.*is_compiling=True"):
             trained(make, gravure.compile_step, step=True)

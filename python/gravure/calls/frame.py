@@ -176,14 +176,13 @@ class FrameCall:
         if len(self._otherwise) >= most:
             if True not in changed and not differs:
                 return None  # gradients that nobody gets
-            what = (
-                f'"{changed[True]}" requires a gradient' if True in changed else f"{differs} is set"
-            )
+            what = f"{differs} is set otherwise than"
+            if True in changed:
+                what = f'"{changed[True]}" requires a gradient, which it did not'
             raise RuntimeError(
-                f"{label}: {what}, otherwise than when the graph was compiled, and there are "
-                f"{most} programs for other settings, sets of parameters that require a gradient, "
-                "or sizes; call torch._dynamo.reset() after such a change, or raise the option "
-                "max_shapes"
+                f"{label}: {what} when the graph was compiled, and there are {most} programs for "
+                "other settings, sets of parameters that require a gradient, or sizes; call "
+                "torch._dynamo.reset() after such a change, or raise the option max_shapes"
             )
         for requires, name in changed.items():
             verb = "requires a" if requires else "requires no"

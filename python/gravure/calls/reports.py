@@ -87,10 +87,10 @@ def program_report(
     missed.update(instance.missed)
     states = {entry: program.partition_states(entry) for entry in program.entries()}
     stats = dict(program.stats())
-    cold = captures and set(states.get("backward", ())) == {"cold"} and not stats["captures"]
+    cold = captures and set(states.get("backward", ())) == {"cold"}
     if cold and stats["steps"] > _PATIENCE:
         missed[
-            "backward-missing: its backward has not run, and both are captured together; use "
+            "backward-missing: its backward has not run, so the forward is captured alone; use "
             "torch.no_grad() where there is none"
         ] = 1
     return ProgramReport(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gravure
 import pytest
 import torch
 from running import need_library
@@ -58,3 +59,15 @@ def test_other_backends_are_told_what_dynamo_says() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="LSTM"):
         torch.compile(model, backend="eager", fullgraph=True)(*words(0))
+
+
+def test_a_step_with_an_lstm_in_half_precision_says_that_bits_differ(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        cells = nn.LSTM(8, 8, num_layers=2).to(dtype)
+        step = gravure.compile_step(lambda x, cells=cells: cells(x)[0].float().square().sum())
+        with caplog.at_level("WARNING", "gravure"):
+            step(torch.randn(6, 3, 8, dtype=dtype))
+        said = [r.getMessage() for r in caplog.records if "nn.LSTM" in r.getMessage()]
+        assert bool(said) == (dtype == torch.bfloat16)

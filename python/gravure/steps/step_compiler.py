@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,6 +44,9 @@ LIBRARY.define("loss(Tensor loss) -> Tensor")
 LIBRARY.impl("loss", lambda loss: loss.clone(), "CompositeImplicitAutograd")
 mark_loss = torch.ops.gravure.loss
 
+logger = logging.getLogger("gravure")
+
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
 
 
@@ -179,6 +183,7 @@ class StepCompiler:
         order = _loss_first(graph, self.name)
         capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
         traced, regions = self._traced(graph, capture, specs, label)
+        _warn_of_lstms(traced, label)
         update = Update(self.ending, inputs) if self.ending is not None else None
         step = step_entry(traced, carries_python=True)
         used: set[int] = set()
@@ -236,6 +241,22 @@ class StepCompiler:
         )
         forward, *backward = made.modules
         return replace(traced, forward=forward, backward=next(iter(backward), None)), made
+
+
+def _warn_of_lstms(traced: TracedGraphs, label: str) -> None:
+    """PyTorch describes what oneDNN's LSTM returns in another dtype than it has."""
+    for module in traced.modules:
+        for node in module.graph.find_nodes(op="call_function", target=_LSTM):
+            dtype = node.args[0].meta["val"].dtype
+            if dtype != torch.float32:
+                logger.warning(
+                    "%s: gradients of an nn.LSTM in %s on the CPU may have other bits than "
+                    "eager's; train it in float32, or use "
+                    'torch.compile(model, backend="gravure"), which leaves it to eager',
+                    label,
+                    dtype,
+                )
+                return
 
 
 def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:

@@ -163,13 +163,12 @@ class FrameCall:
             if self._trained is None or trained == self._trained.first:
                 return None
         key = settings, trained, *[arg for arg in args if isinstance(arg, int)]
-        if key not in self._otherwise:
-            self._otherwise[key] = self._compiled_for(settings, trained, args)
-        return self._otherwise[key]
+        if key in self._otherwise:
+            return self._otherwise[key]
+        return self._compiled_for(key, args)
 
-    def _compiled_for(
-        self, settings: int, trained: tuple[bool, ...], args: Sequence[Any]
-    ) -> FrameCall | None:
+    def _compiled_for(self, key: tuple[Any, ...], args: Sequence[Any]) -> FrameCall | None:
+        settings, trained, *_ = key
         label, most = self._request.label, self._request.options.max_shapes or FEWEST
         changed = self._trained.changed(trained) if self._trained is not None else {}
         differs = program_class().settings_difference(settings, self._graph.made_for)
@@ -189,8 +188,9 @@ class FrameCall:
             logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
         if differs:
             logger.info("%s: %s changed: a program more is made", label, differs)
+        found: FrameCall | None = None
         try:
-            return self._request.compile(args, bundles=self._bundles)
+            found = self._request.compile(args, bundles=self._bundles)
         except Exception as error:
             if differs:
                 what = f"{differs} changed since it was"
@@ -198,7 +198,8 @@ class FrameCall:
             if True in changed:
                 what = f'"{changed[True]}" requires a gradient, which it did not when it was'
                 raise _too_late(label, what, "parameters are unfrozen", error) from error
-        return None
+        self._otherwise[key] = found
+        return found
 
     def _wrapped(self, args: Sequence[Any]) -> Any:
         """AOTAutograd's wrapper; under hooks on saved tensors one that shows them each one."""

@@ -1,7 +1,7 @@
 #include "runtime/runtime.h"
 
 #include "ir/core/cudagraph_ops.h"
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
 #include "runtime/layout/result_ownership.h"
@@ -264,7 +264,7 @@ std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
   RemarkOnce once(remarks);
   Executor executor(*entry.code, *device_, stats, once, options_);
   const KeptInputs kept(*entry.code, inputs);
-  // What it allocates is not the outer step's, whose plan would have it at one place of its arena.
+  // What it allocates is not the outer step's, whose plan would have it at one offset of its arena.
   const ArenaSession apart(0, device_->tensorDevice());
   fillFrame(*entry.code, executor.frame(), inputs, /*served=*/false);
   executor.runUncaptured();

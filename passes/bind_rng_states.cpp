@@ -6,6 +6,7 @@
 #include "ir/core/fresh_name.h"
 #include "ir/facts/op_facts.h"
 #include "ir/facts/value_types.h"
+#include "ir/memory/entry_memory.h"
 #include "passes/analysis/random_source.h"
 
 #include <llvm/ADT/StringSet.h>
@@ -19,6 +20,21 @@ void refuseSavedState(const Node* node, const Node* partition) {
   TORCH_CHECK(false, describe(node), " in partition ", partitionIndex(partition),
               " draws from the saved state %", rngStateOf(node)->debugName(),
               ", which a replay cannot set; classify-capturability keeps such nodes on the host");
+}
+
+/// True if some node of the entry may draw. What memory analyses know of the nodes lies closer together
+/// than the nodes, of which most programs have many and few that draw.
+bool mayDraw(const Entry& entry, const KeptAnalyses& analyses) {
+  const auto memory = analyses.enteredMemoryOf(entry, StagedOperands::Aliased);
+  const Numbering& numbering = *memory->numbering;
+  for (int32_t i = 0; i < numbering.size(); ++i) {
+    if (numbering.facts(i).random) return true;
+    bool inside = false;
+    if (numbering.isNested(i))
+      numbering.forEachNested(i, [&](const Node* node) { inside |= factsOf(node).random; });
+    if (inside) return true;
+  }
+  return false;
 }
 
 /// Binds the states of one entry.
@@ -158,6 +174,7 @@ void verifyNode(const Node* node, const Node* partition) {
 void bindRngStates(Program& program, PassContext& context) {
   context.unchanged = true;
   for (Entry& entry : program.entries) {
+    if (!mayDraw(entry, context.analyses)) continue;
     if (EntryBinder(entry, context.remarks).bind()) context.unchanged = false;
   }
 }

@@ -9,6 +9,7 @@
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringMap.h>
 
+#include <utility>
 
 namespace gravure {
 namespace {
@@ -133,9 +134,26 @@ bool matchSaved(Program& program) {
   return changed;
 }
 
+/// True if some value has a size that is not known, or is an int: only then is there something to infer.
+bool hasOpenValues(const Entry& entry) {
+  const auto isOpen = [](const Value* value) {
+    if (value->type()->kind() == c10::TypeKind::IntType) return true;
+    const auto* type = tensorTypeOf(value);
+    return type && hasOpenSize(*type);
+  };
+  const auto& graph = std::as_const(*entry.graph);
+  return llvm::any_of(graph.inputs(), isOpen) || llvm::any_of(graph.nodes(), [&](const Node* node) {
+           return llvm::any_of(node->outputs(), isOpen);
+         });
+}
+
 }  // namespace
 
 void inferSizes(Program& program, PassContext& context) {
+  if (llvm::none_of(program.entries, hasOpenValues)) {
+    context.unchanged = !matchSaved(program);
+    return;
+  }
   // Types first: what the next entry's inputs are is told by this one's outputs, as they were.
   std::vector<Findings> all;
   forEachEntry(program, [&](const Entry&, Findings& found) { all.push_back(std::move(found)); });

@@ -289,6 +289,7 @@ bool hasPieces(const Entry& entry) {
 
 void batchPointwise(Program& program, PassContext& context) {
   context.unchanged = true;
+  if (llvm::none_of(program.entries, hasPieces)) return;
   SizeTerms before;
   const c10::Device device = computeDevice(program);
   for (Entry& entry : program.entries) {

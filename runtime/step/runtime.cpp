@@ -151,7 +151,7 @@ const EntryState& Runtime::Impl::find(const std::string& name) const {
 
 std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
                                             std::vector<c10::IValue> inputs, bool uncaptured,
-                                            bool timed) {
+                                            bool timed, const KernelSettings* settings) {
   const bool inside = StepScope::isInside();
   const auto turn = inside ? std::unique_lock<std::mutex>() : waitForTurn("a step");
   TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
@@ -165,6 +165,7 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
   noteInsideSteps();
   callerCaptures_ = device_->callerCaptures();
   timed_ = timed;
+  settings_ = settings ? *settings : KernelSettings::now();
   const StepPath path = communication_ ? commonPath(entry, inputs, uncaptured)
                                        : choosePath(entry, inputs, uncaptured);
   // It may read saved values, though none in a graph of the caller's, which comes after nothing.
@@ -194,6 +195,7 @@ Runtime::Straight Runtime::Impl::runStraight(const std::string& name,
   noteInsideSteps();
   callerCaptures_ = device_->callerCaptures();
   if (callerCaptures_ || !computeNumbers(entry, inputs, watched)) return {};
+  settings_ = KernelSettings::now();
   const NumberCode& numbers = *entry.straight.numbers;
   if (!watched.empty()) {
     std::vector<double> now = numbers.counts(/*behind=*/false);
@@ -420,8 +422,9 @@ Runtime::~Runtime() {
   if (impl_ && impl_->process_ != getpid()) (void)impl_.release();
 }
 
-std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10::IValue> inputs) {
-  return impl_->run(entry, std::move(inputs), /*uncaptured=*/false);
+std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10::IValue> inputs,
+                                      const KernelSettings* settings) {
+  return impl_->run(entry, std::move(inputs), /*uncaptured=*/false, /*timed=*/false, settings);
 }
 std::vector<c10::IValue> Runtime::runUncaptured(const std::string& entry,
                                                 std::vector<c10::IValue> inputs) {

@@ -1,8 +1,9 @@
 #include "passes/accumulate_gradients.h"
 
+#include "ir/core/counted.h"
 #include "ir/core/fresh_name.h"
 #include "ir/core/location.h"
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/entry_memory.h"
 
 #include <ATen/core/jit_type.h>
@@ -40,10 +41,6 @@ Owners ownersOf(const Program& program) {
   return owners;
 }
 
-const c10::TensorType* tensorType(const Value* value) {
-  return value->type()->castRaw<c10::TensorType>();
-}
-
 /// Why the gradient stays a result; "" if it can be added to a buffer.
 std::string whyReturned(const Value* gradient, const Owner& owner) {
   if (!owner.value) return "the program does not take the tensor that it belongs to";
@@ -51,8 +48,8 @@ std::string whyReturned(const Value* gradient, const Owner& owner) {
   if (!isTensorValue(gradient)) return "it is no tensor";
   if (!hasStaticShape(gradient) || !hasStaticShape(owner.value))
     return "its shape is known only at run time";
-  const auto* mine = tensorType(gradient);
-  const auto* other = tensorType(owner.value);
+  const auto* mine = tensorTypeOf(gradient);
+  const auto* other = tensorTypeOf(owner.value);
   const bool alike = mine->scalarType() == other->scalarType() &&
                      mine->sizes().concrete_sizes() == other->sizes().concrete_sizes() &&
                      mine->device() == other->device();
@@ -60,7 +57,7 @@ std::string whyReturned(const Value* gradient, const Owner& owner) {
 }
 
 c10::TypePtr bufferType(const Value* owner) {
-  const auto* type = tensorType(owner);
+  const auto* type = tensorTypeOf(owner);
   const auto sizes = *type->sizes().concrete_sizes();
   auto strides = *type->strides().concrete_sizes();
   const at::Tensor shaped = at::empty_strided(sizes, strides, at::TensorOptions(at::kMeta));
@@ -102,8 +99,9 @@ class Accumulator {
     }
     if (!added.empty()) {
       remarks_.add(RemarkKind::Passed, kPass, "gradients-accumulated",
-                   std::to_string(added.size()) + " gradients of " + entry_.name +
-                       " are added to the caller's buffers");
+                   counted(static_cast<int64_t>(added.size()), "gradient") + " of " + entry_.name +
+                       (added.size() == 1 ? " is added" : " are added") +
+                       " to the caller's buffers");
     }
   }
 

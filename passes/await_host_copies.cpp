@@ -1,6 +1,7 @@
 #include "passes/await_host_copies.h"
 
 #include "ir/core/args.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/entry_memory.h"
 #include "passes/analysis/verdict.h"
 

@@ -1,9 +1,13 @@
 #include "passes/bind_rng_states.h"
 
 #include "ir/core/args.h"
+#include "ir/core/counted.h"
 #include "ir/core/cudagraph_ops.h"
+#include "ir/core/fresh_name.h"
 #include "ir/facts/op_facts.h"
-#include "passes/analysis/dependences.h"
+#include "ir/facts/value_types.h"
+#include "ir/memory/entry_memory.h"
+#include "passes/analysis/random_source.h"
 
 #include <llvm/ADT/StringSet.h>
 
@@ -12,44 +16,26 @@ namespace {
 
 constexpr const char* kPass = "bind-rng-states";
 
-bool isGenerator(const Value* value) {
-  return value->type()->kind() == c10::TypeKind::GeneratorType;
-}
-
 void refuseSavedState(const Node* node, const Node* partition) {
   TORCH_CHECK(false, describe(node), " in partition ", partitionIndex(partition),
               " draws from the saved state %", rngStateOf(node)->debugName(),
               ", which a replay cannot set; classify-capturability keeps such nodes on the host");
 }
 
-/// setDebugName takes a name away from its older owner, so new names must be new.
-class FreshNames {
- public:
-  explicit FreshNames(const Graph& graph) {
-    for (const Value* input : graph.inputs()) note(input);
-    note(graph.block());
+/// True if some node of the entry may draw. What memory analyses know of the nodes lies closer together
+/// than the nodes, of which most programs have many and few that draw.
+bool mayDraw(const Entry& entry, const KeptAnalyses& analyses) {
+  const auto memory = analyses.enteredMemoryOf(entry, StagedOperands::Aliased);
+  const Numbering& numbering = *memory->numbering;
+  for (int32_t i = 0; i < numbering.size(); ++i) {
+    if (numbering.facts(i).random) return true;
+    bool inside = false;
+    if (numbering.isNested(i))
+      numbering.forEachNested(i, [&](const Node* node) { inside |= factsOf(node).random; });
+    if (inside) return true;
   }
-  std::string make(const std::string& wanted) {
-    std::string name = wanted;
-    for (int i = 1; !taken_.insert(name).second; ++i) name = wanted + "_" + std::to_string(i);
-    return name;
-  }
-
- private:
-  void note(const Value* value) {
-    // All names made here begin so.
-    if (value->hasDebugName() && value->debugName().starts_with("rng."))
-      taken_.insert(value->debugName());
-  }
-  void note(const Block* block) {
-    for (const Value* input : block->inputs()) note(input);
-    for (const Node* node : block->nodes()) {
-      for (const Value* output : node->outputs()) note(output);
-      for (const Block* inner : node->blocks()) note(inner);
-    }
-  }
-  llvm::StringSet<> taken_;
-};
+  return false;
+}
 
 /// Binds the states of one entry.
 class EntryBinder {
@@ -73,8 +59,8 @@ class EntryBinder {
       any = true;
       remarks_.add(RemarkKind::Passed, kPass, "rng-state-bound",
                    "%" + state.value->debugName() + " (" + state.device +
-                       ") is the random state of " + std::to_string(state.bound) +
-                       (state.bound == 1 ? " node" : " nodes") + " in " + entry_.name);
+                       ") is the random state of " + counted(state.bound, "node") + " in " +
+                       entry_.name);
     }
     return any;
   }
@@ -116,7 +102,7 @@ class EntryBinder {
     for (char c : device) {
       if (c != ':') name += c;
     }
-    Value* value = entry_.graph->addInput(names().make(name));
+    Value* value = entry_.graph->addInput(freshName(*entry_.graph, name));
     value->setType(c10::GeneratorType::get());
     entry_.inputs.push_back({InputRole::RngState, device});
     states_.push_back({device, value});
@@ -134,7 +120,7 @@ class EntryBinder {
     }
     addOperand(partition, state.value);
     const std::string suffix = ".p" + std::to_string(partitionIndex(partition));
-    state.parameter = block->addInput(names().make(state.value->debugName() + suffix));
+    state.parameter = block->addInput(freshName(*entry_.graph, state.value->debugName() + suffix));
     state.parameter->setType(c10::GeneratorType::get());
     std::vector<OperandTag> tags = tagsOf(partition);
     TORCH_CHECK(tags.size() + 1 == partition->inputs().size(), "bind-rng-states: partition ",
@@ -155,15 +141,9 @@ class EntryBinder {
     setArgs(partition, std::move(args));
   }
 
-  FreshNames& names() {
-    if (!names_) names_.emplace(*entry_.graph);
-    return *names_;
-  }
-
   Entry& entry_;
   Remarks& remarks_;
   std::vector<State> states_;  // a program has a handful
-  std::optional<FreshNames> names_;
 };
 
 void verifyNode(const Node* node, const Node* partition) {
@@ -194,6 +174,7 @@ void verifyNode(const Node* node, const Node* partition) {
 void bindRngStates(Program& program, PassContext& context) {
   context.unchanged = true;
   for (Entry& entry : program.entries) {
+    if (!mayDraw(entry, context.analyses)) continue;
     if (EntryBinder(entry, context.remarks).bind()) context.unchanged = false;
   }
 }

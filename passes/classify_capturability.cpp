@@ -3,6 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/location.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/storage_accesses.h"
 #include "passes/analysis/verdict.h"
 
@@ -15,7 +16,7 @@ namespace {
 constexpr const char* kPass = "classify-capturability";
 
 bool isTensorOfCpuWithoutDims(const Value* value) {
-  const auto* tensor = value->type()->castRaw<c10::TensorType>();
+  const auto* tensor = tensorTypeOf(value);
   return tensor && tensor->device() && tensor->device()->is_cpu() && tensor->dim() == size_t{0};
 }
 

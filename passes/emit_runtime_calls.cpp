@@ -6,6 +6,7 @@
 #include "ir/core/fresh_name.h"
 #include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "passes/plan_memory.h"
 
 #include <llvm/ADT/DenseMap.h>

@@ -1,11 +1,15 @@
 #include "passes/infer_sizes.h"
 
 #include "ir/core/args.h"
-#include "ir/text/type_text.h"
+#include "ir/core/counted.h"
+#include "ir/core/tensor_type.h"
+#include "ir/facts/value_types.h"
 #include "passes/analysis/size_terms.h"
 
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringMap.h>
+
+#include <utility>
 
 namespace gravure {
 namespace {
@@ -14,7 +18,7 @@ constexpr const char* kPass = "infer-sizes";
 
 /// The type with every size that the terms know; nullptr if they know none that it lacks.
 c10::TypePtr closedType(const Value* value, SizeTerms& terms) {
-  const auto* type = value->type()->castRaw<c10::TensorType>();
+  const auto* type = tensorTypeOf(value);
   if (!type || !hasOpenSize(*type)) return nullptr;
   const auto known = terms.sizesOf(value);
   Dims sizes;
@@ -130,9 +134,26 @@ bool matchSaved(Program& program) {
   return changed;
 }
 
+/// True if some value has a size that is not known, or is an int: only then is there something to infer.
+bool hasOpenValues(const Entry& entry) {
+  const auto isOpen = [](const Value* value) {
+    if (value->type()->kind() == c10::TypeKind::IntType) return true;
+    const auto* type = tensorTypeOf(value);
+    return type && hasOpenSize(*type);
+  };
+  const auto& graph = std::as_const(*entry.graph);
+  return llvm::any_of(graph.inputs(), isOpen) || llvm::any_of(graph.nodes(), [&](const Node* node) {
+           return llvm::any_of(node->outputs(), isOpen);
+         });
+}
+
 }  // namespace
 
 void inferSizes(Program& program, PassContext& context) {
+  if (llvm::none_of(program.entries, hasOpenValues)) {
+    context.unchanged = !matchSaved(program);
+    return;
+  }
   // Types first: what the next entry's inputs are is told by this one's outputs, as they were.
   std::vector<Findings> all;
   forEachEntry(program, [&](const Entry&, Findings& found) { all.push_back(std::move(found)); });
@@ -144,10 +165,10 @@ void inferSizes(Program& program, PassContext& context) {
     }
     if (!all[e].types.empty()) {
       const Value* first = all[e].types.front().first;
-      context.remarks.add(RemarkKind::Passed, kPass, "sizes-inferred", first->node(),
-                          "the sizes of " + std::to_string(all[e].types.size()) + " tensors of " +
-                              program.entries[e].name + " follow from others, %" +
-                              first->debugName() + " first");
+      context.remarks.add(
+          RemarkKind::Passed, kPass, "sizes-inferred", first->node(),
+          "the sizes of " + counted(static_cast<int64_t>(all[e].types.size()), "tensor") + " of " +
+              program.entries[e].name + " follow from others, %" + first->debugName() + " first");
     }
     for (const auto& [number, constant] : llvm::reverse(all[e].numbers)) {
       if (context.rewrites.next(kPass, "constant for", number->node()))

@@ -3,6 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/fresh_name.h"
 #include "ir/core/location.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/entry_memory.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -35,7 +36,7 @@ struct Sum {
 
 /// True for a contiguous tensor of floats of known size.
 bool isWhole(const Value* value) {
-  const auto* type = value->type()->castRaw<c10::TensorType>();
+  const auto* type = tensorTypeOf(value);
   if (!type || !type->scalarType() || !c10::isFloatingType(*type->scalarType())) return false;
   const auto sizes = type->sizes().concrete_sizes(), strides = type->strides().concrete_sizes();
   return sizes && strides && *strides == c10::TensorType::contiguousStridesOf(*sizes);
@@ -46,7 +47,7 @@ std::optional<Part> partOf(Node* node) {
   const bool selects = node->kind() == kSelectBackward;
   if (!selects && node->kind() != kSliceBackward) return std::nullopt;
   if (node->inputs().size() != 1 || !isWhole(node->output())) return std::nullopt;
-  const auto sizes = node->output()->type()->castRaw<c10::TensorType>()->sizes().concrete_sizes();
+  const auto sizes = tensorTypeOf(node->output())->sizes().concrete_sizes();
   const auto dims = static_cast<int64_t>(sizes->size());
   auto dim = constantInt(node, 2), begin = constantInt(node, 3);
   if (!dim || !begin || *dim < -dims || *dim >= dims) return std::nullopt;
@@ -124,7 +125,7 @@ class SumFinder {
       if (part.begin != end) return false;
       end = part.end;
     }
-    const auto sizes = value->type()->castRaw<c10::TensorType>()->sizes().concrete_sizes();
+    const auto sizes = tensorTypeOf(value)->sizes().concrete_sizes();
     return end == (*sizes)[sum.parts.front().dim];
   }
 

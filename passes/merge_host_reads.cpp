@@ -3,6 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/location.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/entry_memory.h"
 
 #include <llvm/ADT/DenseSet.h>
@@ -27,7 +28,7 @@ bool isHostRead(const Node* node) {
 
 /// Elements of a tensor that read_host can read; nullopt for all others.
 std::optional<int64_t> readableElements(const Value* tensor) {
-  const auto* type = tensor->type()->castRaw<c10::TensorType>();
+  const auto* type = tensorTypeOf(tensor);
   if (!type || !type->dim() || *type->dim() > 1) return std::nullopt;
   const auto count = type->numel();
   if (!count || *count < 1 || *count > size_t(kMaxMergedElements)) return std::nullopt;

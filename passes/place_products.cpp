@@ -3,6 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/fresh_name.h"
 #include "ir/core/location.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/entry_memory.h"
 #include "passes/analysis/piece_rows.h"
 #include "passes/analysis/sharing.h"

@@ -2,7 +2,8 @@
 
 #include "ir/core/attributes.h"
 #include "ir/core/cudagraph_ops.h"
-#include "ir/facts/op_facts.h"
+#include "ir/core/same_device.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/storage_accesses.h"
 #include "ir/memory/timeline.h"
 
@@ -108,8 +109,7 @@ class PlannedValues {
 
   bool onDevice(const Value* value) const {
     const auto device = deviceOf(value);
-    if (!device || device->type() != device_.type()) return false;
-    return !device->has_index() || !device_.has_index() || device->index() == device_.index();
+    return device && sameDevice(*device, device_);
   }
 
   const std::shared_ptr<const Timeline> kept_;

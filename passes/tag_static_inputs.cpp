@@ -1,7 +1,7 @@
 #include "passes/tag_static_inputs.h"
 
 #include "ir/core/cudagraph_ops.h"
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/storage_accesses.h"
 #include "ir/memory/timeline.h"
 
@@ -19,10 +19,6 @@ constexpr const char* kPass = "tag-static-inputs";
 bool isHostConstant(const Value* value, c10::Device device) {
   const auto at = deviceOf(value);
   return at && at->is_cpu() && !device.is_cpu();
-}
-
-bool isGenerator(const Value* value) {
-  return value->type()->kind() == c10::TypeKind::GeneratorType;
 }
 
 /// The word for inputs that a caller gives anew each step.

@@ -52,6 +52,8 @@ struct RuntimeOptions {
   std::function<void(std::vector<Buffer>&)> editBuffers;
 };
 
+class KernelSettings;  // runtime/device/kernel_settings.h
+
 enum class PartitionState : uint8_t { Cold, WarmedUp, Captured, Quarantined };
 
 /// What happened so far; for reports.
@@ -81,8 +83,9 @@ class Runtime {
   /// be None: the device's default generator. Returns one value an entry output, in order; results
   /// are the caller's (law 5); saved values are lent until the entry that reads them has run.
   /// Throws c10::Error naming the input where shape, dtype or device differ from the program's types;
-  /// nothing has run then.
-  std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs);
+  /// nothing has run then. `settings`: those in force, of a caller who has asked for them already.
+  std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs,
+                               const KernelSettings* settings = nullptr);
 
   struct Straight {
     bool ran = false;

@@ -1,5 +1,6 @@
 #include "ir/check/call_check.h"
 
+#include "ir/facts/value_types.h"
 #include "ir/text/call_target.h"
 #include "ir/text/constant_text.h"
 #include "ir/text/program_text.h"
@@ -12,20 +13,6 @@ namespace {
 
 using c10::Type;
 using c10::TypeKind;
-
-bool isNumber(TypeKind kind) {
-  switch (kind) {
-    case TypeKind::IntType:
-    case TypeKind::FloatType:
-    case TypeKind::BoolType:
-    case TypeKind::ComplexType:
-    case TypeKind::NumberType:
-    case TypeKind::SymIntType:
-    case TypeKind::SymFloatType:
-    case TypeKind::SymBoolType: return true;
-    default: return false;
-  }
-}
 
 /// SymInt as int, and so on: a program writes both as the plain one.
 TypeKind plain(TypeKind kind) {

@@ -2,6 +2,7 @@
 
 #include "ir/core/nested_nodes.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 
 #include <llvm/ADT/ArrayRef.h>
 #include <llvm/ADT/STLExtras.h>

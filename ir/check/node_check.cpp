@@ -2,8 +2,10 @@
 
 #include "ir/check/call_check.h"
 #include "ir/core/args.h"
+#include "ir/core/attribute_constant.h"
 #include "ir/core/counted.h"
 #include "ir/core/cudagraph_ops.h"
+#include "ir/facts/value_types.h"
 #include "ir/text/constant_text.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"
@@ -12,8 +14,6 @@
 
 namespace gravure {
 namespace {
-
-bool isTensor(const Value* value) { return value->type()->kind() == c10::TypeKind::TensorType; }
 
 std::string checkHost(const Arg& value) {
   if (!value.is<std::string>() || !reasonFromName(value.as<std::string>())) {
@@ -89,7 +89,7 @@ std::string checkOneToOne(const Node* node) {
 }
 
 std::string checkReadHost(const Node* node) {
-  if (node->inputs().size() != 1 || !isTensor(node->input(0))) {
+  if (node->inputs().size() != 1 || !tensorTypeOf(node->input(0))) {
     return "it reads one tensor, not its " + counted(node->inputs().size(), "operand");
   }
   const bool numbers = llvm::all_of(node->outputs(), [](const Value* output) {
@@ -103,7 +103,8 @@ std::string checkReadHost(const Node* node) {
 std::string checkSaveRngState(const Node* node) {
   const auto& args = argsOf(node).args;
   if (args.size() != 1 || !args[0].is<std::string>()) return "its argument is not a device's name";
-  if (node->outputs().size() != 1 || !isTensor(node->output(0))) return "its output is no tensor";
+  if (node->outputs().size() != 1 || !tensorTypeOf(node->output(0)))
+    return "its output is no tensor";
   return "";
 }
 

@@ -1,6 +1,7 @@
 #include "ir/check/program_equality.h"
 
 #include "ir/core/args.h"
+#include "ir/core/attribute_constant.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/location.h"
 #include "ir/text/constant_text.h"

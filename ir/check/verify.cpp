@@ -7,6 +7,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"
 
@@ -19,8 +20,6 @@
 
 namespace gravure {
 namespace {
-
-bool isTensor(const Value* value) { return value->type()->kind() == c10::TypeKind::TensorType; }
 
 bool isRealNumber(const Value* value) {
   return isNumber(value) && value->type()->kind() != c10::TypeKind::ComplexType;
@@ -48,7 +47,7 @@ class EntryVerifier {
   [[noreturn]] void fail(const std::string& message) const;
 
   const Entry& entry_;
-  /// Number of the block that defines each value; blocks are numbered as they are entered.
+  /// The block that defines each value, by its index: blocks are numbered as they are entered.
   llvm::DenseMap<const Value*, uint32_t> scopeOf_;
   std::vector<bool> open_;
   uint32_t scope_ = 0;
@@ -87,7 +86,7 @@ void EntryVerifier::checkInputRoles() {
     switch (info.role) {
       case InputRole::Parameter:
       case InputRole::Buffer:
-      case InputRole::Tangent: fits = isTensor(inputs[i]); break;
+      case InputRole::Tangent: fits = tensorTypeOf(inputs[i]); break;
       case InputRole::SymInt: fits = isRealNumber(inputs[i]); break;
       case InputRole::RngState:
         fits = inputs[i]->type()->kind() == c10::TypeKind::GeneratorType;
@@ -121,14 +120,14 @@ void EntryVerifier::checkOutputRoles() {
              ", which the entry does not have");
       }
       const Value* input = inputs[info.input];
-      if (!isTensor(input)) {
+      if (!tensorTypeOf(input)) {
         fail(output + " is a " + roleName(info.role) + " of %" + input->debugName() +
              ", which is no tensor but " + typeText(*input->type()));
       }
     } else if (info.input != -1) {
       fail(output + " names an input, but is no mutation and no alias");
     }
-    if (info.role == OutputRole::Loss && !isTensor(outputs[i])) {
+    if (info.role == OutputRole::Loss && !tensorTypeOf(outputs[i])) {
       fail(output + " is the loss and cannot be of type " + typeText(*outputs[i]->type()));
     }
     if (info.role == OutputRole::Saved && !saved.insert(info.name).second) {
@@ -238,7 +237,7 @@ void EntryVerifier::checkUse(const Node* node, const Value* value, const char* w
 void EntryVerifier::checkRng(const Node* node) {
   const Value* state = rngStateOf(node);
   if (!state) return;
-  const auto* tensor = state->type()->castRaw<c10::TensorType>();
+  const auto* tensor = tensorTypeOf(state);
   const bool bytes = tensor && tensor->scalarType().value_or(at::kByte) == at::kByte;
   if (!bytes && state->type()->kind() != c10::TypeKind::GeneratorType) {
     fail(node, "its random state %" + state->debugName() + " is " + typeText(*state->type()) +

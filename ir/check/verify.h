@@ -1,10 +1,11 @@
 #pragma once
+// The verifier: whether a program keeps the rules of programs.
 
 #include "ir/core/program.h"
 
 namespace gravure {
 
-/// Throws c10::Error (TORCH_CHECK) naming entry, value and place if the program breaks a rule:
+/// Throws c10::Error (TORCH_CHECK) naming entry, node and source line where the program breaks a rule:
 /// - roles describe inputs and outputs one by one; mutation and alias outputs name tensor inputs;
 /// - each value is defined once, before its uses, in scope; blocks of cudagraph:: nodes are isolated;
 /// - each operator is known, its arguments fit its schema's types, its outputs the schema's returns;

@@ -100,6 +100,16 @@ bool isPartition(const Node* node) {
 
 int64_t partitionIndex(const Node* node) { return node->i(attr::index); }
 
+bool isEmitted(const Program& program) {
+  for (const Entry& entry : program.entries) {
+    for (const Node* node : entry.graph->nodes()) {
+      const c10::Symbol kind = node->kind();
+      if (kind == cg::launch || kind == cg::stage || kind == cg::own) return true;
+    }
+  }
+  return false;
+}
+
 std::vector<std::string> stringsAttr(const Node* node, c10::Symbol name) {
   if (!node->hasAttribute(name)) return {};
   // An empty list in a text says nothing of its members' kind.

@@ -43,11 +43,11 @@ extern const c10::Symbol host;      // string: name of a HostReason
 extern const c10::Symbol fate;      // int: nodes of one fate are captured together or not at all
 extern const c10::Symbol index;     // int: of a partition, dense, in program order
 extern const c10::Symbol tags;      // strings, one an operand of a partition: see OperandTag
-extern const c10::Symbol
-    arena;  // ints, one an output: planned offset in bytes, -1 if not in the arena
-extern const c10::Symbol
-    staging;  // ints, one an operand of a partition: planned offset of its staged
-              // copy, -1 if it has none; gone after emit-runtime-calls
+/// ints, one an output: planned offset in bytes, -1 if it is not in the arena
+extern const c10::Symbol arena;
+/// ints, one an operand of a partition: planned offset of its staged copy, -1 if it has none; gone after
+/// emit-runtime-calls
+extern const c10::Symbol staging;
 
 /// True for attributes that program text shows elsewhere than in `[…]`. Text cannot write their names.
 inline bool isInternal(c10::Symbol name) { return name == call || name == overload; }
@@ -89,6 +89,9 @@ void clearFate(Node* node);
 /// True for cudagraph::partition and cudagraph::launch.
 bool isPartition(const Node* node);
 int64_t partitionIndex(const Node* node);
+
+/// True if emit-runtime-calls has left something in it: launches, copies for them, or results moved out.
+bool isEmitted(const Program& program);
 
 /// List-of-string and list-of-int attributes, whatever kind a reader stored them as.
 std::vector<std::string> stringsAttr(const Node* node, c10::Symbol name);

@@ -23,4 +23,10 @@ inline std::string nearestName(llvm::StringRef word, llvm::ArrayRef<std::string>
   return best;
 }
 
+/// "; did you mean 'X'?" with that member; "" if none is near.
+inline std::string didYouMean(llvm::StringRef word, llvm::ArrayRef<std::string> known) {
+  const std::string near = nearestName(word, known);
+  return near.empty() ? "" : "; did you mean '" + near + "'?";
+}
+
 }  // namespace gravure

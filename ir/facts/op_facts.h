@@ -73,20 +73,4 @@ llvm::SmallVector<Value*, 2> aliasedInputs(const Node* node, size_t index);
 /// Inputs of `node` that it writes.
 llvm::SmallVector<Value*, 2> writtenInputs(const Node* node);
 
-/// True for values of type int, float, bool or complex.
-bool isNumber(const Value* value);
-/// True for values that hold tensor storage (Tensor, Tensor[], Tensor?).
-bool isTensorValue(const Value* value);
-/// Bytes of the storage that a fresh tensor of this type needs; nullopt if a size or stride is
-/// known only at run time or the type is no complete tensor type.
-std::optional<int64_t> storageBytes(const c10::Type& type);
-/// Device of a tensor value, nullopt if its type does not say.
-std::optional<c10::Device> deviceOf(const Value* value);
-/// True if every size and stride of the tensor type is known.
-bool hasStaticShape(const Value* value);
-
-/// The device whose work is captured: that of the parameters' majority, else of any tensor that is
-/// not on the CPU, else the CPU.
-c10::Device computeDevice(const Program& program);
-
 }  // namespace gravure

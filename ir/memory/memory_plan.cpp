@@ -29,7 +29,7 @@ constexpr int64_t kMendingWork = 3'000'000;
 /// Not worth mending: a plan this near to LOAD, and over it by so few bytes.
 constexpr double kFairRatio = 1.01;
 constexpr int64_t kSmallGap = 1 << 20;
-/// How far up the order a buffer moves: to the half of its place, the eighth, the front, the third.
+/// How far up the order a buffer moves: to the half of its position, the eighth, the front, the third.
 /// Small and shallow moves do best on some programs, bold ones on others.
 constexpr std::ptrdiff_t kMendingSteps[] = {2, 8, 1'000'000, 3};
 
@@ -156,7 +156,7 @@ std::string nameOf(const Buffer& buffer, size_t position) {
   return buffer.label.empty() ? name : name + " (" + buffer.label + ")";
 }
 
-std::string place(const Buffer& buffer) {
+std::string rangeText(const Buffer& buffer) {
   return "[" + std::to_string(buffer.offset) + ", " + std::to_string(buffer.offset + buffer.bytes) +
          ")";
 }
@@ -194,10 +194,11 @@ std::string MemoryPlan::verify() const {
     if (b.begin >= b.end || b.bytes <= 0) return nameOf(b, i) + " has no life or no bytes";
     if (b.offset < 0) return nameOf(b, i) + " is not placed";
     if (b.offset % alignment != 0) {
-      return nameOf(b, i) + " at " + place(b) + " is not aligned to " + std::to_string(alignment);
+      return nameOf(b, i) + " at " + rangeText(b) + " is not aligned to " +
+             std::to_string(alignment);
     }
     if (b.bytes > bytes || b.offset > bytes - b.bytes) {
-      return nameOf(b, i) + " at " + place(b) + " ends outside the arena of " +
+      return nameOf(b, i) + " at " + rangeText(b) + " ends outside the arena of " +
              std::to_string(bytes) + " bytes";
     }
   }
@@ -218,8 +219,8 @@ std::string MemoryPlan::verify() const {
     const auto [at, isNew] = alive.insert({b.offset, i});
     TORCH_INTERNAL_ASSERT(isNew);
     const auto clash = [&](size_t j) {
-      return nameOf(buffers[j], j) + " at " + place(buffers[j]) + " and " + nameOf(b, i) + " at " +
-             place(b) + " overlap, and both live at step " + std::to_string(b.begin);
+      return nameOf(buffers[j], j) + " at " + rangeText(buffers[j]) + " and " + nameOf(b, i) +
+             " at " + rangeText(b) + " overlap, and both live at step " + std::to_string(b.begin);
     };
     if (at != alive.begin()) {
       const size_t below = std::prev(at)->second;

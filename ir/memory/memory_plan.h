@@ -42,8 +42,8 @@ struct MemoryPlan {
 /// Peak live bytes, each buffer rounded up to `alignment`. O(n log n), linear if steps are dense.
 int64_t peakLoad(const std::vector<Buffer>& buffers, int64_t alignment);
 
-/// Places `buffers`. Deterministic. Above `quadraticLimit` buffers only methods of O(n log n) run. TORCH_CHECK
-/// for a buffer without life or bytes.
+/// Places `buffers`. Deterministic. Above `quadraticLimit` buffers only methods of O(n log n) run.
+/// TORCH_CHECK for a buffer without life or bytes.
 MemoryPlan planBuffers(std::vector<Buffer> buffers, int64_t alignment = 512,
                        size_t quadraticLimit = 20000);
 

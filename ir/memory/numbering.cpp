@@ -1,6 +1,7 @@
 #include "ir/memory/numbering.h"
 
 #include "ir/core/cudagraph_ops.h"
+#include "ir/facts/value_types.h"
 
 namespace gravure {
 

@@ -19,11 +19,11 @@
 //   operands that its schema writes (all_reduce_) for writing.
 //   Wait: wait_tensor on one of its results, through whatever view or list member. Span: from the
 //     start to the wait with which each result has been waited for; to the end where one never is.
-//     All results of one call are one piece of work, which is over at its first wait: nobody counts
-//     on that before the first, and nobody waits behind the last.
+//     All results of one call belong to one Work of PyTorch's, so the first wait may end all of it:
+//     nothing counts on the results before the first wait, and nothing waits behind the last one.
 //   A wait is an access, too: the first and the last one of a collective read what it reads and
-//     write what it writes, and any wait writes what it waits for. Whoever keeps the accesses of a
-//     storage in order, of which one is a write, leaves each on its side of every start and wait.
+//     write what it writes, and any wait writes what it waits for. So whoever keeps every write of a
+//     storage in order with all other accesses to it moves none across a start or a wait.
 //   Clash: a write to what the collective reads within its span, or any access to what it writes
 //     before the results in it have been waited for. Eager runs such a program, and it races there
 //     as here: the node stays between start and wait.

@@ -1,5 +1,7 @@
 #include "ir/memory/storage_lives.h"
 
+#include "ir/facts/value_types.h"
+
 namespace gravure {
 namespace {
 
@@ -18,7 +20,7 @@ std::vector<Life> livesInProgramOrder(const StorageAccesses& accesses) {
   for (int32_t i = 0; i < nodes; ++i) {
     accesses.forEachInUse(i, [&](int32_t storage) { lives[storage].add(i); });
   }
-  accesses.forEachCopied([&](int32_t storage, int32_t place) { lives[storage].add(place); });
+  accesses.forEachCopied([&](int32_t storage, int32_t position) { lives[storage].add(position); });
   for (int32_t s = 0; s < accesses.storageCount(); ++s) {
     if (livesToTheEnd(accesses, s)) lives[s].end = nodes;
   }
@@ -47,17 +49,17 @@ LiveBytes::LiveBytes(const StorageAccesses& accesses) {
 }
 
 int64_t LiveBytes::peak(llvm::ArrayRef<int32_t> order) const {
-  const auto places = static_cast<int32_t>(order.size());
+  const auto end = static_cast<int32_t>(order.size());
   std::vector<Life> lives(bytes_.size());
-  for (int32_t place = 0; place < places; ++place) {
-    for (int32_t at = begin_[order[place]]; at < begin_[order[place] + 1]; ++at)
-      lives[inUse_[at]].add(place);
+  for (int32_t position = 0; position < end; ++position) {
+    for (int32_t at = begin_[order[position]]; at < begin_[order[position] + 1]; ++at)
+      lives[inUse_[at]].add(position);
   }
-  std::vector<int64_t> change(places + 1, 0);
+  std::vector<int64_t> change(end + 1, 0);
   for (size_t storage = 0; storage < bytes_.size(); ++storage) {
     if (lives[storage].isEmpty()) continue;
     change[lives[storage].begin] += bytes_[storage];
-    change[toTheEnd_[storage] ? places : lives[storage].end] -= bytes_[storage];
+    change[toTheEnd_[storage] ? end : lives[storage].end] -= bytes_[storage];
   }
   int64_t live = 0, most = 0;
   for (int64_t delta : change) most = std::max(most, live += delta);

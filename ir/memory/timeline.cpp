@@ -1,7 +1,7 @@
 #include "ir/memory/timeline.h"
 
 #include "ir/core/cudagraph_ops.h"
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/entry_memory.h"
 #include "ir/memory/storage_lives.h"
 

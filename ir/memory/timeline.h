@@ -1,12 +1,12 @@
 #pragma once
 // One flat order of a program's operator calls, and how long each storage lives in it.
 //
-// Step: one leaf node (a node that calls an operator; cudagraph::partition and launch are entered,
-// their blocks inlined; prim::If with all that its blocks do is one). Entries follow one another:
-// forward, then backward. Storage, life: those of ir/memory/storage_accesses.h and ir/memory/storage_lives.h with
-// partitions entered; forward's saved outputs and backward's saved inputs are one storage. An
-// operator that may alias either of two values joins them in one storage, which then holds two
-// allocations: allocates() tells them.
+// Step: one leaf node, that is a node that calls an operator. cudagraph::partition and launch are
+//   entered, so the nodes of their blocks are steps; prim::If with all that its blocks do is one step.
+//   Entries follow one another: forward, then backward.
+// Storage, life: those of storage_accesses.h and storage_lives.h, with partitions entered. What forward
+//   saves and backward takes is one storage. An operator that may alias either of two values joins them
+//   in one storage, which then holds two allocations: allocates() tells them.
 
 #include "ir/core/program.h"
 

@@ -2,7 +2,7 @@
 
 #include "ir/core/counted.h"
 #include "ir/text/program_text.h"
-#include "ir/text/type_text.h"
+#include "ir/text/type_reader.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,6 @@
 #include "ir/text/entry_reader.h"
 
+#include "ir/core/attribute_constant.h"
 #include "ir/core/call_attribute.h"
 #include "ir/text/graph_capacity.h"
 

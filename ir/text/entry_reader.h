@@ -6,7 +6,7 @@
 #include "ir/text/argument_reader.h"
 #include "ir/text/call_target.h"
 #include "ir/text/text_lexer.h"
-#include "ir/text/type_text.h"
+#include "ir/text/type_reader.h"
 #include "ir/text/value_table.h"
 
 #include <llvm/ADT/DenseMap.h>

@@ -1,3 +1,4 @@
+#include "ir/core/attribute_constant.h"
 #include "ir/core/call_attribute.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/location.h"

@@ -9,7 +9,7 @@
 
 namespace gravure {
 
-/// Unknown: an integer known only at run time, by its number. Invariant: terms ascend by unknown, and
+/// Unknown: an integer known only at run time, by its index. Invariant: terms ascend by unknown, and
 /// no factor is 0; so equal sums are equal member by member.
 class LinearSum {
  public:

@@ -1,10 +1,8 @@
 #include "passes/analysis/piece_rows.h"
 
-namespace gravure {
+#include "ir/facts/value_types.h"
 
-const c10::TensorType* tensorTypeOf(const Value* value) {
-  return value->type()->castRaw<c10::TensorType>();
-}
+namespace gravure {
 
 std::optional<std::vector<int64_t>> rowOf(const Value* value) {
   const auto* type = tensorTypeOf(value);

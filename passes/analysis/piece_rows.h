@@ -9,8 +9,6 @@
 
 namespace gravure {
 
-/// nullptr for what is no tensor.
-const c10::TensorType* tensorTypeOf(const Value* value);
 /// What is left of a contiguous tensor's type when its rows are not counted: sizes other than the
 /// rows', then bytes of a row; nullopt for all others.
 std::optional<std::vector<int64_t>> rowOf(const Value* value);

@@ -1,5 +1,7 @@
 #include "passes/analysis/size_rules.h"
 
+#include "ir/facts/value_types.h"
+
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
 
@@ -12,8 +14,6 @@ bool isPointwise(const Node* node) {
   const OpFacts& facts = factsOf(node);
   return facts.handle && facts.handle->hasTag(at::Tag::pointwise);
 }
-
-bool isTensor(const Value* value) { return value->type()->castRaw<c10::TensorType>() != nullptr; }
 
 bool isOne(const LinearSum& sum) { return sum.isConstant() && sum.constant() == 1; }
 
@@ -165,7 +165,7 @@ std::optional<SizeRules::Sizes> SizeRules::secondList() const { return listAt(1)
 std::optional<SizeRules::Sizes> SizeRules::pointwise() const {
   Sizes result;
   for (const Value* input : node_->inputs()) {
-    if (!isTensor(input)) continue;
+    if (!tensorTypeOf(input)) continue;
     auto sizes = terms_.sizesOf(input);
     if (!sizes) return std::nullopt;
     if (sizes->size() > result.size()) {
@@ -314,7 +314,7 @@ std::optional<SizeRules::Sizes> SizeRules::index() const {
     indices = &indices->elements()->front();
   }
   const Value* value = valueOf(*indices);
-  const auto* type = value ? value->type()->castRaw<c10::TensorType>() : nullptr;
+  const auto* type = value ? tensorTypeOf(value) : nullptr;
   if (!type || (type->scalarType() != at::kLong && type->scalarType() != at::kInt)) {
     return std::nullopt;  // a mask, or what may be one
   }

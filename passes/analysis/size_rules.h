@@ -1,5 +1,5 @@
 #pragma once
-// How the sizes of one node's results follow from those of its operands. Used by size_terms.h alone.
+// How the sizes of one node's results follow from those of its operands: what SizeTerms learns of a node.
 
 #include "ir/core/args.h"
 #include "passes/analysis/size_terms.h"

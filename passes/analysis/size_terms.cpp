@@ -1,5 +1,6 @@
 #include "passes/analysis/size_terms.h"
 
+#include "ir/facts/value_types.h"
 #include "passes/analysis/piece_rows.h"
 #include "passes/analysis/size_rules.h"
 

@@ -3,6 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/same_device.h"
+#include "ir/facts/value_types.h"
 
 #include <llvm/ADT/STLExtras.h>
 
@@ -53,7 +54,7 @@ bool isBakedConstant(const Node* node, const Value* operand, const ValueFacts& v
 }
 
 bool isMask(const Value* value) {
-  const auto* tensor = value->type()->castRaw<c10::TensorType>();
+  const auto* tensor = tensorTypeOf(value);
   if (!tensor) return false;
   const auto dtype = tensor->scalarType();
   // A tensor of unknown dtype may be a mask.
@@ -69,7 +70,7 @@ void forEachTensorOf(const Node* node, size_t parameter, Visit&& visit) {
 }
 
 bool isOneCpuNumber(const Value* value) {
-  const auto* tensor = value->type()->castRaw<c10::TensorType>();
+  const auto* tensor = tensorTypeOf(value);
   if (!tensor || !tensor->device() || !tensor->device()->is_cpu()) return false;
   return tensor->numel() == size_t{1};
 }
@@ -103,19 +104,19 @@ bool copiesBetweenDevices(const Node* node) {
 
 Verdict foreignDevice(const Node* node, const Value* value, c10::Device foreign,
                       c10::Device device) {
-  const std::string place = valueName(value) + " is on " + foreign.str();
+  const std::string found = valueName(value) + " is on " + foreign.str();
   if (copiesBetweenDevices(node)) {
     if (foreign.is_cpu()) {
-      return {HostReason::PageableCopy, place + ", the program on " + device.str() +
+      return {HostReason::PageableCopy, found + ", the program on " + device.str() +
                                             ": a copy between them goes through pageable memory"};
     }
     return {HostReason::UnsupportedDevice,
-            place + ": a copy between it and " + device.str() + " cannot be captured"};
+            found + ": a copy between it and " + device.str() + " cannot be captured"};
   }
   if (foreign.is_cpu()) {
-    return {HostReason::CpuTensor, place + "; a kernel's replay would not see its new data"};
+    return {HostReason::CpuTensor, found + "; a kernel's replay would not see its new data"};
   }
-  return {HostReason::UnsupportedDevice, place + ", the program on " + device.str()};
+  return {HostReason::UnsupportedDevice, found + ", the program on " + device.str()};
 }
 
 std::optional<Verdict> devicesVerdict(const Node* node, c10::Device device,
@@ -144,7 +145,7 @@ std::optional<Verdict> devicesVerdict(const Node* node, c10::Device device,
 /// True for a result of which nothing is known and that nothing uses: attention operators give such
 /// undefined tensors for what they do not compute.
 bool isAbsentResult(const Value* output) {
-  const auto* tensor = output->type()->castRaw<c10::TensorType>();
+  const auto* tensor = tensorTypeOf(output);
   return tensor && !tensor->scalarType() && !tensor->dim() && !output->hasUses();
 }
 

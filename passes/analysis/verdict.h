@@ -34,7 +34,7 @@ struct ValueFacts {
 /// nullopt if `node` may be captured on `device`. Does not look at the user's requests.
 std::optional<Verdict> verdictOf(const Node* node, c10::Device device, const ValueFacts& values);
 
-/// True if the node may copy between devices: _to_copy, to, copy, copy_, lift_fresh.
+/// True if the node may copy between devices: _to_copy, to, copy, copy_, device_put and their like.
 bool isDeviceCopy(const Node* node);
 
 }  // namespace gravure

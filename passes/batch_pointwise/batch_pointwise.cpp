@@ -3,7 +3,8 @@
 #include "ir/core/args.h"
 #include "ir/core/fresh_name.h"
 #include "ir/core/location.h"
-#include "ir/text/type_text.h"
+#include "ir/core/tensor_type.h"
+#include "ir/facts/value_types.h"
 #include "passes/batch_pointwise/pointwise_batches.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -87,7 +88,7 @@ class BatchWriter {
   }
 
   c10::TypePtr wholeType(const Value* piece, int64_t rows) const {
-    const auto* type = piece->type()->castRaw<c10::TensorType>();
+    const auto* type = tensorTypeOf(piece);
     Dims sizes{rows};
     for (size_t d = 1; d < *type->dim(); ++d) sizes.push_back(type->sizes()[d]);
     return withSizes(*type, sizes);
@@ -278,7 +279,7 @@ class BatchWriter {
 bool hasPieces(const Entry& entry) {
   return llvm::any_of(entry.graph->nodes(), [](const Node* node) {
     return llvm::any_of(node->outputs(), [](const Value* output) {
-      const auto* type = output->type()->castRaw<c10::TensorType>();
+      const auto* type = tensorTypeOf(output);
       return type && hasOpenSize(*type);
     });
   });
@@ -288,6 +289,7 @@ bool hasPieces(const Entry& entry) {
 
 void batchPointwise(Program& program, PassContext& context) {
   context.unchanged = true;
+  if (llvm::none_of(program.entries, hasPieces)) return;
   SizeTerms before;
   const c10::Device device = computeDevice(program);
   for (Entry& entry : program.entries) {

@@ -1,6 +1,7 @@
 #include "passes/batch_pointwise/pointwise_batches.h"
 
 #include "ir/core/args.h"
+#include "ir/facts/value_types.h"
 #include "passes/analysis/partition_runs.h"
 #include "passes/analysis/piece_rows.h"
 #include "passes/batch_pointwise/batch_pointwise.h"
@@ -61,7 +62,7 @@ class BatchFinder {
         device_(device), plan_(plan), results_(resultStorages(entry, accesses_)) {}
 
   void run() {
-    findLevels();
+    findDepths();
     collectClasses();
     if (classes_.empty()) return;
     collectWholes();
@@ -76,7 +77,7 @@ class BatchFinder {
   using Class = std::vector<int32_t>;
   using Key = std::tuple<int32_t, std::string, std::string>;  // depth, operator, overload
 
-  void findLevels() {
+  void findDepths() {
     plan_.depths.assign(numbering_.size(), 0);
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       int32_t depth = 0;

@@ -58,8 +58,8 @@ struct PartitionPlan {
 };
 
 /// Decides. `entry` is not changed. Reads host= and fate= as classify-capturability and
-/// group-collectives wrote them. TORCH_CHECK if `entry` has partitions already. Linear in nodes plus edges, for each round of the minimum size and
-/// of fates that push each other.
+/// group-collectives wrote them. TORCH_CHECK if `entry` has partitions already. Linear in nodes plus
+/// edges, for each round of the minimum size and of fates that push each other.
 ///
 /// Order, wished as options.order says:
 ///   Levels   as few partitions as the dependences allow (partition_levels.h), of the placements that

@@ -4,7 +4,9 @@
 #include "ir/check/defined_memory.h"
 #include "ir/core/attributes.h"
 #include "ir/core/cudagraph_ops.h"
-#include "passes/analysis/dependences.h"
+#include "ir/core/nested_nodes.h"
+#include "ir/facts/op_facts.h"
+#include "passes/analysis/random_source.h"
 #include "passes/partition_graph/partition_plan.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -14,7 +16,7 @@
 namespace gravure {
 namespace {
 
-/// What the checks ask of a node, in program order.
+/// What the checks ask of a node.
 struct Known {
   const Node* node = nullptr;
   const OpFacts* facts = nullptr;
@@ -48,15 +50,6 @@ class PlanVerifier {
 
  private:
   static size_t indexOf(const Value* value) { return value->unique(); }
-
-  /// Calls `visit` for `node` and all nodes in its blocks.
-  template <typename Visit>
-  static void nested(const Node* node, const Visit& visit) {
-    visit(node);
-    for (const Block* block : node->blocks()) {
-      for (const Node* inner : block->nodes()) nested(inner, visit);
-    }
-  }
 
   std::string checkRuns() {
     llvm::DenseMap<const Node*, int32_t> positions;
@@ -168,7 +161,7 @@ class PlanVerifier {
         const int64_t storage = memory.storageOf(value);
         if (storage >= 0) touch(storage, writes, "%" + value->debugName());
       };
-      nested(top, [&](const Node* node) {
+      forEachNode(top, [&](const Node* node) {
         for (const Value* input : node->inputs()) each(input, false);
         const OpFacts& facts = node == top ? *nodes_[i].facts : factsOf(node);
         if (!facts.writes) return;
@@ -193,7 +186,7 @@ class PlanVerifier {
         if (at < last) clash = describe(top) + " changes the order of " + what;
         last = at;
       };
-      nested(top, [&](const Node* node) {
+      forEachNode(top, [&](const Node* node) {
         const OpFacts& facts = node == top ? *known.facts : factsOf(node);
         if (facts.collective) after(collective, "collectives");
         if (facts.effects || facts.reason == HostReason::OpaqueCallable) after(effect, "effects");
@@ -218,7 +211,7 @@ class PlanVerifier {
     };
     for (const Value* input : entry_.graph->inputs()) define(input, kNowhere);
     for (const Known& known : nodes_) {
-      nested(known.node, [&](const Node* inner) {
+      forEachNode(known.node, [&](const Node* inner) {
         for (const Value* output : inner->outputs()) define(output, known.run);
         for (const Block* block : inner->blocks()) {
           for (const Value* parameter : block->inputs()) define(parameter, known.run);
@@ -263,7 +256,7 @@ class PlanVerifier {
       complete &= listed != run.inputs.end() && *listed++ == value;
     };
     for (const Node* top : run.nodes) {
-      nested(top, [&](const Node* node) {
+      forEachNode(top, [&](const Node* node) {
         for (const Value* input : node->inputs()) use(input);
         for (const Block* block : node->blocks()) {
           for (const Value* result : block->outputs()) use(result);

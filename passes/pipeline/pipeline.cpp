@@ -15,11 +15,6 @@
 namespace gravure {
 namespace {
 
-std::string didYouMean(llvm::StringRef word, llvm::ArrayRef<std::string> known) {
-  const std::string near = nearestName(word, known);
-  return near.empty() ? "" : "; did you mean '" + near + "'?";
-}
-
 const Pass& passOf(llvm::StringRef name) {
   if (const Pass* pass = findPass(std::string_view(name))) return *pass;
   std::vector<std::string> known;

@@ -1,7 +1,7 @@
 #include "passes/report/plan_report.h"
 
 #include "ir/core/cudagraph_ops.h"
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "passes/pipeline/program_plan.h"
 
 namespace gravure {
@@ -42,7 +42,7 @@ void notePartitioning(const Entry& entry, const PartitionPlan& plan, PlanReport&
                plan.programOrderPeak};
   int64_t after = -1;
   for (const PlannedRun& run : plan.runs) {
-    for (const Node* node : run.nodes) row.nodes += countCalls(node);
+    for (const Node* node : run.nodes) row.calls += countCalls(node);
     if (run.captured) {
       after = run.index;
     } else {

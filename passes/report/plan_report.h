@@ -33,14 +33,14 @@ struct PartitionRow {
 struct HostRow {
   std::string entry;
   int64_t after = -1;  // index of the partition before it, -1 at the beginning
-  int64_t calls = 0;
+  int64_t nodes = 0;
   std::map<std::string, int64_t> reasons;  // how many nodes for each; "numbers" needs no device
 };
 
 /// What partition-graph decided for one entry.
 struct EntryRow {
   std::string name;
-  int64_t nodes = 0;
+  int64_t calls = 0;
   bool levels = true;  // the order taken
   std::string levelsRefused;
   int64_t levelPartitions = 0, programOrderPartitions = 0;

@@ -13,7 +13,7 @@ void printPlanJson(const PlanReport& report, llvm::raw_ostream& os) {
       for (const EntryRow& row : report.entries) {
         json.object([&] {
           json.attribute("name", row.name);
-          json.attribute("calls", row.nodes);
+          json.attribute("calls", row.calls);
           json.attribute("order", row.levels ? "levels" : "program");
           json.attribute("levels_refused", row.levelsRefused);
           json.attribute("level_partitions", row.levelPartitions);
@@ -44,7 +44,7 @@ void printPlanJson(const PlanReport& report, llvm::raw_ostream& os) {
         json.object([&] {
           json.attribute("entry", row.entry);
           json.attribute("after_partition", row.after);
-          json.attribute("nodes", row.calls);
+          json.attribute("nodes", row.nodes);
           json.attributeObject("reasons", [&] {
             for (const auto& [name, count] : row.reasons) json.attribute(name, count);
           });

@@ -53,7 +53,8 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
   if (!isPlainCall(values) || tangentNews_.load(std::memory_order_acquire)) return {};
   const auto lock = turn();
   TORCH_CHECK(autograd_, "run_differentiable: set_autograd comes first");
-  if (isMadeForOthers()) return {};
+  const KernelSettings settings = KernelSettings::now();
+  if (isMadeForOthers(settings)) return {};
   if (defers_ && !repeats_ && runtime_->holdsSaved()) return {};
   const Bound& state = bound("forward");
   const AliveTensors alive(state.weak);
@@ -68,7 +69,7 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
     differentiable.push_back(inputs[position].toTensor());
   }
   const c10::AutoGradMode noGraph(false);
-  std::vector<c10::IValue> results = runLogged(state, std::move(inputs));
+  std::vector<c10::IValue> results = runLogged(state, std::move(inputs), &settings);
   // The device is at work by now.
   torch::autograd::edge_list edges;
   edges.reserve(differentiable.size());

@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kMostTaps = 256;  // values that are results at once
 constexpr int kMostWarmUps = 8;
 
-/// A value of the entry, by its place among its nodes, which every clone has.
+/// A value of the entry, by its position among its nodes, which every clone has.
 struct Tap {
   size_t node, output;
 };

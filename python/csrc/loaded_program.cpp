@@ -322,7 +322,8 @@ std::unique_lock<std::recursive_mutex> LoadedProgram::stepTurn() const {
 }
 
 std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
-                                                  std::vector<c10::IValue> inputs) {
+                                                  std::vector<c10::IValue> inputs,
+                                                  const KernelSettings* settings) {
   if (StepScope::isInside()) return runCounted(state, std::move(inputs), /*captured=*/true);
   const std::string& name = state.entry->name;
   if (repeats_ && repeated_.count(name) != 0) return repeated(name);
@@ -331,7 +332,7 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
   const RuntimeStats before = runtime_->stats();
   const auto begin = std::chrono::steady_clock::now();
   auto results = timed_ ? runWithTimes(state, std::move(inputs))
-                        : runCounted(state, std::move(inputs), /*captured=*/true);
+                        : runCounted(state, std::move(inputs), /*captured=*/true, settings);
   times_[name].add(before, runtime_->stats(), std::chrono::steady_clock::now() - begin);
   progress_.end();
   if (compared) {
@@ -358,16 +359,17 @@ std::vector<c10::IValue> LoadedProgram::runWithTimes(const Bound& state,
 }
 
 std::vector<c10::IValue> LoadedProgram::runCounted(const Bound& state,
-                                                   std::vector<c10::IValue> inputs, bool captured) {
-  const std::string& name = state.entry->name;
-  const SharedVersions& versions = state.versions;
-  if (versions.empty()) {
-    return captured ? runtime_->run(name, std::move(inputs))
+                                                   std::vector<c10::IValue> inputs, bool captured,
+                                                   const KernelSettings* settings) {
+  const auto runs = [&] {
+    const std::string& name = state.entry->name;
+    return captured ? runtime_->run(name, std::move(inputs), settings)
                     : runtime_->runUncaptured(name, std::move(inputs));
-  }
+  };
+  const SharedVersions& versions = state.versions;
+  if (versions.empty()) return runs();
   const std::vector<at::Tensor> counters = versions.counters(inputs);
-  auto results = captured ? runtime_->run(name, std::move(inputs))
-                          : runtime_->runUncaptured(name, std::move(inputs));
+  auto results = runs();
   versions.share(counters, results);
   return results;
 }
@@ -454,7 +456,8 @@ LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
 
 std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10::IValue> inputs,
                                              bool checkHooks) {
-  if (isMadeForOthers()) return {};
+  const KernelSettings settings = KernelSettings::now();
+  if (isMadeForOthers(settings)) return {};
   auto& [targets, buffers] = gradientsOf(state.entry->name);
   stepping_ = true;
   const auto over = c10::make_scope_exit([this] { stepping_ = false; });
@@ -464,11 +467,11 @@ std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10
   } catch (const StepRefusal&) {
     return {};
   }
-  if (buffers.empty()) return targets.accumulate(inputs, runLogged(state, inputs));
+  if (buffers.empty()) return targets.accumulate(inputs, runLogged(state, inputs, &settings));
   buffers.prepare(inputs, runtime_->remarks());
   std::vector<c10::IValue> results;
   try {
-    results = runLogged(state, inputs);
+    results = runLogged(state, inputs, &settings);
   } catch (...) {
     buffers.abandon(inputs);
     throw;
@@ -505,16 +508,17 @@ std::string LoadedProgram::settingsDifference(int64_t one, int64_t other) {
   return KernelSettings::ofNumber(one).difference(KernelSettings::ofNumber(other));
 }
 
-bool LoadedProgram::isMadeForOthers() const {
-  return madeFor_ && *madeFor_ != KernelSettings::now();
+bool LoadedProgram::isMadeForOthers(const KernelSettings& settings) const {
+  return madeFor_ && *madeFor_ != settings;
 }
 
 std::tuple<std::string, std::string> LoadedProgram::refusal(const std::string& name,
                                                             const Values& values, bool checkHooks) {
   const auto lock = stepTurn();
-  if (isMadeForOthers()) {
-    return {"settings", KernelSettings::now().difference(*madeFor_) +
-                            " was set otherwise when the step was compiled"};
+  const KernelSettings settings = KernelSettings::now();
+  if (isMadeForOthers(settings)) {
+    return {"settings",
+            settings.difference(*madeFor_) + " was set otherwise when the step was compiled"};
   }
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);

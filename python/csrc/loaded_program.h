@@ -228,9 +228,11 @@ class LoadedProgram final : public torch::CustomClassHolder {
     GradientBuffers buffers;  // those that it adds itself
   };
   Gradients& gradientsOf(const std::string& name);
-  std::vector<c10::IValue> runLogged(const Bound& state, std::vector<c10::IValue> inputs);
+  /// `settings`: those in force, where they have been asked for.
+  std::vector<c10::IValue> runLogged(const Bound& state, std::vector<c10::IValue> inputs,
+                                     const KernelSettings* settings = nullptr);
   std::vector<c10::IValue> runCounted(const Bound& state, std::vector<c10::IValue> inputs,
-                                      bool captured);
+                                      bool captured, const KernelSettings* settings = nullptr);
   std::vector<c10::IValue> runWithTimes(const Bound& state, std::vector<c10::IValue> inputs);
   std::vector<c10::IValue> repeated(const std::string& name) const;
   Remarks allRemarks() const;
@@ -249,7 +251,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   at::Tensor alive_;
   std::map<std::string, RunTimes> times_;  // by entry
   std::unique_ptr<Shadow> shadow_;         // where runs are compared
-  bool isMadeForOthers() const;
+  bool isMadeForOthers(const KernelSettings& settings) const;
   std::optional<KernelSettings> madeFor_;  // unknown: it runs under all
   std::unique_ptr<TimedRuns> timed_;       // where runs are timed
   bool repeats_ = false;

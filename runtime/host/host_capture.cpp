@@ -2,6 +2,7 @@
 
 #include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "runtime/device/arena_session.h"
 #include "runtime/device/call_faults.h"
 #include "runtime/device/kernel_settings.h"

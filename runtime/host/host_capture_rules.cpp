@@ -1,4 +1,4 @@
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "runtime/host/host_capture.h"
 
 #include <llvm/ADT/StringSet.h>

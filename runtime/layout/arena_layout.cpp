@@ -2,7 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/facts/compiled_op.h"
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "runtime/layout/low_placement.h"
 
 #include <llvm/ADT/DenseMap.h>
@@ -147,7 +147,7 @@ class LayoutBuilder {
       if (reserved != reserved_.end()) return reservedFrom(call.step, reserved->second);
       life.end = std::max({life.end, lives_.end(storage), call.step + 1});
     }
-    // Compiled code frees its temporaries one after another, and a place in the plan holds for a whole
+    // Compiled code frees its temporaries one after another, and an offset in the plan holds for a whole
     // step: PyTorch's allocator, which a capture sends to the graph pool, takes less for them.
     if (compiledCalls(call.node) > 0) return life;
     if (life.end < 0 && allocation.freedAtStep == call.step) life.end = call.step + 1;
@@ -155,7 +155,7 @@ class LayoutBuilder {
   }
 
   /// In the caller's hands until the next run of its entry: when its own runs again nobody holds it,
-  /// so what comes before it there may use its place.
+  /// so what comes before it there may use its memory.
   Life reservedFrom(int64_t step, Exclusive reservation) const {
     const bool first = step < timeline_.entryRange(0).second;
     const int64_t begin = first || reservation == Exclusive::FromBirth ? step : 0;

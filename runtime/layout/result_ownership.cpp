@@ -1,6 +1,6 @@
 #include "runtime/layout/result_ownership.h"
 
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>

@@ -4,6 +4,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/nested_nodes.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "runtime/program/compile_call.h"
 #include "runtime/results/results.h"
 

@@ -73,7 +73,7 @@ class OperandGuard {
     c10::DispatchKeySet reads;  // readsOf()
   };
   const Layout* layout() const { return tensor_ ? &layout_ : nullptr; }
-  /// Same dtype, sizes and strides at another place.
+  /// Same dtype, sizes and strides at another address.
   bool differsInAddressAlone(const c10::IValue& value) const;
   /// Same dtype and sizes, and other strides.
   bool differsInStrides(const c10::IValue& value) const;

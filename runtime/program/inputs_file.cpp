@@ -1,6 +1,6 @@
 #include "runtime/program/inputs_file.h"
 
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "runtime/program/guards.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -70,11 +70,11 @@ std::string differentTensors(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor differs = left.ne(right).any(-1);
   int64_t at = differs.nonzero()[0].item<int64_t>();
   const std::string values = element(a, left, at) + " and " + element(b, right, at);
-  std::vector<int64_t> place(a.dim());
+  std::vector<int64_t> indices(a.dim());
   for (int64_t dim = a.dim(), rest = at; dim-- > 0; rest /= a.size(dim)) {
-    place[dim] = rest % a.size(dim);
+    indices[dim] = rest % a.size(dim);
   }
-  return "at " + list(place) + ": " + values + "; " +
+  return "at " + list(indices) + ": " + values + "; " +
          std::to_string(differs.sum().item<int64_t>()) + " of " + std::to_string(a.numel()) +
          " elements differ";
 }

@@ -55,7 +55,7 @@ bool Runtime::Impl::sealedPath(EntryState& entry, const std::vector<c10::IValue>
 bool Runtime::Impl::enterSealed(EntryState& entry, const Seal& seal,
                                 const std::vector<c10::IValue>& inputs, StepPath& path) {
   if (layoutWanted_ || at::get_num_threads() != threads_ || hasLateEntry()) return false;
-  if (!entry.settings || *entry.settings != KernelSettings::now()) return false;
+  if (!entry.settings || *entry.settings != settings_) return false;
   const auto known = seal.readsLent();
   const bool lent = known ? *known : givenLentValues(entry, inputs);
   const bool free = lent ? !lentOverwritten_ : loans_->outstanding() == 0;
@@ -413,7 +413,7 @@ bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue
 /// otherwise have memory planned anew, since other kernels allocate otherwise, too.
 std::string Runtime::Impl::settingsDiffer(EntryState& entry) {
   const auto isCaptured = [](const Partition& each) { return each.captured() != nullptr; };
-  const KernelSettings now = KernelSettings::now();
+  const KernelSettings& now = settings_;
   if (!entry.settings || llvm::none_of(entry.served.partitions, isCaptured)) entry.settings = now;
   if (*entry.settings == now) {
     entry.otherSettings.reset();

@@ -365,7 +365,7 @@ void Executor::returnLoans(const Launch& launch) {
 namespace {
 
 /// The operand itself if it is laid out as the program's types say, else a copy that is. Where
-/// elements share a place, another layout may hold other values in them, and is left as it is.
+/// elements share an address, another layout may hold other values in them, and is left as it is.
 at::Tensor conform(const at::Tensor& tensor, const Value* staged) {
   const auto* type = staged->type()->castRaw<c10::TensorType>();
   const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;

@@ -119,18 +119,18 @@ class NumbersInFrame {
   std::vector<double> before_;
 };
 
-CapturedWork trialOf(const CapturePlace& place, const std::vector<PatchedNumber>& numbers,
+CapturedWork trialOf(const CaptureContext& context, const std::vector<PatchedNumber>& numbers,
                      const std::vector<double>& values, int paint) {
-  const NumbersInFrame given(place.frame, numbers, values);
+  const NumbersInFrame given(context.frame, numbers, values);
   const auto leave = [&] {
-    place.stack.clear();
-    place.session.enterStep(-1);
-    for (const Call& call : place.launch.calls) releaseSlots(call.outputs, place.frame);
+    context.stack.clear();
+    context.session.enterStep(-1);
+    for (const Call& call : context.launch.calls) releaseSlots(call.outputs, context.frame);
   };
   try {
-    auto capture = place.device.beginCapture({});
+    auto capture = context.device.beginCapture({});
     TORCH_INTERNAL_ASSERT(capture->watchWork(kPaints[paint % std::size(kPaints)]));
-    captureCalls(place.launch, place.frame, place.stack, *capture, place.session);
+    captureCalls(context.launch, context.frame, context.stack, *capture, context.session);
     CapturedWork work = capture->endTrial();
     leave();
     return work;
@@ -145,9 +145,9 @@ class TrialRound {
  public:
   /// `kept`: by number, whether it has its value in all captures.
   TrialRound(const LaunchNumbers& numbers, const std::vector<bool>& kept,
-             const Executable& executable, const CapturePlace& place)
-      : numbers_(numbers), place_(place), ofCall_(numbers.ofCall) {
-    const std::vector<double> values = valuesOf(numbers.numbers, place.frame);
+             const Executable& executable, const CaptureContext& context)
+      : numbers_(numbers), context_(context), ofCall_(numbers.ofCall) {
+    const std::vector<double> values = valuesOf(numbers.numbers, context.frame);
     trials_.push_back({values, {executable.work()}});
     for (uint64_t seed = 1; seed <= 3; ++seed) {
       std::vector<double> others = trialValues(values, seed);
@@ -173,11 +173,11 @@ class TrialRound {
  private:
   void capture(int group) {
     NumberTrial& trial = trials_[group];
-    trial.works.push_back(trialOf(place_, numbers_.numbers, trial.values, ++captures_));
+    trial.works.push_back(trialOf(context_, numbers_.numbers, trial.values, ++captures_));
   }
 
   const LaunchNumbers& numbers_;
-  const CapturePlace& place_;
+  const CaptureContext& context_;
   std::vector<std::vector<int32_t>> ofCall_;
   std::vector<NumberTrial> trials_;
   int captures_ = 0;
@@ -220,12 +220,12 @@ void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, 
 }
 
 std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executable& executable,
-                                           const CapturePlace& place) {
+                                           const CaptureContext& context) {
   const size_t count = numbers.numbers.size();
   std::vector<bool> kept(count, false);
   std::vector<std::string> why(count);
   for (int round = 0; round < kRounds && llvm::is_contained(kept, false); ++round) {
-    TrialRound trials(numbers, kept, executable, place);
+    TrialRound trials(numbers, kept, executable, context);
     FoundPlaces found = trials.find();
     for (size_t i = 0; i < count; ++i) {
       if (found.refused[i].empty()) continue;
@@ -260,13 +260,14 @@ std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executa
   return nullptr;
 }
 
-bool provePatches(NumberPatches& patches, const Executable& executable, const CapturePlace& place) {
-  const std::vector<double> values = valuesOf(patches.numbers(), place.frame);
+bool provePatches(NumberPatches& patches, const Executable& executable,
+                  const CaptureContext& context) {
+  const std::vector<double> values = valuesOf(patches.numbers(), context.frame);
   std::vector<CapturedWork> works;
   bool proven = false;
   // Bytes that mean nothing show themselves sooner or later.
   for (int paint = 1; paint <= 2 + kMoreCaptures && !proven; ++paint) {
-    works.push_back(trialOf(place, patches.numbers(), values, paint));
+    works.push_back(trialOf(context, patches.numbers(), values, paint));
     if (!sameStructure(executable.work(), works.back())) break;
     proven = works.size() > 1 && patches.differs(executable, values, works).empty();
   }

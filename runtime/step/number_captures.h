@@ -31,7 +31,7 @@ void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, 
                   ArenaSession& session);
 
 /// Where a partition is captured: all that a capture of it needs.
-struct CapturePlace {
+struct CaptureContext {
   const Launch& launch;
   Frame& frame;
   torch::jit::Stack& stack;
@@ -43,10 +43,11 @@ struct CapturePlace {
 /// frame and watched, by further captures. Moves to `numbers.baked` what has none. nullptr if none
 /// is left. Throws where a capture fails; the frame is as before.
 std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executable& executable,
-                                           const CapturePlace& place);
+                                           const CaptureContext& context);
 
 /// By captures with the values in the frame: whether `patches` are right for them, too. Throws where a
 /// capture fails; the frame is as before.
-bool provePatches(NumberPatches& patches, const Executable& executable, const CapturePlace& place);
+bool provePatches(NumberPatches& patches, const Executable& executable,
+                  const CaptureContext& context);
 
 }  // namespace gravure

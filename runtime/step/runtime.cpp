@@ -1,7 +1,7 @@
 #include "runtime/runtime.h"
 
 #include "ir/core/cudagraph_ops.h"
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
 #include "runtime/layout/result_ownership.h"
@@ -151,7 +151,7 @@ const EntryState& Runtime::Impl::find(const std::string& name) const {
 
 std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
                                             std::vector<c10::IValue> inputs, bool uncaptured,
-                                            bool timed) {
+                                            bool timed, const KernelSettings* settings) {
   const bool inside = StepScope::isInside();
   const auto turn = inside ? std::unique_lock<std::mutex>() : waitForTurn("a step");
   TORCH_CHECK(alive_, "this runtime was shut down; make another one to run '", name, "'");
@@ -165,6 +165,7 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
   noteInsideSteps();
   callerCaptures_ = device_->callerCaptures();
   timed_ = timed;
+  settings_ = settings ? *settings : KernelSettings::now();
   const StepPath path = communication_ ? commonPath(entry, inputs, uncaptured)
                                        : choosePath(entry, inputs, uncaptured);
   // It may read saved values, though none in a graph of the caller's, which comes after nothing.
@@ -194,6 +195,7 @@ Runtime::Straight Runtime::Impl::runStraight(const std::string& name,
   noteInsideSteps();
   callerCaptures_ = device_->callerCaptures();
   if (callerCaptures_ || !computeNumbers(entry, inputs, watched)) return {};
+  settings_ = KernelSettings::now();
   const NumberCode& numbers = *entry.straight.numbers;
   if (!watched.empty()) {
     std::vector<double> now = numbers.counts(/*behind=*/false);
@@ -264,7 +266,7 @@ std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
   RemarkOnce once(remarks);
   Executor executor(*entry.code, *device_, stats, once, options_);
   const KeptInputs kept(*entry.code, inputs);
-  // What it allocates is not the outer step's, whose plan would have it at one place of its arena.
+  // What it allocates is not the outer step's, whose plan would have it at one offset of its arena.
   const ArenaSession apart(0, device_->tensorDevice());
   fillFrame(*entry.code, executor.frame(), inputs, /*served=*/false);
   executor.runUncaptured();
@@ -420,8 +422,9 @@ Runtime::~Runtime() {
   if (impl_ && impl_->process_ != getpid()) (void)impl_.release();
 }
 
-std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10::IValue> inputs) {
-  return impl_->run(entry, std::move(inputs), /*uncaptured=*/false);
+std::vector<c10::IValue> Runtime::run(const std::string& entry, std::vector<c10::IValue> inputs,
+                                      const KernelSettings* settings) {
+  return impl_->run(entry, std::move(inputs), /*uncaptured=*/false, /*timed=*/false, settings);
 }
 std::vector<c10::IValue> Runtime::runUncaptured(const std::string& entry,
                                                 std::vector<c10::IValue> inputs) {

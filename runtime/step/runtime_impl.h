@@ -62,7 +62,8 @@ class Runtime::Impl {
   ~Impl() { shutdown(); }
 
   std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs,
-                               bool uncaptured, bool timed = false);
+                               bool uncaptured, bool timed = false,
+                               const KernelSettings* settings = nullptr);
   Straight runStraight(const std::string& entry, const std::vector<c10::IValue>& inputs,
                        const std::vector<int64_t>& watched, const std::vector<double>& counts);
   void shutdown();
@@ -189,6 +190,7 @@ class Runtime::Impl {
   int64_t arenaRetryAt_ = 0;              // step from which making the arena is tried again
   bool callerCaptures_ = false;           // the stream of this step
   bool timed_ = false;                    // its calls are marked, if it runs uncaptured
+  KernelSettings settings_;               // in force as it began
   std::mutex turn_;                       // one step at a time
   std::atomic<bool> running_ = false;     // somebody's turn
   std::mutex arena_;                      // of slab_, which a step inside of another one reads

@@ -22,7 +22,7 @@ namespace gravure {
 /// How one output leaves a step.
 struct HandOut {
   enum class How : uint8_t {
-    Undecided,  // by where the value lies, which may be another place in each step
+    Undecided,  // by where the value lies, which may be another address in each step
     AsIs,       // the value
     Apart,      // the value, as a tensor of its own: a partition hands on the same one each step
     Input,      // the caller's own, of `input`

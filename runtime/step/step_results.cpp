@@ -62,7 +62,7 @@ class ResultTaker {
     const bool here = inSlab(tensor, slab_.get());
     if (here || ofGraph) {
       if (serving_ && ownership == Ownership::Saved) return {How::Saved};
-      // One with gaps, or with several elements in one place, is laid out anew for its holder.
+      // One with gaps, or with several elements at one address, is laid out anew for its holder.
       const bool lent = here && serving_ && ownership == Ownership::Lent;
       if (lent && tensor.is_non_overlapping_and_dense()) return {How::Lent};
       return {How::Copied, asEager};

@@ -5,6 +5,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/storage_accesses.h"
 #include "passes/pass.h"
 

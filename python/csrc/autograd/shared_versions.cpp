@@ -2,6 +2,7 @@
 
 #include "ir/facts/op_facts.h"
 #include "ir/facts/op_table.h"
+#include "ir/facts/value_types.h"
 
 #include <c10/util/Exception.h>
 #include <llvm/ADT/DenseMap.h>
@@ -76,10 +77,10 @@ void SharedVersions::follow(const Entry& rewritten) {
   const std::vector<int64_t> now = outputsButGradients(rewritten);
   TORCH_INTERNAL_ASSERT(now.size() == kept_.size(), "a pass changed the results of ",
                         rewritten.name);
-  llvm::DenseMap<int64_t, int64_t> place;
-  for (size_t k = 0; k < now.size(); ++k) place[kept_[k]] = now[k];
+  llvm::DenseMap<int64_t, int64_t> position;
+  for (size_t k = 0; k < now.size(); ++k) position[kept_[k]] = now[k];
   for (Group& group : groups_) {
-    for (int64_t& output : group.outputs) output = place.lookup(output);
+    for (int64_t& output : group.outputs) output = position.lookup(output);
   }
   kept_ = now;
 }

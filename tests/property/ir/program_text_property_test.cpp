@@ -6,6 +6,7 @@
 #include "ir/check/program_equality.h"
 #include "ir/check/verify.h"
 #include "ir/core/args.h"
+#include "ir/core/attribute_constant.h"
 #include "ir/text/constant_text.h"
 #include "ir/text/program_text.h"
 #include "tests/catch.h"

@@ -1,5 +1,6 @@
 // What the passes believe of operators. A wrong row here is a wrong gradient there.
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 
 #include "ir/text/program_text.h"
 #include "tests/catch.h"

@@ -1,4 +1,5 @@
 // Program text in both directions, and what is said of a text that is no program.
+#include "ir/core/attribute_constant.h"
 #include "ir/text/program_text.h"
 
 #include "ir/check/program_equality.h"

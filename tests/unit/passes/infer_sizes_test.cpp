@@ -1,7 +1,7 @@
 #include "passes/infer_sizes.h"
 
+#include "ir/core/tensor_type.h"
 #include "ir/text/program_text.h"
-#include "ir/text/type_text.h"
 #include "passes/analysis/linear_sum.h"
 #include "tests/catch.h"
 #include "tests/unit/pass_fixture.h"

@@ -1,5 +1,7 @@
 #include "tools/gravure/bench/empty_launches.h"
 
+#include "runtime/device/forwarding_device.h"
+
 #include <utility>
 
 namespace gravure::tool {
@@ -29,24 +31,12 @@ class EmptyCapture final : public Capture {
   const std::unique_ptr<Capture> capture_;
 };
 
-class EmptyLaunches final : public Device {
+class EmptyLaunches final : public ForwardingDevice {
  public:
-  std::string name() const override { return host_->name(); }
-  c10::Device tensorDevice() const override { return host_->tensorDevice(); }
-  int64_t alignment() const override { return host_->alignment(); }
-  void installAllocator() override { host_->installAllocator(); }
-  std::shared_ptr<Slab> makeSlab(const ArenaShape& shape) override {
-    return host_->makeSlab(shape);
-  }
-  int64_t releaseMemory() override { return host_->releaseMemory(); }
+  EmptyLaunches() : ForwardingDevice(makeHostDevice(/*poison=*/false)) {}
   std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) override {
-    return std::make_unique<EmptyCapture>(host_->beginCapture(generators));
+    return std::make_unique<EmptyCapture>(ForwardingDevice::beginCapture(generators));
   }
-  std::unique_ptr<Marker> makeMarker() override { return host_->makeMarker(); }
-  void synchronize() override { host_->synchronize(); }
-
- private:
-  const std::unique_ptr<Device> host_ = makeHostDevice(/*poison=*/false);
 };
 
 }  // namespace

@@ -13,11 +13,6 @@
 
 namespace gravure::tool {
 
-std::string didYouMean(llvm::StringRef word, llvm::ArrayRef<std::string> known) {
-  const std::string near = nearestName(word, known);
-  return near.empty() ? "" : "; did you mean '" + near + "'?";
-}
-
 void checkOneOf(llvm::StringRef flag, llvm::StringRef value, llvm::ArrayRef<std::string> known) {
   if (llvm::is_contained(known, value)) return;
   throw UsageError((flag + ": '" + value + "' is not one of " + llvm::join(known, ", ")).str() +

@@ -45,9 +45,6 @@ class Command {
   llvm::cl::OptionCategory category_;
 };
 
-/// "; did you mean 'X'?" or "".
-std::string didYouMean(llvm::StringRef word, llvm::ArrayRef<std::string> known);
-
 /// UsageError unless `value`, given to `flag`, is one of `known`.
 void checkOneOf(llvm::StringRef flag, llvm::StringRef value, llvm::ArrayRef<std::string> known);
 

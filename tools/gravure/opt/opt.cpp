@@ -1,5 +1,6 @@
 #include "tools/gravure/opt/opt.h"
 
+#include "ir/core/nearest_name.h"
 #include "ir/text/program_text.h"
 #include "tools/gravure/command/load.h"
 #include "tools/gravure/command/pass_flags.h"

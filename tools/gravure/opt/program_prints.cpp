@@ -1,5 +1,6 @@
 #include "tools/gravure/opt/program_prints.h"
 
+#include "ir/core/nearest_name.h"
 #include "ir/text/program_text.h"
 
 #include <llvm/ADT/STLExtras.h>

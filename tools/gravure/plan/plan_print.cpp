@@ -1,4 +1,5 @@
 #include "tools/gravure/plan/plan_print.h"
+
 #include "ir/memory/memory_map.h"
 #include "tools/gravure/command/table.h"
 #include "tools/gravure/command/units.h"
@@ -19,7 +20,7 @@ std::string reasonsText(const std::map<std::string, int64_t>& reasons) {
 
 void printEntries(const PlanReport& report, llvm::raw_ostream& os) {
   for (const EntryRow& row : report.entries) {
-    os << "entry " << row.name << ": " << row.nodes << " operator calls; by levels "
+    os << "entry " << row.name << ": " << row.calls << " operator calls; by levels "
        << row.levelPartitions << " partitions (planned peak " << bytesText(row.levelPeak)
        << "), in program order " << row.programOrderPartitions << " ("
        << bytesText(row.programOrderPeak)
@@ -43,9 +44,9 @@ void printPlan(const PlanReport& report, bool map, llvm::raw_ostream& os) {
   table.print(os);
   Table host({"entry", "host run", "nodes", "reasons"});
   for (const HostRow& row : report.hostRuns) {
-    const std::string place =
+    const std::string position =
         row.after < 0 ? "at the beginning" : "after " + std::to_string(row.after);
-    host.add({row.entry, place, row.calls, reasonsText(row.reasons)});
+    host.add({row.entry, position, row.nodes, reasonsText(row.reasons)});
   }
   if (!report.hostRuns.empty()) {
     os << '\n';

@@ -1,5 +1,6 @@
 #include "tools/gravure/proof/drawn_inputs.h"
 
+#include "ir/facts/value_types.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"
 #include "tools/gravure/proof/draw.h"
@@ -20,7 +21,7 @@ DrawnInputs::DrawnInputs(const Program& program, uint64_t seed, const SavedInput
     : seed_(seed), saved_(saved) {
   for (const Entry& entry : program.entries) {
     for (const Value* input : entry.graph->inputs()) {
-      const auto* type = input->type()->castRaw<c10::TensorType>();
+      const auto* type = tensorTypeOf(input);
       const auto sizes = type ? type->sizes().concrete_sizes() : std::nullopt;
       if (sizes) sizes_.insert(sizes->begin(), sizes->end());
     }

@@ -3,6 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "runtime/device/rng.h"
 #include "runtime/program/collectives.h"
 #include "runtime/program/compile_call.h"
@@ -354,7 +355,7 @@ void NodeRun::placeOutputs(const Node* node, const std::vector<at::Tensor>& oper
 }
 
 void NodeRun::checkType(const Value* value) {
-  const auto* type = value->type()->castRaw<c10::TensorType>();
+  const auto* type = tensorTypeOf(value);
   const c10::IValue& result = valueOf(value);
   if (!type || !result.isTensor() || !result.toTensor().defined()) return;
   const at::Tensor& tensor = result.toTensor();

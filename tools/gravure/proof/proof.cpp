@@ -23,12 +23,6 @@ bool hasNode(const Program& program, const std::function<bool(const Node*)>& is)
   return found;
 }
 
-bool isEmitted(const Program& program) {
-  return hasNode(program, [](const Node* node) {
-    return node->kind() == cg::launch || node->kind() == cg::stage || node->kind() == cg::own;
-  });
-}
-
 c10::IValue copyOf(const c10::IValue& value) {
   if (value.isTensor() && value.toTensor().defined()) return value.toTensor().clone();
   if (!value.isTensorList()) return value;
@@ -333,20 +327,20 @@ std::string differentGradients(const DrawnInputs& drawn, int64_t step, const Ent
 
 std::string difference(const DrawnInputs& drawn, int64_t step, const Program& program,
                        const ObservedStep& before, const ObservedStep& after) {
-  const std::string place = "step " + std::to_string(step);
+  const std::string where = "step " + std::to_string(step);
   if (before.entries.size() != after.entries.size()) return "another number of entries";
-  if (!after.violations.empty()) return place + ": " + after.violations.front();
+  if (!after.violations.empty()) return where + ": " + after.violations.front();
   for (size_t e = 0; e < before.entries.size(); ++e) {
     const ObservedEntry &a = before.entries[e], &b = after.entries[e];
     std::string why = differentOutputs(a, b);
     if (why.empty()) why = differentInputs(a, b);
     if (why.empty()) why = differentSharing(a, b);
     if (why.empty()) why = differentGradients(drawn, step, program.entries[e], a, b);
-    if (!why.empty()) return place + ", entry '" + program.entries[e].name + "': " + why;
+    if (!why.empty()) return where + ", entry '" + program.entries[e].name + "': " + why;
   }
   for (size_t g = 0; g < before.generators.size() && g < after.generators.size(); ++g) {
     if (!firstDifference(before.generators[g], after.generators[g]).empty())
-      return place + ": a generator was left in another state";
+      return where + ": a generator was left in another state";
   }
   return "";
 }

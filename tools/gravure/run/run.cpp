@@ -20,15 +20,6 @@ namespace cl = llvm::cl;
 const std::vector<std::string> kFaultPoints = {"capture-begin", "capture-call", "capture-end",
                                                "launch", "allocation"};
 
-bool isEmitted(const Program& program) {
-  for (const Entry& entry : program.entries) {
-    for (const Node* node : entry.graph->nodes()) {
-      if (node->kind() == cg::launch || node->kind() == cg::stage) return true;
-    }
-  }
-  return false;
-}
-
 /// `%loss {loss}`, `%g {gradient "layer.weight"}`: an output as a message names it.
 std::string outputName(const Entry& entry, size_t index) {
   const OutputInfo& info = entry.outputs[index];
@@ -143,7 +134,7 @@ std::string RunCommand::compareStep(const Program& program, int64_t step, Side& 
   captured.beginStep(step);
   reference.beginStep(step);
   for (const Entry& entry : program.entries) {
-    const std::string place = "step " + std::to_string(step) + ", entry '" + entry.name + "': ";
+    const std::string where = "step " + std::to_string(step) + ", entry '" + entry.name + "': ";
     const c10::Device device = captured.runtime().device().tensorDevice();
     const GeneratorStates before(device);
     captured.run(entry);
@@ -152,9 +143,9 @@ std::string RunCommand::compareStep(const Program& program, int64_t step, Side& 
     before.restore();
     reference.run(entry);
     std::string why = compareEntry(entry, captured, reference);
-    if (!why.empty()) return place + why + " (captured first, then uncaptured)";
+    if (!why.empty()) return where + why + " (captured first, then uncaptured)";
     why = after.firstDifference(GeneratorStates(device));
-    if (!why.empty()) return place + why + " was left in different states";
+    if (!why.empty()) return where + why + " was left in different states";
   }
   captured.dropResults();
   reference.dropResults();

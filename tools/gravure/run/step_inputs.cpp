@@ -1,6 +1,7 @@
 #include "tools/gravure/run/step_inputs.h"
 
-#include "ir/facts/op_facts.h"
+#include "ir/core/same_device.h"
+#include "ir/facts/value_types.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"
 #include "tools/gravure/command/command.h"
@@ -122,10 +123,7 @@ void StepInputs::addSource(const Entry& entry, size_t index, const ProgramFile& 
   source.role = info.role;
   source.original = originalOf(entry, index, loaded);
   const auto said = deviceOf(value);
-  const bool ours = !said || (said->type() == programDevice_.type() &&
-                              (!said->has_index() || !programDevice_.has_index() ||
-                               said->index() == programDevice_.index()));
-  source.device = ours ? device_ : *said;
+  source.device = !said || sameDevice(*said, programDevice_) ? device_ : *said;
   if (info.role == InputRole::RngState && source.original.isTensor()) {
     source.original = generatorFrom(source.original.toTensor(), device_);
   }

@@ -1,5 +1,7 @@
 #pragma once
-// Types of values in program text: read once for each distinct text, printed once for each type.
+// Types and devices, read from program text.
+
+#include "ir/core/tensor_type.h"
 
 #include <ATen/core/jit_type.h>
 #include <llvm/ADT/StringMap.h>
@@ -16,17 +18,7 @@ class TextLexer;
 /// Lists, options and blocks may nest so deep.
 constexpr int kMaxNesting = 200;
 
-/// Sizes or strides, each known or not.
-using Dims = std::vector<std::optional<int64_t>>;
-
-/// The tensor type with these sizes and strides, one of each a dimension, in the form that types read
-/// from text have: TensorType::create makes none with strides known and a size not.
-c10::TensorTypePtr makeTensorType(std::optional<at::ScalarType> dtype,
-                                  std::optional<c10::Device> device, const Dims& sizes,
-                                  const Dims& strides, std::optional<bool> requiresGrad);
-/// `type` with other sizes, one a dimension.
-c10::TensorTypePtr withSizes(const c10::TensorType& type, const Dims& sizes);
-
+/// Reads each distinct text of a type once.
 class TypeReader {
  public:
   explicit TypeReader(TextLexer& lexer) : lexer_(lexer) {}

@@ -49,7 +49,7 @@ class ProgramReport:
 
 @dataclass
 class GraphReport:
-    """One graph. `failure` says why it runs as it is; "" where it has programs.
+    """One graph. `failure` says why calls run as they are; all of them, where it has no program.
 
     `graph_break` says where Dynamo ended it before its function did, and why; "" where it did not.
     """
@@ -187,9 +187,11 @@ def _counted(programs: list[ProgramReport]) -> list[str]:
 
 
 def _lines(graph: GraphReport) -> list[str]:
-    if graph.failure:
+    if graph.failure and not graph.programs:
         return [f"{graph.label}: runs as it is: {graph.failure}"]
     lines = [f"{graph.label} ends at {graph.graph_break}"] if graph.graph_break else []
+    if graph.failure:
+        lines.append(f"{graph.label}: runs as it is in some calls: {graph.failure}")
     if not graph.programs:
         lines.append(
             f"{graph.label}: no program: it was not called yet, or its captures were let go of"

@@ -14,7 +14,7 @@ _BREAKS = (
     ("Data-dependent", "torch.where(condition, a, b) instead of a branch on values"),
     ("item", f"keep the value a tensor, and read it behind the step; or {_READ}"),
     (
-        "cannot be resumed",
+        "no graph can go on",
         "what breaks the graph belongs outside of try, with and comprehensions; "
         "TORCH_LOGS=graph_breaks names it",
     ),

@@ -121,9 +121,9 @@ class Break(NamedTuple):
 # What Dynamo calls a break by a name of its own code, where it has words for it elsewhere.
 _WORDS = {
     "generic_jump": "Data-dependent branching",
-    "step_unsupported": "a graph break that cannot be resumed from, as inside of try or with: the "
-    "rest of the function runs without a graph",
-    "comprehension_graph_break": "a graph break inside of a comprehension",
+    "step_unsupported": "what no graph can go on behind, as inside of try or with: the rest of the "
+    "function runs without a graph",
+    "comprehension_graph_break": "inside of a comprehension",
 }
 
 

@@ -45,7 +45,7 @@ class GraphPlan:
     sizes: list[int]  # of a graph with symbolic sizes: those that were planned for
     failure: str
     plan: dict[str, Any]  # entries, partitions, host runs, bytes: what `gravure plan --json` prints
-    host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
+    host_nodes: dict[str, int]  # "reason: operator at line", and how many there are
     remarks: list[dict[str, str]] = field(repr=False)  # docs/remarks.md
     text: str = field(repr=False)  # the program, docs/program-text.md
     # Every call and buffer: passes/report/step_detail.h. None where there is a failure.

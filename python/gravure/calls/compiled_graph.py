@@ -491,13 +491,13 @@ class CompiledGraph:
             instance.program.learn_from(teacher.program)
 
     def _has_room(self, sizes: tuple[int, ...]) -> bool:
-        """Whether these sizes may have a program: beyond the limit it is another one's place."""
+        """Whether these sizes may have a program: beyond the limit another one goes for it."""
         firsts = self._firsts()
         made = {each.sizes for each in firsts}
         if sizes in made:
             return True
         held = {i.sizes for i in self._of_modules() if i.program.holds_saved()}
-        has_room, gone = self._sizes.place(sizes, made, held, self._most_sizes)
+        has_room, gone = self._sizes.admit(sizes, made, held, self._most_sizes)
         if gone is not None:
             logger.info("%s: the program for sizes %s gives way to %s", self.label, gone, sizes)
             for each in [i for i in firsts if i.sizes == gone]:

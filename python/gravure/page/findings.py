@@ -150,14 +150,14 @@ def find(page: Mapping[str, Any]) -> Findings:
 def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
     """Of code that is compiled anew again and again, the graphs that were captured, or the first:
     a step runs one of them. Nor is what ran before the first real step, as an optimizer that has no
-    state yet does, where another program of the same code took its place."""
+    state yet does, where another program of the same code ran from then on."""
     frames = [frame_of(p.graph["label"]) for p in programs]
-    captured = {_place(p) for p in programs if p.stats.get("captures")}
+    captured = {_location(p) for p in programs if p.stats.get("captures")}
     kept: set[str] = set()
     found = []
     for program, frame in zip(programs, frames, strict=True):
         cold = program.has_run and not program.stats.get("captures")
-        if cold and program.stats["steps"] == 1 and _place(program) in captured:
+        if cold and program.stats["steps"] == 1 and _location(program) in captured:
             continue
         if cold and frame in kept and frames.count(frame) >= MANY:
             continue
@@ -166,7 +166,7 @@ def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
     return found
 
 
-def _place(program: ShownProgram) -> str:
+def _location(program: ShownProgram) -> str:
     return program.graph["label"].rpartition(" at ")[2]
 
 

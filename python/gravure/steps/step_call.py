@@ -42,7 +42,7 @@ class OtherTraining(RuntimeError):
 class Kept:
     """Parameters and buffers of a step, bound to its program, and bound anew when they are others.
 
-    Those that every call finds at one source are looked up: nobody passes them.
+    Those that Dynamo finds by itself in every call are looked up: nobody passes them.
     """
 
     def __init__(

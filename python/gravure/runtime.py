@@ -39,8 +39,8 @@ class Program:
     """An exported program on one device. One step at a time, from one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str], device: str, options: dict[str, str]) -> None:
-        named = Path(path)
-        file = named / PROGRAM_FILE if named.is_dir() else named
+        place = Path(path)
+        file = place / PROGRAM_FILE if place.is_dir() else place
         self._program = program_class()(str(file), device, options)
         self._run = self._program.run  # looked up anew, it would cost as much as a launch
         self._folder = file.parent
@@ -109,7 +109,7 @@ class Program:
 
         A default random state may be left out, or None. Returns one value an output; they are the
         caller's. Raises RuntimeError, which names the input, where one does not fit the program;
-        where an operator fails, what eager raises, with the operator and its line in the program.
+        where an operator fails, what eager raises, with the operator's place in the program.
         """
         positions = self._open_positions(entry)
         # A tuple is told apart in a third of the time that an abstract class takes.
@@ -230,7 +230,7 @@ def load(
     buffer of the caller's, its input `w.grad`. With collectives in graphs the ranks `agree` on how
     a step runs until all have captured it (`"capture"`), or always (`"step"`). With `shadow=N` each
     Nth run of an entry is compared with the uncaptured path, and a warning names the first value
-    that differs. Raises RuntimeError, which names the line or the node.
+    that differs. Raises RuntimeError, which names the place or the node.
     """
     options = library_options(
         host=host,

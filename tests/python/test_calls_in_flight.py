@@ -286,6 +286,36 @@ def test_a_backward_with_retain_graph_is_right_beside_another_call() -> None:
     assert run(twice, compiled=True)[0] == run(twice, compiled=False)[0]
 
 
+def test_where_no_further_instance_can_be_made_the_first_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, made = ProgramMaker.make, []
+
+    def make_two(self: ProgramMaker, *args: Any, **kwargs: Any) -> Any:
+        made.append(self)
+        if len(made) > 2:
+            raise RuntimeError("no more than two")
+        return make(self, *args, **kwargs)
+
+    expected, _ = run(backwards_in_another_order, compiled=False)
+    monkeypatch.setattr(ProgramMaker, "make", make_two)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        found, _ = run(backwards_in_another_order, compiled=True)
+        assert found == expected
+        made.clear()
+        model = Net().to(DEVICE)
+        call = torch.compile(model, backend="gravure")
+        for i in range(STEPS):
+            backwards_in_another_order(nn.ModuleDict({"a": model}), {"a": call}, i)
+    graph = gravure.report().graphs[-1]
+    assert not graph.failure
+    assert [each.instance for each in graph.programs] == [0, 1]
+    assert all(each.stats["replays"] for each in graph.programs)
+    assert len(made) == 3  # it is tried once
+    said = "no further instance for calls in flight: no more than two"
+    assert said in str(graph) and said in caplog.text
+
+
 def test_a_forward_whose_backward_never_comes_leaves_the_others_right() -> None:
     def dropped(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
         one, two = calls["a"](batch(step)), calls["a"](batch(step + 1000))
@@ -320,33 +350,3 @@ def test_instances_go_with_their_model() -> None:
     one = siamese(nn.ModuleDict({"a": model}), {"a": call}, 0)
     other = siamese(nn.ModuleDict({"a": twin}), {"a": twin}, 0)
     assert [bits(t) for t in one] == [bits(t) for t in other]
-
-
-def test_where_no_further_instance_can_be_made_the_first_one_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    make, made = ProgramMaker.make, []
-
-    def make_two(self: ProgramMaker, *args: Any, **kwargs: Any) -> Any:
-        made.append(self)
-        if len(made) > 2:
-            raise RuntimeError("no more than two")
-        return make(self, *args, **kwargs)
-
-    expected, _ = run(backwards_in_another_order, compiled=False)
-    monkeypatch.setattr(ProgramMaker, "make", make_two)
-    with caplog.at_level(logging.WARNING, "gravure"):
-        found, _ = run(backwards_in_another_order, compiled=True)
-        assert found == expected
-        made.clear()
-        model = Net().to(DEVICE)
-        call = torch.compile(model, backend="gravure")
-        for i in range(STEPS):
-            backwards_in_another_order(nn.ModuleDict({"a": model}), {"a": call}, i)
-    graph = gravure.report().graphs[-1]
-    assert not graph.failure
-    assert [each.instance for each in graph.programs] == [0, 1]
-    assert all(each.stats["replays"] for each in graph.programs)
-    assert len(made) == 3  # it is tried once
-    said = "no further instance for calls in flight: no more than two"
-    assert said in str(graph) and said in caplog.text

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say of the wheel: tools/packaging/wheel_build.py does it."""
+"""Parts of the wheel that pyproject.toml cannot state: tools/packaging/wheel_build.py has them."""
 
 import sys
 

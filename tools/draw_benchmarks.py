@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES, DOCS = ROOT / "docs" / "figures", ROOT / "docs"
@@ -48,6 +48,9 @@ MODELS = {
     "resnet50": "ResNet-50, channels_last",
 }
 SHAPES = {"host": "host nodes in between"}
+STEPS_LOG = "training-steps-on-an-h200"
+STEPS_PICTURE = "Milliseconds a step, by way"
+MODELS_PICTURE = "Share of eager's step, by model and way"
 
 
 def runs_of(name: str) -> list[Row]:
@@ -63,15 +66,40 @@ def rows_of(name: str, *keys: str) -> list[Row]:
     return list(found.values())
 
 
-def table(head: Sequence[str], numbers: int, rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Markdown; the last `numbers` columns are set to the right."""
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "---|" * (len(head) - numbers) + "---:|" * numbers
-    yield from ("| " + " | ".join(row) + " |" for row in rows)
+def groups_of(name: str, group: str, way: str) -> dict[str, list[Row]]:
+    """Those rows by `group`, in each a row for each `way`."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows_of(name, group, way):
+        groups.setdefault(row[group], []).append(row)
+    return groups
 
 
-def source(name: str, log: str) -> str:
-    """What was run, on which machine and when: below each table."""
+def eager_ms(group: Sequence[Row], way: str) -> float:
+    return next(row["step_ms"] for row in group if row[way] == "eager")
+
+
+class Table(NamedTuple):
+    """A table of the page, with where its figures are from."""
+
+    figures: str  # a file of docs/figures
+    log: str  # a section of the log
+    head: Sequence[str]
+    numbers: int  # so many of the last columns are set to the right
+    picture: str = ""  # what its picture shows, if it has one
+
+    def lines(self, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+        yield "| " + " | ".join(self.head) + " |"
+        yield "|" + "---|" * (len(self.head) - self.numbers) + "---:|" * self.numbers
+        yield from ("| " + " | ".join(row) + " |" for row in rows)
+        yield ""
+        if self.picture:
+            yield f"![{self.picture}](pictures/{self.figures}.svg)"
+            yield ""
+        yield _source(self.figures, self.log)
+
+
+def _source(name: str, log: str) -> str:
+    """What was run, on which machine and when."""
     said = []
     for run in runs_of(name):
         note = f" ({run['note']})" if run.get("note") else ""
@@ -79,15 +107,8 @@ def source(name: str, log: str) -> str:
     return f"*{'; '.join(said)}. [In the log](benchmarks-log.md#{log}).*"
 
 
-def bold(row: Sequence[str], ours: bool, first: int = 0) -> list[str]:
-    return [f"**{cell}**" if ours and i >= first and cell else cell for i, cell in enumerate(row)]
-
-
-def by_group(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row[key], []).append(row)
-    return groups
+def bold(row: Sequence[str], ours: bool) -> list[str]:
+    return [f"**{cell}**" if ours and cell else cell for cell in row]
 
 
 # ---- the sections
@@ -96,8 +117,8 @@ def by_group(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:
 def steps() -> Iterator[str]:
     names = {"small": "`small`, 113 gradients", "moe": "`moe`, with host reads, one thread"}
     rows = []
-    for config, group in by_group(rows_of("steps", "config", "variant"), "config").items():
-        eager = next(row["step_ms"] for row in group if row["variant"] == "eager")
+    for config, group in groups_of("steps", "config", "variant").items():
+        eager = eager_ms(group, "variant")
         for i, row in enumerate(group):
             ms = row["step_ms"]
             cells = [WAYS[row["variant"]], f"{ms:.2f}", f"{ms / eager:.2f}"]
@@ -113,11 +134,8 @@ def steps() -> Iterator[str]:
         "MiB that PyTorch reserved."
     )
     yield ""
-    yield from table(["step", "way", "ms", "of eager's", "reserved"], 3, rows)
-    yield ""
-    yield picture("steps", "Milliseconds a step, by way")
-    yield ""
-    yield source("steps", "training-steps-on-an-h200")
+    head = ["step", "way", "ms", "of eager's", "reserved"]
+    yield from Table("steps", STEPS_LOG, head, 3, STEPS_PICTURE).lines(rows)
     yield ""
     yield (
         "The hand-written graph is warmed up as PyTorch's documentation has it, on a stream of its "
@@ -127,14 +145,13 @@ def steps() -> Iterator[str]:
     yield ""
     ways = ["graphed", "backend", "reduce_overhead", "backend_inductor"]
     rows = []
-    for config, group in by_group(rows_of("autograd", "config", "variant"), "config").items():
+    for config, group in groups_of("autograd", "config", "variant").items():
         found = {row["variant"]: f"{row['step_ms']:.2f}" for row in group}
         rows.append([f"`{config}`", *(found.get(way, "–") for way in ways)])
     yield "With autograd driving the backward, the same machine throughout, milliseconds a step:"
     yield ""
-    yield from table(["step", *(WAYS[way] for way in ways)], 4, rows)
-    yield ""
-    yield source("autograd", "training-steps-on-an-h200")
+    head = ["step", *(WAYS[way] for way in ways)]
+    yield from Table("autograd", STEPS_LOG, head, 4).lines(rows)
     yield ""
     yield (
         "On a later machine, with the backward on the caller's thread (run 19): 0.60 to 0.62 and "
@@ -144,8 +161,8 @@ def steps() -> Iterator[str]:
 
 def models() -> Iterator[str]:
     rows = []
-    for model, group in by_group(rows_of("models", "model", "way"), "model").items():
-        eager = next(row["step_ms"] for row in group if row["way"] == "eager")
+    for model, group in groups_of("models", "model", "way").items():
+        eager = eager_ms(group, "way")
         for i, row in enumerate(group):
             star = "\\*" if row.get("warm") else ""
             cells = [MODEL_WAYS[row["way"]], f"{row['step_ms']:.1f}"]
@@ -156,11 +173,8 @@ def models() -> Iterator[str]:
     yield "Each way a process of its own. A star: caches of compiled kernels were warm."
     yield ""
     head = ["model", "way", "ms a step", "of eager's", "ms of the host"]
-    yield from table([*head, "MiB reserved after ten steps", "first call, s"], 5, rows)
-    yield ""
-    yield picture("models", "Share of eager's step, by model and way")
-    yield ""
-    yield source("models", "real-models")
+    head += ["MiB reserved after ten steps", "first call, s"]
+    yield from Table("models", "real-models", head, 5, MODELS_PICTURE).lines(rows)
     yield ""
     yield (
         "These steps fill the GPU, so capture alone saves the host and little time: "
@@ -182,9 +196,7 @@ def torchtitan() -> Iterator[str]:
         rows.append([f"{row['model']}, {row['unit']}", *said, f"**{cell(row['gravure'])}**"])
     yield "## torchtitan"
     head = ["model", "without the pass", "torchtitan's own pass", "Gravure"]
-    yield from table(head, 3, rows)
-    yield ""
-    yield source("torchtitan", "torchtitan-on-four-h200s")
+    yield from Table("torchtitan", "torchtitan-on-four-h200s", head, 3).lines(rows)
     yield ""
     yield (
         "deepseek_v3's failure was seen on [two H200s](benchmarks-log.md#torchtitan-on-two-h200s)."
@@ -201,9 +213,8 @@ def bits() -> Iterator[str]:
         "with eager."
     )
     yield ""
-    yield from table(["models", '`backend="gravure"`', "`compile_step`"], 0, rows)
-    yield ""
-    yield source("bits", "bits-of-models")
+    head = ["models", '`backend="gravure"`', "`compile_step`"]
+    yield from Table("bits", "bits-of-models", head, 0).lines(rows)
 
 
 def passes() -> Iterator[str]:
@@ -214,9 +225,8 @@ def passes() -> Iterator[str]:
         shown = f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
         rows.append([SHAPES.get(row["shape"], row["shape"]), f"{nodes:,}", shown, each])
     yield "## The compiler"
-    yield from table(["program", "nodes", "all passes, ms", "reading, µs a node"], 3, rows)
-    yield ""
-    yield source("passes", "passes")
+    head = ["program", "nodes", "all passes, ms", "reading, µs a node"]
+    yield from Table("passes", "passes", head, 3).lines(rows)
 
 
 SECTIONS: list[Callable[[], Iterator[str]]] = [steps, models, torchtitan, bits, passes]
@@ -227,13 +237,15 @@ SECTIONS: list[Callable[[], Iterator[str]]] = [steps, models, torchtitan, bits, 
 _WIDTH, _BAR, _LEFT = 860, 22, 330
 
 
-def picture(name: str, title: str) -> str:
-    return f"![{title}](pictures/{name}.svg)"
+class Bar(NamedTuple):
+    name: str
+    length: float  # 1: all of the width
+    said: str  # behind it
+    ours: bool
 
 
-def bars(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, float, str, bool]]]]) -> str:
-    """Bars of one picture: by group its title, and of each bar name, length (1: all of the width),
-    what it says, and whether it is ours."""
+def bars(title: str, groups: Sequence[tuple[str, Sequence[Bar]]]) -> str:
+    """A picture of groups of bars, each group with its title."""
     body, y = [], 44
     for group, members in groups:
         body.append(f'<text x="16" y="{y}" fill="#222" font-weight="600">{escape(group)}</text>')
@@ -252,7 +264,7 @@ def bars(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, float, str,
             y += _BAR
         y += 26
     height = y - 10
-    said = "; ".join(f"{g}: " + ", ".join(f"{n} {s}" for n, _, s, _ in m) for g, m in groups)
+    said = "; ".join(f"{g}: " + ", ".join(f"{b.name} {b.said}" for b in m) for g, m in groups)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         'font-family="system-ui, sans-serif" font-size="14" role="img" aria-labelledby="t d">\n'
@@ -265,44 +277,32 @@ def bars(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, float, str,
 
 def draw_steps() -> str:
     groups = []
-    for config, group in by_group(rows_of("steps", "config", "variant"), "config").items():
+    for config, group in groups_of("steps", "config", "variant").items():
         most = max(row["step_ms"] for row in group)
-        groups.append(
-            (
-                config,
-                [
-                    (
-                        WAYS[row["variant"]].replace("`", ""),
-                        row["step_ms"] / most,
-                        f"{row['step_ms']:.2f} ms",
-                        row["variant"] in OURS,
-                    )
-                    for row in group
-                ],
-            )
-        )
-    return bars("Milliseconds a step, by way", groups)
+        groups.append((config, [_step_bar(row, most) for row in group]))
+    return bars(STEPS_PICTURE, groups)
+
+
+def _step_bar(row: Row, most: float) -> Bar:
+    way, ms = row["variant"], row["step_ms"]
+    return Bar(_plain(WAYS[way]), ms / most, f"{ms:.2f} ms", way in OURS)
 
 
 def draw_models() -> str:
     groups = []
-    for model, group in by_group(rows_of("models", "model", "way"), "model").items():
-        eager = next(row["step_ms"] for row in group if row["way"] == "eager")
-        groups.append(
-            (
-                MODELS[model],
-                [
-                    (
-                        MODEL_WAYS[row["way"]].replace("`", ""),
-                        row["step_ms"] / eager,
-                        f"{row['step_ms'] / eager:.2f}",
-                        row["way"] in OURS,
-                    )
-                    for row in group
-                ],
-            )
-        )
-    return bars("Share of eager's step, by model and way", groups)
+    for model, group in groups_of("models", "model", "way").items():
+        eager = eager_ms(group, "way")
+        groups.append((MODELS[model], [_model_bar(row, eager) for row in group]))
+    return bars(MODELS_PICTURE, groups)
+
+
+def _model_bar(row: Row, eager: float) -> Bar:
+    way, share = row["way"], row["step_ms"] / eager
+    return Bar(_plain(MODEL_WAYS[way]), share, f"{share:.2f}", way in OURS)
+
+
+def _plain(name: str) -> str:
+    return name.replace("`", "")
 
 
 def made() -> dict[Path, str]:
@@ -325,19 +325,15 @@ def made() -> dict[Path, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    old = [
-        path
-        for path, text in made().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
+    files = made()
+    old = [p for p in files if not p.exists() or p.read_text(encoding="utf-8") != files[p]]
     if "--check" in arguments:
         for path in old:
-            print(
-                f"{path.relative_to(ROOT)} is not what docs/figures says: tools/draw_benchmarks.py"
-            )
+            name = path.relative_to(ROOT)
+            print(f"{name} is not what docs/figures says: tools/draw_benchmarks.py")
         return 1 if old else 0
     for path in old:
-        path.write_text(made()[path], encoding="utf-8")
+        path.write_text(files[path], encoding="utf-8")
         print(f"{path.relative_to(ROOT)} written")
     return 0
 

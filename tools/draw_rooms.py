@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import module_imports
+from module_imports import room_of
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 LAYERS = ("ir", "passes", "runtime")
-PACKAGE = ROOT / "python" / "gravure"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def cpp_rooms() -> list[Room]:
         for build in sorted((ROOT / layer).glob("*/BUILD.bazel")):
             text = build.read_text()
             name = f"{layer}/{build.parent.name}"
-            uses = {_room_of(label) for label in re.findall(r'"(//[^"]+)"', _deps(text))}
+            uses = {_room_of_label(label) for label in re.findall(r'"(//[^"]+)"', _deps(text))}
             rooms.append(Room(name, _comment(text), frozenset(uses - {name, ""})))
         rooms.extend(_rest_of(layer))
     return rooms
@@ -86,7 +88,7 @@ def _rest_of(layer: str) -> list[Room]:
         if target is None or target[1] not in names:
             continue
         name = names[target[1]]
-        uses = {_room_of(label) for label in re.findall(r'"(//[^"]+)"', _deps(block))}
+        uses = {_room_of_label(label) for label in re.findall(r'"(//[^"]+)"', _deps(block))}
         found.append(Room(name, _comment(block), frozenset(uses - {name, ""})))
     return found
 
@@ -107,7 +109,7 @@ def _deps(text: str) -> str:
     return found[1] if found else ""
 
 
-def _room_of(label: str) -> str:
+def _room_of_label(label: str) -> str:
     """`//ir/core` is a room; `//passes:pass` and `//runtime:api` are headers for all of theirs."""
     path, _, target = label.removeprefix("//").partition(":")
     if target in ("pass", "api"):
@@ -121,26 +123,25 @@ def _comment(text: str) -> str:
 
 
 def python_rooms() -> list[Room]:
-    rooms = []
-    for folder in sorted(p.parent for p in PACKAGE.glob("*/__init__.py")):
-        docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-        uses = {used for file in folder.rglob("*.py") for used in _packages_used(file)}
-        name = f"gravure/{folder.name}"
-        holds = docstring.split("\n\n")[0].replace("\n", " ")
-        rooms.append(Room(name, holds, frozenset(uses - {name})))
-    return rooms
+    uses: dict[str, set[str]] = {}
+    for module, imported in module_imports.imports().items():
+        uses.setdefault(room_of(module), set()).update(map(room_of, imported))
+    return [
+        Room(
+            f"gravure/{room}",
+            _docstring(room),
+            frozenset(f"gravure/{n}" for n in used - {room, ""}),
+        )
+        for room, used in sorted(uses.items())
+        if room
+    ]
 
 
-def _packages_used(file: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if not isinstance(node, ast.ImportFrom) or node.level < 2:
-            continue
-        inside = file.parent.relative_to(PACKAGE).parts
-        path = [*inside[: len(inside) - node.level + 1], *(node.module or "").split(".")]
-        names = [path[0]] if path[0] else [alias.name for alias in node.names]
-        found |= {f"gravure/{n}" for n in names if (PACKAGE / n / "__init__.py").is_file()}
-    return found
+def _docstring(room: str) -> str:
+    """The first paragraph of the package's."""
+    text = (module_imports.PACKAGE / room / "__init__.py").read_text()
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    return docstring.split("\n\n")[0].replace("\n", " ")
 
 
 def reduced(rooms: list[Room]) -> list[tuple[str, str]]:

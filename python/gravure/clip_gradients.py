@@ -24,7 +24,7 @@ def clip_grad_norm_(
 ) -> Tensor:
     """`torch.nn.utils.clip_grad_norm_`, in its bits. Returns the norm, a tensor without dimensions.
 
-    Gradients that no program takes (sparse ones, DTensors, such of two devices) are clipped by
+    Gradients that no program takes (sparse ones, DTensors, those of two devices) are clipped by
     torch's own, and a warning says why, once. Raises RuntimeError as that does: with
     `error_if_nonfinite`, which waits for the device, before a gradient has changed.
     """

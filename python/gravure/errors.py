@@ -11,8 +11,8 @@ class ExportError(RuntimeError):
     """
 
     def __init__(self, node: str, reason: str, remedy: str, source: str = "") -> None:
-        place = f" at {source}" if source else ""
-        super().__init__(f"cannot export {node}{place}: {reason}; {remedy}")
+        location = f" at {source}" if source else ""
+        super().__init__(f"cannot export {node}{location}: {reason}; {remedy}")
         self.node = node
         self.reason = reason
         self.remedy = remedy

@@ -17,7 +17,7 @@ from .calls.frame import FrameRequest
 from .calls.instance import Instance
 from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
 from .errors import ExportError
-from .graphs.codegen import ATEN, Style
+from .graphs.codegen import ATEN
 from .library.load import program_class
 from .options import CompileOptions
 from .page.file import write_page
@@ -45,7 +45,7 @@ class GraphPlan:
     sizes: list[int]  # of a graph with symbolic sizes: those that were planned for
     failure: str
     plan: dict[str, Any]  # entries, partitions, host runs, bytes: what `gravure plan --json` prints
-    host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
+    host_nodes: dict[str, int]  # "reason: operator at line", and how many there are
     remarks: list[dict[str, str]] = field(repr=False)  # docs/remarks.md
     text: str = field(repr=False)  # the program, docs/program-text.md
     # Every call and buffer: passes/report/step_detail.h. None where there is a failure.
@@ -175,12 +175,9 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
     chosen = CompileOptions.parse(options)
     plans: list[GraphPlan] = []
 
-    def maker(label: str, options: CompileOptions, _: Style) -> CompiledGraph:
-        return _PlannedGraph(label, options, plans)
-
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         must_trace_as_eager()
-        return FrameRequest(graph, label_of(graph), chosen, maker).compile(inputs)
+        return _PlanRequest(graph, label_of(graph), chosen, plans=plans).compile(inputs)
 
     backend = traces_as_eager(backend, is_compiling=chosen.is_compiling)
     breaks = graph_breaks()
@@ -241,7 +238,17 @@ class _StepPlanner(StepCompiler):
         plan = _plan(written.label, written.text, written.device, (), self.options)
         self.plans.append(plan)
         self.programs += 1
-        return lambda *_: [torch.zeros((), device="cpu") for _ in written.places]
+        return lambda *_: [torch.zeros((), device="cpu") for _ in written.positions]
+
+
+@dataclass(frozen=True)
+class _PlanRequest(FrameRequest):
+    """Has a graph of Dynamo's planned instead of run."""
+
+    plans: list[GraphPlan] = field(default_factory=list)
+
+    def new_graph(self) -> CompiledGraph:
+        return _PlannedGraph(self.label, self.options, self.plans)
 
 
 class _PlannedGraph(CompiledGraph):
@@ -254,7 +261,9 @@ class _PlannedGraph(CompiledGraph):
     def __del__(self) -> None:
         """It is no compiled graph that a report at exit would name."""
 
-    def _make(self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True) -> Instance:
+    def _make(
+        self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True, raises: bool = False
+    ) -> Instance:
         device = "host"
         try:
             with unset_fake_temporarily():

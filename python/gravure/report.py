@@ -40,7 +40,7 @@ class Report:
 
     def __post_init__(self) -> None:
         self.skipped = [
-            f"{place} runs as it is, without a graph: {why}" for place, why in skipped_frames()
+            f"{name} runs as it is, without a graph: {why}" for name, why in skipped_frames()
         ]
         made = {graph.kernels for graph in self.graphs if graph.programs}
         self.choices = reports.choices(made, sum(bool(g.graph_break) for g in self.graphs))
@@ -48,7 +48,7 @@ class Report:
     def __str__(self) -> str:
         lines = list(map(str, self.graphs)) or [f"no compiled graph; {_NOT_COMPILED}"]
         anew = compiled_anew(graph.label for graph in self.graphs)
-        lines += [f"{each.place}: {each.what}; {each.remedy}" for each in anew]
+        lines += [f"{each.location}: {each.what}; {each.remedy}" for each in anew]
         return "\n".join([*lines, *self.skipped, *self.choices])
 
     def as_json(self) -> str:

@@ -91,7 +91,7 @@ def _note_regions_pass(
 
 
 def cudagraph_pipeline(traced: Any, config: Any, *args: Any, **kwargs: Any) -> list[Any]:
-    """torchtitan's own passes with this `cudagraph_pass` in the place of its own.
+    """torchtitan's own passes with this `cudagraph_pass` instead of its own.
 
     Other arguments are torchtitan's business, whatever a release calls them.
     """

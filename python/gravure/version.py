@@ -1,3 +1,3 @@
-"""The one place of Gravure's version: the wheel's build reads it here."""
+"""Gravure's version. The wheel's build reads it here, and nothing else states it."""
 
 __version__ = "0.2.0"

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 Run = Callable[[Tensor, Tensor], Tensor]
 
 
-def halves(model: nn.Module, ids: Tensor, targets: Tensor) -> Run:
+def two_graphs(model: nn.Module, ids: Tensor, targets: Tensor) -> Run:
     """torch.compile's forward and backward, cut by AOTAutograd's min-cut, with autograd between."""
     compiled = torch.compile(model)
 
@@ -90,4 +90,4 @@ def _captured(step: Run, ids: Tensor, targets: Tensor) -> Run:
     return run
 
 
-WAYS = {"one graph": halves, "one joint graph": joint}
+WAYS = {"one graph": two_graphs, "one joint graph": joint}

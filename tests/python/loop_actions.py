@@ -481,8 +481,8 @@ def in_stream(w: Writer, a: int, b: int, c: int) -> None:
 @action(2)
 def in_autocast(w: Writer, a: int, b: int, c: int) -> None:
     """The backward inside of it, or behind it: always the same, since another one warns."""
-    places = {"inside autocast", "behind autocast"}
-    if not places & w.made:
+    either = {"inside autocast", "behind autocast"}
+    if not either & w.made:
         w.made.add("behind autocast" if a % 2 else "inside autocast")
     for i in range(1 + b % 4):
         w.step(

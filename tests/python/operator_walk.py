@@ -364,21 +364,21 @@ def observe(sample: Sample, device: str) -> Seen:
         result = sample.overload(*args, **kwargs)
     seen = Seen(drew=not torch.equal(state, generator_state(device)))
     for i, each in enumerate(before):
-        for tensor, version, place, old in each:
-            moved = extent(tensor) != place
+        for tensor, version, former, old in each:
+            moved = extent(tensor) != former
             if moved or tensor._version != version:
                 seen.written.add(i)
             elif old is not None and not torch.equal(old, storage_bytes(tensor)):
                 seen.written.add(i)
     results = by_return(call, result)
-    places = [[extent(t) for t in each] for each in results]
+    extents = [[extent(t) for t in each] for each in results]
     sources = [[p for _, _, p, _ in each] for each in before]
-    for r, each in enumerate(places):
-        for place in each:
+    for r, each in enumerate(extents):
+        for found in each:
             for i, given in enumerate(sources):
-                if any(overlap(place, p) for p in given):
+                if any(overlap(found, p) for p in given):
                     seen.aliased.add((r, i))
-    flat = [(r, p) for r, each in enumerate(places) for p in each]
+    flat = [(r, p) for r, each in enumerate(extents) for p in each]
     for (r, p), (s, q) in itertools.combinations(flat, 2):
         own = not any(overlap(p, given) for each in sources for given in each)
         if own and overlap(p, q):

@@ -37,8 +37,8 @@ def observe(call: Callable[..., Any], make: Make, seed: int) -> list[Any]:
     tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, Tensor)]
     kinds = [(t.requires_grad, t.is_leaf, t.shape, t.stride()) for t in tensors]
     everything = [*tensors, *(t for t in given if isinstance(t, Tensor))]
-    places = [t.untyped_storage().data_ptr() for t in everything]
-    shared = [[a == b for b in places] for a in places]
+    addresses = [t.untyped_storage().data_ptr() for t in everything]
+    shared = [[a == b for b in addresses] for a in addresses]
     before = leaves(result)
     reached = [t for t in tensors if t.requires_grad]
     if reached:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
+import draw_benchmarks
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import draw_benchmarks  # noqa: E402
 
 
 @pytest.mark.parametrize("path", draw_benchmarks.made(), ids=lambda path: path.name)

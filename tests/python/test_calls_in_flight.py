@@ -7,6 +7,7 @@ from some step on every run of a program is a replay.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from gravure.calls.program_maker import ProgramMaker
 from running import bits, need_library
 from torch import Tensor
 
@@ -282,6 +284,36 @@ def test_a_backward_with_retain_graph_is_right_beside_another_call() -> None:
         return [one, two]
 
     assert run(twice, compiled=True)[0] == run(twice, compiled=False)[0]
+
+
+def test_where_no_further_instance_can_be_made_the_first_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, made = ProgramMaker.make, []
+
+    def make_two(self: ProgramMaker, *args: Any, **kwargs: Any) -> Any:
+        made.append(self)
+        if len(made) > 2:
+            raise RuntimeError("no more than two")
+        return make(self, *args, **kwargs)
+
+    expected, _ = run(backwards_in_another_order, compiled=False)
+    monkeypatch.setattr(ProgramMaker, "make", make_two)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        found, _ = run(backwards_in_another_order, compiled=True)
+        assert found == expected
+        made.clear()
+        model = Net().to(DEVICE)
+        call = torch.compile(model, backend="gravure")
+        for i in range(STEPS):
+            backwards_in_another_order(nn.ModuleDict({"a": model}), {"a": call}, i)
+    graph = gravure.report().graphs[-1]
+    assert not graph.failure
+    assert [each.instance for each in graph.programs] == [0, 1]
+    assert all(each.stats["replays"] for each in graph.programs)
+    assert len(made) == 3  # it is tried once
+    said = "no further instance for calls in flight: no more than two"
+    assert said in str(graph) and said in caplog.text
 
 
 def test_a_forward_whose_backward_never_comes_leaves_the_others_right() -> None:

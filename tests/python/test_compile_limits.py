@@ -13,6 +13,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
+from gravure.calls.program_maker import ProgramMaker
 from gravure_native import library_path
 from running import bits, need_library
 from torch import Tensor
@@ -196,3 +197,29 @@ for graph in builtins.kept:
     assert "Exception ignored" not in done.stderr
     text = written.read_text()
     assert "backward: 1 partitions: 1 captured" in text and "4 replays" in text
+
+
+def test_sizes_without_a_program_run_as_they_are_beside_those_that_have_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make = ProgramMaker.make
+
+    def make_others(self: ProgramMaker, known: dict[Any, int], **rest: Any) -> Any:
+        if 7 in known.values():
+            raise RuntimeError("no program for seven")
+        return make(self, known, **rest)
+
+    monkeypatch.setattr(ProgramMaker, "make", make_others)
+    model = Mlp()
+    compiled = torch.compile(model, backend="gravure", dynamic=True)
+    for size in (5, 5, 5, 7, 7, 5, 5):
+        x = torch.randn(size, 8)
+        assert bits(compiled(x)) == bits(model(x))
+        compiled(x).sum().backward()
+    (graph,) = gravure.report(html=tmp_path / "report.html").graphs
+    assert graph.failure == "no program for seven"
+    assert [each.sizes for each in graph.programs] == [[5]] and graph.programs[0].stats["replays"]
+    assert "runs as it is in some calls: no program for seven" in str(graph)
+    assert "runs as it is in some calls: no program for seven" in (
+        tmp_path / "report.html"
+    ).read_text(encoding="utf-8")

@@ -15,7 +15,15 @@ import pytest
 import torch
 import torch.nn as nn
 from gravure.steps.compiled_update import CompiledUpdate
-from optimizers_of_torch import RUN_AS_THEY_ARE, SCHEDULES, TWO, Matrices, kinds, patch_step
+from optimizers_of_torch import (
+    RUN_AS_THEY_ARE,
+    SCHEDULES,
+    TWO,
+    Matrices,
+    Scaled,
+    kinds,
+    patch_step,
+)
 from optimizers_of_torch import make as of_kind
 from running import DEVICES, bits, need_library
 from torch import Tensor, optim
@@ -222,18 +230,6 @@ def test_an_optimizer_in_another_one_updates_in_each_step() -> None:
             w.step()
         pair.compare()
     assert pair.update.programs == 1
-
-
-class Scaled(optim.SGD):
-    """Its step reads an attribute."""
-
-    scale = 1.0
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.data.add_(p.grad, alpha=-0.1 * self.scale)
 
 
 def test_an_attribute_that_a_foreign_step_reads(caplog: pytest.LogCaptureFixture) -> None:

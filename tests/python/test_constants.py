@@ -60,11 +60,11 @@ def test_they_are_computed_once(device: str, kernels: str, request: pytest.Fixtu
 
 def test_nothing_of_a_constant_is_saved() -> None:
     """The backward has its own."""
-    halves: list[fx.GraphModule] = []
+    graphs: list[fx.GraphModule] = []
 
-    def keep(half: fx.GraphModule, _: Any) -> fx.GraphModule:
-        halves.append(half)
-        return half
+    def keep(graph: fx.GraphModule, _: Any) -> fx.GraphModule:
+        graphs.append(graph)
+        return graph
 
     def cut(graph: fx.GraphModule, inputs: Any) -> Any:
         return aot_module_simplified(graph, inputs, keep, partition_fn=codegen.ATEN.partition)
@@ -74,7 +74,7 @@ def test_nothing_of_a_constant_is_saved() -> None:
     call(x).backward()
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     assert leaves(expected) == leaves([p.grad for p in model.parameters()])
-    forward, backward = halves
+    forward, backward = graphs
     assert len(forward.graph.find_nodes(op="get_attr")) == 7
     assert len(backward.graph.find_nodes(op="get_attr")) == 4
     assert not any(n.op == "get_attr" for n in forward.graph.output_node().args[0])

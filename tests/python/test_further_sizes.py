@@ -190,5 +190,5 @@ def test_a_size_in_flight_stays() -> None:
     choice = SizeChoice("graph")
     for sizes in ((1,), (2,), (2,)):
         choice.called(sizes, after=())
-        result = choice.place(sizes, {(1,)}, {(1,)}, 1)
+        result = choice.admit(sizes, {(1,)}, {(1,)}, 1)
     assert result == (False, None)

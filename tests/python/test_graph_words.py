@@ -6,11 +6,11 @@ import pytest
 from gravure.page.graph_words import compiled_anew, frame_of, read_break
 
 
-def test_a_place_with_many_graphs() -> None:
+def test_code_that_has_many_graphs_is_named_once() -> None:
     labels = [f"graph 2/{i} at m.py:4" for i in range(3)]
     labels += ["graph 0/0 at m.py:4", "graph 0/1 at m.py:4", "step, graph 0/0", "stage 1"]
     (found,) = compiled_anew(labels)
-    assert (found.place, found.times) == ("m.py:4", 3) and "3 times" in found.what
+    assert (found.location, found.times) == ("m.py:4", 3) and "3 times" in found.what
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_graphs_of_the_same_code(label: str, frame: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "why", "word"),
+    ("text", "location", "why", "word"),
     [
         ("m.py:4: Failed to trace builtin operator", "m.py:4", "Failed", "behind the step"),
         ("m.py:4: Dynamic shape operator", "m.py:4", "Dynamic", "torch.where(mask"),
@@ -34,6 +34,6 @@ def test_graphs_of_the_same_code(label: str, frame: str) -> None:
         ("m.py:4: something new", "m.py:4", "something new", "TORCH_LOGS=graph_breaks"),
     ],
 )
-def test_a_break_has_its_remedy(text: str, place: str, why: str, word: str) -> None:
+def test_a_break_has_its_remedy(text: str, location: str, why: str, word: str) -> None:
     found = read_break(text)
-    assert found.place == place and found.why.startswith(why) and word in found.remedy
+    assert found.location == location and found.why.startswith(why) and word in found.remedy

@@ -63,14 +63,14 @@ def clears(when: list[str]) -> dict[str, int]:
     """What a program counts in a loop, right in every bit, that clears its gradients `when`:
     "early" is before the forward, "late" between it and the backward."""
     model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(6)))
-    places: dict[int, Iterator[str]] = {}
+    moments: dict[int, Iterator[str]] = {}
 
     def step(run: Any, optimizer: torch.optim.Optimizer, batch: tuple[Tensor]) -> Tensor:
-        place = next(places.setdefault(id(optimizer), iter(when)))
-        if place == "early":
+        moment = next(moments.setdefault(id(optimizer), iter(when)))
+        if moment == "early":
             optimizer.zero_grad()
         loss = run(*batch).square().sum()
-        if place == "late":
+        if moment == "late":
             optimizer.zero_grad()
         loss.backward()
         optimizer.step()

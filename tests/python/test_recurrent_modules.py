@@ -1,11 +1,14 @@
-"""An LSTM is one graph with the rest of its model where its trace has eager's bits (law 1)."""
+"""Recurrent modules have eager's bits (law 1); an LSTM whose trace has them breaks no graph."""
 
 from __future__ import annotations
+
+import copy
+from typing import Any
 
 import gravure
 import pytest
 import torch
-from running import need_library
+from running import bits, need_library
 from torch import Tensor, nn
 from training import replays, same_as_eager
 
@@ -71,3 +74,53 @@ def test_a_step_with_an_lstm_in_half_precision_says_that_bits_differ(
             step(torch.randn(6, 3, 8, dtype=dtype))
         said = [r.getMessage() for r in caplog.records if "nn.LSTM" in r.getMessage()]
         assert bool(said) == (dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 40])  # of vectors, and of what is left behind them
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_law_1_cells_have_eagers_bits(kind: type[nn.RNNCellBase], width: int) -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state: Any = x[0].tanh()
+            state = (state, state) if kind is nn.LSTMCell else state
+            for row in x:
+                state = self.cell(row, state)
+            return state[0] if kind is nn.LSTMCell else state
+
+    report = same_as_eager(Steps(), lambda _: (torch.randn(3, 4, width),))
+    assert replays(report)
+
+
+@pytest.mark.parametrize("width", [8, 40])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_layers": 2},
+        {"bidirectional": True, "num_layers": 2},
+        {"batch_first": True, "bias": False},
+        {"num_layers": 3, "dropout": 0.15},
+        {"bidirectional": True, "batch_first": True, "num_layers": 2, "dropout": 0.3},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_law_1_a_step_has_eagers_bits(
+    kind: type[nn.RNNBase], settings: dict[str, Any], width: int
+) -> None:
+    """compile_step, which has no graph breaks, traces them."""
+    cells = kind(width, width, **settings)
+    twin = copy.deepcopy(cells)
+    step = gravure.compile_step(lambda x: cells(x)[0].square().mean())
+    for i in range(4):
+        x = torch.randn(5, 3, width, generator=torch.Generator().manual_seed(i))
+        torch.manual_seed(i)
+        expected = twin(x)[0].square().mean()
+        expected.backward()
+        torch.manual_seed(i)
+        assert bits(step(x)) == bits(expected)
+        gradients = [bits(p.grad) for p in cells.parameters()]
+        assert gradients == [bits(p.grad) for p in twin.parameters()]

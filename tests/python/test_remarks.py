@@ -78,8 +78,8 @@ def test_every_reason_has_a_golden() -> None:
 
 def test_exceptions_are_shown_elsewhere() -> None:
     names = {name: enumerator for enumerator, name in reason_names().items()}
-    for name, place in NOT_IN_GOLDENS.items():
-        path = ROOT / place
+    for name, file_or_folder in NOT_IN_GOLDENS.items():
+        path = ROOT / file_or_folder
         files = [path] if path.is_file() else sorted((ROOT / "tests/unit/runtime").glob("*.cpp"))
         texts = [file.read_text() for file in files]
         assert any(names[name] in text or f'"{name}"' in text for text in texts), name

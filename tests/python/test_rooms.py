@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import module_imports
 import pytest
 from gravure.torch_api.private_names import NAMES
+from module_imports import PACKAGE, room_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "python/gravure"
-FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = module_imports.modules()
+FILES = list(MODULES.values())
+IMPORTS = module_imports.imports()
 _SECTION = re.compile(r"^## Rooms of python/gravure\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `(\w+)/` \|[^|]*\|([^|]*)\|$", re.MULTILINE)
 
@@ -26,44 +29,6 @@ def arrows() -> dict[str, set[str]]:
     assert section is not None
     rows = _ROW.findall(section[1])
     return {room: set(re.findall(r"`(\w+)`", allowed)) for room, allowed in rows}
-
-
-def module_of(file: Path) -> str:
-    """`graphs.names`; the package itself is ``."""
-    parts = file.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imports_of(file: Path, modules: set[str]) -> Iterator[str]:
-    """Modules of the package that `file` imports, wherever in it."""
-    here = [*file.relative_to(PACKAGE).parent.parts]
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found = [name.name for name in node.names]
-            yield from (n.partition(".")[2] for n in found if n.split(".")[0] == "gravure")
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        if node.level == 0:
-            first, _, below = (node.module or "").partition(".")
-            base = below.split(".") if below else []
-            if first != "gravure":
-                continue
-        else:
-            base = here[: len(here) + 1 - node.level]
-            base = [*base, *(node.module.split(".") if node.module else [])]
-        for name in node.names:
-            member = ".".join([*base, name.name])
-            yield member if member in modules else ".".join(base)
-
-
-MODULES = {module_of(file) for file in FILES}
-IMPORTS = {module_of(file): set(imports_of(file, MODULES)) for file in FILES}
-
-
-def room_of(module: str) -> str:
-    """ "" for a public module."""
-    first, dot, _ = module.partition(".")
-    return first if dot or (PACKAGE / first).is_dir() else ""
 
 
 def test_the_table_has_every_room() -> None:
@@ -129,9 +94,9 @@ def own_names() -> set[str]:
 def test_private_pytorch_is_reached_from_one_room() -> None:
     own = own_names()
     found = {
-        f"{module_of(file)}: {name}"
-        for file in FILES
-        if room_of(module_of(file)) != "torch_api"
+        f"{module}: {name}"
+        for module, file in MODULES.items()
+        if room_of(module) != "torch_api"
         for name in private_names(ast.parse(file.read_text()), own)
     }
     assert not found

@@ -57,8 +57,8 @@ def test_p1_p5_gradients_that_are_kept_stay(device: str, way: str, marked_late: 
             held.append((gradients(model), [bits(g) for g in gradients(model)]))
     for kept, expected in held:
         assert [bits(g) for g in kept] == expected
-    places = [g.data_ptr() for kept, _ in held for g in kept]
-    assert len(set(places)) == len(places)
+    addresses = [g.data_ptr() for kept, _ in held for g in kept]
+    assert len(set(addresses)) == len(addresses)
 
 
 def test_p2_gradients_of_two_backwards_add_up(device: str) -> None:
@@ -77,7 +77,7 @@ def test_p2_gradients_of_two_backwards_add_up(device: str) -> None:
 def test_p3_p4_static_gradients_lie_at_one_address(device: str) -> None:
     model, theirs = pair(Mlp(), device)
     step = gravure.compile_step(lambda x: model(x).square().mean(), options={"results": "static"})
-    places = []
+    addresses = []
     for _ in range(8):
         x = torch.randn(5, 8, device=device)
         model.zero_grad(set_to_none=True)
@@ -85,8 +85,8 @@ def test_p3_p4_static_gradients_lie_at_one_address(device: str) -> None:
         step(x)
         theirs(x).square().mean().backward()
         same_state(model, theirs)
-        places.append([g.data_ptr() for g in gradients(model)])
-    assert places[-1] == places[-2] == places[-3]
+        addresses.append([g.data_ptr() for g in gradients(model)])
+    assert addresses[-1] == addresses[-2] == addresses[-3]
 
 
 def test_p4_static_gradients_are_not_added_to(device: str) -> None:
@@ -262,7 +262,7 @@ def test_p15_p16_warm_up_capture_and_replay_are_one_step_each(device: str) -> No
 
 def test_p17_flags_on_the_device_are_read_where_they_lie(device: str) -> None:
     flag = torch.zeros((), dtype=torch.bool, device=device)
-    place = flag.data_ptr()
+    address = flag.data_ptr()
 
     def fn(x: Tensor) -> Tensor:
         return torch.where(flag, x.sin() * 2, x.cos())
@@ -272,7 +272,7 @@ def test_p17_flags_on_the_device_are_read_where_they_lie(device: str) -> None:
         flag.fill_(i % 3 == 0)
         x = torch.randn(4, device=device)
         assert bits(call(x)) == bits(fn(x))
-    assert flag.data_ptr() == place and replays(gravure.report())
+    assert flag.data_ptr() == address and replays(gravure.report())
 
 
 def test_p21_losses_of_a_hundred_steps(device: str) -> None:

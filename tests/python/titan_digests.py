@@ -25,15 +25,15 @@ _clip = utils.clip_grad_norm_
 
 
 def digest(gradient: torch.Tensor) -> torch.Tensor:
-    """Of its bits, each weighted by its place, modulo 2^64; on the gradient's device."""
+    """Of its bits, each weighted by its position, modulo 2^64; on the gradient's device."""
     local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     bits = local.detach().contiguous().view(-1).view(_INTEGERS[local.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=local.device)
     for first in range(0, bits.numel(), 1 << 26):  # what is computed here stays under 2 GiB
         part = bits[first : first + (1 << 26)].long()
-        # Odd multipliers, so no change of a single number is lost; Knuth's, to mix the places.
-        places = torch.arange(first, first + part.numel(), device=local.device)
-        total += (part * ((places * 2654435761) | 1)).sum()
+        # Odd multipliers, so no change of a single number is lost; Knuth's, to mix the positions.
+        positions = torch.arange(first, first + part.numel(), device=local.device)
+        total += (part * ((positions * 2654435761) | 1)).sum()
     return total
 
 

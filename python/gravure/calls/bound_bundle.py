@@ -8,10 +8,10 @@ from typing import Any
 from ..text.entry_call import Call
 
 
-def bind_bundle(program: Any, calls: list[Call], results: range, places: range) -> list[Call]:
+def bind_bundle(program: Any, calls: list[Call], results: range, inputs: range) -> list[Call]:
     """Tells `program` what its forward bundles and its backward takes apart; how both are called.
 
-    `results`, `places`: the members among the forward's results and the backward's placeholders.
+    `results`, `inputs`: the members among the forward's results and the backward's placeholders.
     """
     if not results:
         return calls
@@ -27,16 +27,16 @@ def bind_bundle(program: Any, calls: list[Call], results: range, places: range) 
     reduced = [*map(moved, before), (len(left), None), *map(moved, after)]
     program.bundle_outputs(forward.entry, positions)
 
-    taken = [(j, i) for j, i in enumerate(backward.taken) if i in places]
-    members = [positions.index(forward.results[results[places.index(i)]][0]) for _, i in taken]
+    taken = [(j, i) for j, i in enumerate(backward.taken) if i in inputs]
+    members = [positions.index(forward.results[results[inputs.index(i)]][0]) for _, i in taken]
     program.bundle_inputs(backward.entry, [j for j, _ in taken], members)
-    fewer = len(places) - 1
-    others = [i if i < places.start else i - fewer for i in backward.taken if i not in places]
+    fewer = len(inputs) - 1
+    others = [i if i < inputs.start else i - fewer for i in backward.taken if i not in inputs]
     return [
         replace(forward, results=reduced),
         replace(
             backward,
             arguments=backward.arguments - fewer,
-            taken=[places.start, *others] if taken else others,
+            taken=[inputs.start, *others] if taken else others,
         ),
     ]

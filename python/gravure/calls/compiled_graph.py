@@ -47,7 +47,7 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class CompiledGraph:
-    """Runs one graph. `failure` is why it runs as it is, without a program; "" if it does not.
+    """Runs one graph. `failure` is why calls run as they are, without a program; "" if none does.
 
     Modules of one class share a graph of Dynamo's (layers that are compiled one by one), and a
     program is captured with the addresses of one: each module has its own. It belongs to all of the
@@ -212,7 +212,9 @@ class CompiledGraph:
             sources = _size_sources(traced.backward)
             self._backward_symbols = {s: sources[s] for s in self._symbols if s in sources}
         if not self._symbols:
-            self._spare = self._make((), keeps=True)
+            # As a whole by Inductor is only a try: where it fails, all of it is made anew.
+            raises = self.options.raises or self.style.whole
+            self._spare = self._make((), keeps=True, raises=raises)
 
     @property
     def _maker(self) -> ProgramMaker:
@@ -329,10 +331,10 @@ class CompiledGraph:
 
     def _further(self, first: Instance, args: Sequence[Any]) -> Instance | None:
         """An instance more; the last one where there are too many, None if it is the first."""
-        why = self._in_flight_excess(first)
+        why = first.unrepeatable or self._in_flight_excess(first)
         if not why:
-            made = self._make(first.sizes, keeps=True)
-            if made.program is not None and (made.native is None) == (first.native is None):
+            made = self._make_further(first)
+            if made is not None:
                 made.number = 1 + len(first.further)
                 made.program.warm_up_with((first.whole or first).program)
                 if first.absent:
@@ -340,7 +342,7 @@ class CompiledGraph:
                 first.further.append(made)
                 self._several = True
                 return made
-            why = self.failure or "it cannot be made"
+            why = first.unrepeatable
         if first not in self._told:
             self._told.add(first)
             logger.info(
@@ -351,6 +353,22 @@ class CompiledGraph:
         if first.further:
             return first.further[-1]
         first.defer(False)
+        return None
+
+    def _make_further(self, first: Instance) -> Instance | None:
+        """None where it cannot be made: `first.unrepeatable` says why, and its report."""
+        try:
+            made = self._program(first.sizes, keeps=True)
+            if (made.native is None) == (first.native is None):
+                return made
+            first.unrepeatable = "autograd would see another node than the first one's"
+        except Exception as error:
+            if self.options.raises:
+                raise
+            first.unrepeatable = _first_line(error)
+        told = f"no further instance for calls in flight: {first.unrepeatable}"
+        logger.warning("%s: %s; they run uncaptured", self.label, told)
+        first.missed.append(f"saved-values-held: {told}")
         return None
 
     def _in_flight_excess(self, first: Instance) -> str:
@@ -473,13 +491,13 @@ class CompiledGraph:
             instance.program.learn_from(teacher.program)
 
     def _has_room(self, sizes: tuple[int, ...]) -> bool:
-        """Whether these sizes may have a program: beyond the limit it is another one's place."""
+        """Whether these sizes may have a program: beyond the limit another one goes for it."""
         firsts = self._firsts()
         made = {each.sizes for each in firsts}
         if sizes in made:
             return True
         held = {i.sizes for i in self._of_modules() if i.program.holds_saved()}
-        has_room, gone = self._sizes.place(sizes, made, held, self._most_sizes)
+        has_room, gone = self._sizes.admit(sizes, made, held, self._most_sizes)
         if gone is not None:
             logger.info("%s: the program for sizes %s gives way to %s", self.label, gone, sizes)
             for each in [i for i in firsts if i.sizes == gone]:
@@ -519,16 +537,16 @@ class CompiledGraph:
             self._unserved_calls = 1
         return self._unserved_calls > _PATIENCE
 
-    def _make(self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True) -> Instance:
+    def _make(
+        self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True, raises: bool = False
+    ) -> Instance:
+        """A program; the graphs as they are, with `failure`, where there can be none."""
         try:
-            with compile_lock, unset_fake_temporarily():
-                known = dict(zip(self._symbols, sizes, strict=False))
-                return self._maker.make(known, keeps=keeps, captures=captures)
+            return self._program(sizes, keeps=keeps, captures=captures)
         except Exception as error:
-            # As a whole by Inductor is only a try: it will be made anew.
-            if self.options.raises or self._maker.style.whole:
+            if raises or self.options.raises:
                 raise
-            self.failure = str(error).splitlines()[0]
+            self.failure = _first_line(error)
             logger.warning(
                 "%s runs as it is, without a program: %s",
                 self.label,
@@ -536,6 +554,15 @@ class CompiledGraph:
                 exc_info=not isinstance(error, (ExportError, RuntimeError)),
             )
         return self._maker.as_it_is()
+
+    def _program(self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True) -> Instance:
+        with compile_lock, unset_fake_temporarily():
+            known = dict(zip(self._symbols, sizes, strict=False))
+            return self._maker.make(known, keeps=keeps, captures=captures)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _ending(graph: weakref.ref[CompiledGraph]) -> Callable[[Instance], None]:

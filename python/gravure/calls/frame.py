@@ -1,17 +1,17 @@
-"""Dynamo's graph, differentiated by AOTAutograd, in the hands of what runs it."""
+"""Dynamo's graph: differentiated by AOTAutograd (FrameRequest), and called (FrameCall)."""
 
 from __future__ import annotations
 
 import logging
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..graphs.codegen import ATEN, Style
+from ..graphs.codegen import ATEN, Style, in_first_style
 from ..graphs.constants import fold_constants
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.saved_bundle import bundle_saved
@@ -33,12 +33,10 @@ from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.fake_tensors import FakeTensor
 from .compiled_graph import CompiledGraph
+from .live_graphs import follow
 from .size_choice import FEWEST
 
 logger = logging.getLogger("gravure")
-
-# Makes what runs a graph.
-Maker = Callable[[str, CompileOptions, Style], CompiledGraph]
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,23 @@ class FrameRequest:
     graph: fx.GraphModule
     label: str
     options: CompileOptions
-    maker: Maker
+    graph_break: str = ""  # where Dynamo ended it before its function did, and why
     style: Style = ATEN
     in_autocast: bool = False  # its backward runs under the autocast of the forward, if any
 
+    def compile_in_first_style(
+        self, inputs: Sequence[Any], *, symbolic: bool, bundles: bool
+    ) -> FrameCall:
+        """`compile` in the first of the styles of its options that can be."""
+
+        def make(style: Style) -> FrameCall:
+            return replace(self, style=style).compile(inputs, bundles=bundles)
+
+        return in_first_style(self.options, self.label, make, symbolic=symbolic)
+
     @one_at_a_time
     def compile(self, inputs: Sequence[Any], *, bundles: bool = False) -> FrameCall:
-        """The graph, differentiated by AOTAutograd, in the hands of what `maker` makes.
+        """The graph, differentiated by AOTAutograd, and what runs it.
 
         `bundles`: what only the backward reads passes autograd as one tensor (saved_bundle.py), or
         both graphs as one node (native_node.py).
@@ -77,6 +85,13 @@ class FrameRequest:
         return FrameCall(
             self, frame.compiled, wrapper, trained, bundles=bundles, bundled=frame.bundled
         )
+
+    def new_graph(self) -> CompiledGraph:
+        """What will run it. Reports have it from now on."""
+        graph = CompiledGraph(self.label, self.options, self.style)
+        graph.graph_break = self.graph_break
+        follow(graph)
+        return graph
 
 
 class _Trained:
@@ -240,7 +255,7 @@ class _Frame:
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
         self._own_results = 0
         self._forward: fx.GraphModule | None = None
-        self.compiled = request.maker(request.label, request.options, request.style)
+        self.compiled = request.new_graph()
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         self._own_results = num_fwd_outputs

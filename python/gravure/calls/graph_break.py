@@ -20,25 +20,24 @@ _said: set[str] = set()
 def graph_break_of(graph: fx.GraphModule, label: str) -> str:
     """ "model.py:12: why; remedy", "" where Dynamo's `graph` ends with its function.
 
-    What would go on, with a cut at most, is warned of, once a place: a read on the host, and a
+    What would go on, with a cut at most, is warned of, once a location: a read on the host, and a
     branch that code takes only where it isn't told that it is compiled.
     """
-    reason = break_of(graph)
-    if reason is None:
+    found = break_of(graph)
+    if found is None:
         return ""
-    frames = reason.user_stack
-    place = Locations(FrameNamer()).line(frames[-1].filename, frames[-1].lineno) if frames else "?"
-    why = reason.reason.partition("\n")[0]
-    if _READS in reason.reason:
-        found = (
-            f"{place}: a value is read on the host; set {_READS} = True, or compile with "
+    frame = found.frames[-1] if found.frames else None
+    location = Locations(FrameNamer()).line(frame.filename, frame.lineno) if frame else "?"
+    if _READS in found.details:
+        text = (
+            f"{location}: a value is read on the host; set {_READS} = True, or compile with "
             "fullgraph=True: the graph then goes on, and only the read is left out of capture"
         )
-    elif why.startswith("Data-dependent") and frames and asks(frames[-1]):
-        found = f"{place}: {why}; to go on, {REMEDY}"
+    elif found.why.startswith("Data-dependent") and frame and asks(frame):
+        text = f"{location}: {found.why}; to go on, {REMEDY}"
     else:
-        return f"{place}: {why}"
-    if found not in _said:
-        _said.add(found)
-        logger.warning("%s is cut in two by Dynamo at %s", label, found)
-    return found
+        return f"{location}: {found.why}"
+    if text not in _said:
+        _said.add(text)
+        logger.warning("%s is cut in two by Dynamo at %s", label, text)
+    return text

@@ -42,6 +42,7 @@ class Instance:
         self.number = 0  # among those, from 1; 0: the first
         self.absent: tuple[int, ...] = ()  # gradients that the program's backward goes without
         self.defers = False  # to one of those
+        self.unrepeatable = ""  # why there can be no further one
         self.sizes = sizes
         self.missed = missed or []  # remarks on how it was made
         self._entry = call.entry if call else ""

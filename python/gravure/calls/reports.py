@@ -33,7 +33,7 @@ class ProgramReport:
 
     sizes: list[int]
     partitions: dict[str, list[str]]  # by entry, the state of each
-    host_nodes: dict[str, int]  # "reason: operator at place", and how many there are
+    host_nodes: dict[str, int]  # "reason: operator at line", and how many there are
     remarks: dict[str, int]  # what the runtime could not do as planned
     stats: dict[str, int]  # RuntimeStats of runtime/runtime.h
     times: dict[str, int]  # of calls, by entry and path: python/csrc/process/run_times.h
@@ -49,7 +49,7 @@ class ProgramReport:
 
 @dataclass
 class GraphReport:
-    """One graph. `failure` says why it runs as it is; "" where it has programs.
+    """One graph. `failure` says why calls run as they are; all of them, where it has no program.
 
     `graph_break` says where Dynamo ended it before its function did, and why; "" where it did not.
     """
@@ -144,11 +144,11 @@ def choices(kernels: set[str], broken: int) -> list[str]:
 
 
 def host_nodes(remarks: list[dict[str, Any]]) -> dict[str, int]:
-    """What the passes kept out of graphs: "reason: operator at place", and how many there are."""
+    """What the passes kept out of graphs: "reason: operator at line", and how many there are."""
     found: Counter[str] = Counter()
     for remark in remarks:
         if remark["kind"] == "missed" and remark["node"] and remark["pass"] != "runtime":
-            found[f"{remark['name']}: {_place(remark)}"] += 1
+            found[f"{remark['name']}: {_node_of(remark)}"] += 1
     return dict(found.most_common())
 
 
@@ -160,7 +160,7 @@ def missed_otherwise(remarks: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _place(remark: dict[str, Any]) -> str:
+def _node_of(remark: dict[str, Any]) -> str:
     operator = remark.get("node", "").rpartition(" = ")[2]
     source, module = remark.get("source", ""), remark.get("module", "")
     text = operator or remark.get("message", "")
@@ -187,9 +187,11 @@ def _counted(programs: list[ProgramReport]) -> list[str]:
 
 
 def _lines(graph: GraphReport) -> list[str]:
-    if graph.failure:
+    if graph.failure and not graph.programs:
         return [f"{graph.label}: runs as it is: {graph.failure}"]
     lines = [f"{graph.label} ends at {graph.graph_break}"] if graph.graph_break else []
+    if graph.failure:
+        lines.append(f"{graph.label}: runs as it is in some calls: {graph.failure}")
     if not graph.programs:
         lines.append(
             f"{graph.label}: no program: it was not called yet, or its captures were let go of"

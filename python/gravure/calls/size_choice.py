@@ -24,9 +24,9 @@ def most_sizes(calls: int) -> int:
 class SizeChoice:
     """The calls of a graph, by their sizes.
 
-    A set of sizes beyond the limit gets the place of the one that was not called for longest. It
-    has to come twice in that time: a last batch of an epoch comes once among many others, and takes
-    nobody's place.
+    A set of sizes beyond the limit has a program instead of the one that was not called for
+    longest. It has to come twice in that time: a last batch of an epoch comes once among many
+    others, and takes no program from another.
     """
 
     def __init__(self, label: str) -> None:
@@ -49,7 +49,7 @@ class SizeChoice:
         self._calls += 1
         self._last[sizes] = self._calls
 
-    def place(
+    def admit(
         self, sizes: Sizes, made: Set[Sizes], held: Set[Sizes], most: int
     ) -> tuple[bool, Sizes | None]:
         """Whether `sizes` may have a program beside those that are `made`, and whose goes for it.

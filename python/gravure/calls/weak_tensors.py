@@ -23,12 +23,12 @@ class WeakTensors:
         return tuple(map(id, tensors)) == self._ids
 
     def may_be(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether each is one of them, or in the place of a dead one."""
+        """Whether each is one of them, or stands where one has died."""
         ids = map(id, tensors)
         return all(a == b or b == _NONE for a, b in zip(ids, self._ids, strict=True))
 
     def living(self) -> list[Tensor | None]:
-        """Each in its place; None where one is dead."""
+        """In order; None where one is dead."""
         return [watch() for watch in self._watches]
 
     def exchange(self, tensors: Sequence[Tensor]) -> list[int]:
@@ -44,7 +44,7 @@ class WeakTensors:
 
     def _forget(self, i: int, watch: weakref.ref[Tensor]) -> None:
         if self._watches[i] is not watch:
-            return  # another one has taken its place
+            return  # another tensor is watched at this position
         self._ids = (*self._ids[:i], _NONE, *self._ids[i + 1 :])
         if self._died is not None:
             self._died(i)

@@ -1,4 +1,4 @@
-"""Where code puts another tensor in the place of an attribute."""
+"""Which line of a class assigns an attribute."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 def assigned_at(owner: Any, name: str) -> str:
     """ "model.py:31" for the line of the owner's class that assigns `self.name`; "" if none does.
 
-    Methods other than `__init__` first: that one makes it.
+    Not by `__init__`, which makes it: by the other methods.
     """
     found: dict[bool, str] = {}
     for kind in type(owner).__mro__:
         if kind.__module__.partition(".")[0] == "torch" or kind is object:
             continue
-        for is_init, place in _assignments(kind, name):
-            found.setdefault(is_init, place)
+        for is_init, location in _assignments(kind, name):
+            found.setdefault(is_init, location)
     return found.get(False, "")
 
 

@@ -6,13 +6,13 @@ import linecache
 import re
 import sys
 
-_PLACE = re.compile(r"([\w.-]+\.py):(\d+)$")
+_LOCATION = re.compile(r"([\w.-]+\.py):(\d+)$")
 
 
-def code_at(place: str) -> str:
+def code_at(location: str) -> str:
     """What stands at "model.py:12", of the loaded module of that file; "" where none is, or more
     than one."""
-    match = _PLACE.match(place)
+    match = _LOCATION.match(location)
     if match is None:
         return ""
     files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}

@@ -85,7 +85,9 @@ def causes(
     found += [*_of_changes(steps, changes), *_of_held(steps, held)]
     found += _of_remarks(steps, bool(held), bool(changes))
     if not changes:
-        found += [Cause(a.what, a.place, a.remedy) for a in compiled_anew(g.label for g in graphs)]
+        found += [
+            Cause(a.what, a.location, a.remedy) for a in compiled_anew(g.label for g in graphs)
+        ]
     if not found and steps and steps[-1].kind == "uncaptured":
         found += map(_of_remark, steps[-1].standing, [1] * len(steps[-1].standing))
     found += _of_host(graphs, optimizers, lists_small=not found)
@@ -94,20 +96,22 @@ def causes(
 
 
 def _of_skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[Cause]:
-    for place, why in skipped:
-        name, _, where = place.partition(" at ")
-        yield Cause(f"{name} runs as it is, without a graph: {why}", where, remedy_of(why))
+    for function, why in skipped:
+        name, _, location = function.partition(" at ")
+        yield Cause(f"{name} runs as it is, without a graph: {why}", location, remedy_of(why))
 
 
 def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
     for graph in graphs:
         if graph.failure:
-            yield Cause("it runs as it is, without a program", graph.label, graph.failure)
+            has_program = any(each.program is not None for each in graph.all_instances())
+            calls = " in some calls" if has_program else ""
+            yield Cause(f"it runs as it is{calls}, without a program", graph.label, graph.failure)
     broken = Counter(graph.graph_break for graph in graphs if graph.graph_break)
     for reason, times in broken.items():
-        place, why, remedy = read_break(reason)
+        location, why, remedy = read_break(reason)
         what = f"a graph break: {why}"
-        yield Cause(what + (f" ({times} times)" if times > 1 else ""), place, remedy)
+        yield Cause(what + (f" ({times} times)" if times > 1 else ""), location, remedy)
 
 
 def _of_changes(steps: Sequence[Done], changes: Sequence[Change]) -> Iterator[Cause]:
@@ -122,7 +126,7 @@ def _of_changes(steps: Sequence[Done], changes: Sequence[Change]) -> Iterator[Ca
             cure = f"write into the one that is there: self.{attribute}.copy_(…)"
             yield Cause(
                 f"{change.name} {how}, and its address is part of a capture",
-                change.place,
+                change.location,
                 cure,
                 change.step,
             )
@@ -134,7 +138,7 @@ def _of_changes(steps: Sequence[Done], changes: Sequence[Change]) -> Iterator[Ca
             cure = _instead_of_number(change.name)
         differs = f"{change.name}: {change.what} was {change.before}, and is {change.after}"
         again = f", and changes {change.times} times" if change.times > 1 else ""
-        yield Cause(f"{differs}{again}; {cost}", change.place, cure, change.step)
+        yield Cause(f"{differs}{again}; {cost}", change.location, cure, change.step)
 
 
 def _instead_of_number(name: str) -> str:

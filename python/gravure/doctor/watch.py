@@ -26,7 +26,7 @@ class Change:
     times: int
     before: str
     after: str
-    place: str = ""  # the line that does it, where it is known
+    location: str = ""  # of the line that does it, where it is known
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Watch:
     modules: list[tuple[str, nn.Module]]
     _last: dict[str, tuple[str, Any]] = field(default_factory=dict)
     changes: dict[tuple[str, str], Change] = field(default_factory=dict)
-    _places: dict[str, str] = field(default_factory=dict)
+    _locations: dict[str, str] = field(default_factory=dict)
 
     def look(self, step: int, arguments: Mapping[str, Any]) -> None:
         """Before a step."""
@@ -65,9 +65,9 @@ class Watch:
             self._note(name, "address", step, hex(was["address"]), hex(now["address"]))
 
     def _note(self, name: str, what: str, step: int, before: Any, after: Any) -> None:
-        place = self._places.get(name, "")
+        location = self._locations.get(name, "")
         change = self.changes.setdefault(
-            (name, what), Change(name, what, step, 0, str(before), str(after), place)
+            (name, what), Change(name, what, step, 0, str(before), str(after), location)
         )
         change.times += 1
 
@@ -82,8 +82,8 @@ class Watch:
             for kind, named in kinds:
                 for name, value in named:
                     full = f'{kind} "{name}"{where}'
-                    if full not in self._places:
-                        self._places[full] = assigned_at(each, name)
+                    if full not in self._locations:
+                        self._locations[full] = assigned_at(each, name)
                     yield from _facts(full, value, 1)
             yield f"training{where or ' of the model'}", ("number", each.training)
 

@@ -60,8 +60,8 @@ class Layout:
                 f"{list(self.size)}"
             )
         size, stride = (tensor.shape, tensor.stride()) if self.is_open else (self.size, self.stride)
-        place = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-        return place.copy_(tensor)
+        copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+        return copy.copy_(tensor)
 
 
 class CompiledCode:
@@ -98,11 +98,11 @@ class CompiledCode:
         with plainly():
             made = self._run([*given, *numbers])  # the list is the code's to empty
         for tensor, layout in zip(made, self._outputs, strict=True):
-            place = tensor.untyped_storage().data_ptr()
-            if (place in taken and tensor.numel() > 0) or not layout.conforms(tensor):
+            address = tensor.untyped_storage().data_ptr()
+            if (address in taken and tensor.numel() > 0) or not layout.conforms(tensor):
                 tensor = layout.copy_of(tensor)
-                place = tensor.untyped_storage().data_ptr()
-            taken.add(place)
+                address = tensor.untyped_storage().data_ptr()
+            taken.add(address)
             results.append(tensor)
         return results
 

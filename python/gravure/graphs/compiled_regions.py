@@ -82,7 +82,7 @@ def compile_regions(
     return cutter.finish()
 
 
-# ---- the order of the plan
+# ---- the plan's order
 
 
 def _planned(
@@ -92,7 +92,7 @@ def _planned(
 
     A node without a statement (a member of a tuple, a known number) goes with what it is made of.
     """
-    places: dict[fx.Node, tuple[int, int]] = {}  # rank of its last statement, partition
+    planned: dict[fx.Node, tuple[int, int]] = {}  # rank of its last statement, partition
     rank = 0
     for kind, *statements in runs:
         for at in statements if kind != _DRAWS else ():
@@ -101,25 +101,25 @@ def _planned(
             if node is None or node.graph is not module.graph:
                 continue
             partition = kind
-            if node in places and places[node][1] != kind:
+            if node in planned and planned[node][1] != kind:
                 partition = -1  # its statements lie apart
-            places[node] = (rank, max(partition, -1))
+            planned[node] = (rank, max(partition, -1))
     nodes = [n for n in module.graph.nodes if n.op == "call_function"]
     for node in nodes:
-        made_of = [places[i] for i in node.all_input_nodes if i in places]
+        made_of = [planned[i] for i in node.all_input_nodes if i in planned]
         latest = max(made_of, default=(0, -1))
-        own, partition = places.get(node, latest)
+        own, partition = planned.get(node, latest)
         # What a node is made of may end later: of its several statements only the first is needed.
-        places[node] = max(own, latest[0]), partition
-    nodes.sort(key=lambda node: places[node][0])  # stable
+        planned[node] = max(own, latest[0]), partition
+    nodes.sort(key=lambda node: planned[node][0])  # stable
     group: list[fx.Node] = []
     for node in nodes:
-        if group and places[node][1] != places[group[-1]][1]:
-            yield places[group[-1]][1], group
+        if group and planned[node][1] != planned[group[-1]][1]:
+            yield planned[group[-1]][1], group
             group = []
         group.append(node)
     if group:
-        yield places[group[-1]][1], group
+        yield planned[group[-1]][1], group
 
 
 def _alternating(
@@ -330,9 +330,9 @@ class _Region:
                         "pass it as a tensor",
                     )
                 continue
-            place = self._graph.placeholder(operand.name)
-            place.meta = {"val": self._static(value)}
-            self._env[operand] = place
+            placeholder = self._graph.placeholder(operand.name)
+            placeholder.meta = {"val": self._static(value)}
+            self._env[operand] = placeholder
             self.inputs.append(operand)
 
     def _static(self, value: Tensor) -> Tensor:

@@ -30,12 +30,12 @@ aten = torch.ops.aten
 _MOST_BYTES = 1 << 20  # of one constant: a larger one may be meant to be computed in each step
 _NAME = "_folded"
 _LIFTS = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
-# What copies operands to the device itself, where others read a number of the CPU's on the host.
+# Operators that copy a CPU operand to the device; others read its number on the host.
 _COPIES = (aten.where.self, aten.index.Tensor, aten.index_put.default)
 
 
 def _is_made(constant: fx.Node) -> bool:
-    """By the code that was traced. Another one may be somebody's, who writes it between steps."""
+    """Whether the traced code made it. Another constant may be a tensor that somebody writes."""
     return all(user.target in _LIFTS for user in constant.users)
 
 
@@ -45,9 +45,8 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _kept(module: fx.GraphModule) -> set[fx.Node]:
-    """What is written, or returned: the caller may write that, and has it for himself in each step.
-
-    With what it is a view of.
+    """What is written, or returned (to a caller who may write it), and what that is a view of:
+    each step has its own.
     """
     pending = list(module.graph.output_node().all_input_nodes)
     for node in module.graph.nodes:
@@ -151,12 +150,12 @@ def share_constants(forward: fx.GraphModule, backward: fx.GraphModule, outputs: 
     if not saved:
         return
     names = {node.name: str(node.target) for node in saved.values()}
-    places = backward.graph.find_nodes(op="placeholder")
-    for place in places:
-        if place.name in names:
-            name = names[place.name]
-            places[-1].append(place)  # a tangent, or a random state: behind what the backward takes
-            replace_node_with_constant(backward, place, getattr(forward, name), name)
+    taken = backward.graph.find_nodes(op="placeholder")
+    for node in taken:
+        if node.name in names:
+            name = names[node.name]
+            taken[-1].append(node)  # a tangent, or a random state: behind what the backward takes
+            replace_node_with_constant(backward, node, getattr(forward, name), name)
     drop_outputs(forward, saved)
     backward.recompile()
 

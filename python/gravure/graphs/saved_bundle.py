@@ -56,12 +56,12 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     values = list(end.args[0])
     numbers = [v for v in values[outputs:] if isinstance(v, fx.Node) and is_sym_node(v)]
     saved = values[outputs : len(values) - len(numbers)]
-    places = backward.graph.find_nodes(op="placeholder")[len(numbers) :][: len(saved)]
-    if not all(map(_is_plain, saved)) or not all(map(_is_plain, places)):
+    arguments = backward.graph.find_nodes(op="placeholder")[len(numbers) :][: len(saved)]
+    if not all(map(_is_plain, saved)) or not all(map(_is_plain, arguments)):
         return False
-    computed = [(n, p) for n, p in zip(saved, places, strict=True) if n.op != "placeholder"]
+    computed = [(n, a) for n, a in zip(saved, arguments, strict=True) if n.op != "placeholder"]
     # What is saved because it must be (MUST_SAVE), and is not read, nobody could find in a bundle.
-    read = [(node, place) for node, place in computed if place.users]
+    read = [(node, argument) for node, argument in computed if argument.users]
     if len(computed) < 2 or not read:
         return False
     inside = [node for node, _ in read]
@@ -83,7 +83,7 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
         end.meta["desc"] = _descriptions(end.meta["desc"], count)
     forward.recompile()
 
-    with backward.graph.inserting_before(places[-1].next):
+    with backward.graph.inserting_before(arguments[-1].next):
         for node in shown:
             backward.graph.placeholder(f"shown_{node.name}").meta = {"val": node.meta["val"]}
         taken = backward.graph.placeholder("bundle")
@@ -93,12 +93,12 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
         types = json.dumps([_type_of(value) for value in found])
         all_of = backward.graph.call_function(UNBUNDLE, (taken, types))
         all_of.meta = {"val": found}
-        for i, (_, place) in enumerate(read):
+        for i, (_, argument) in enumerate(read):
             member = backward.graph.call_function(operator.getitem, (all_of, i))
-            member.meta = {"val": place.meta["val"]}
-            place.replace_all_uses_with(member)
-    for _, place in computed:
-        backward.graph.erase_node(place)
+            member.meta = {"val": argument.meta["val"]}
+            argument.replace_all_uses_with(member)
+    for _, argument in computed:
+        backward.graph.erase_node(argument)
     backward.recompile()
     return True
 
@@ -163,13 +163,13 @@ def _spread_backward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
     taken = all_of.args[0]
     first = module.graph.find_nodes(op="placeholder").index(taken)
     values = all_of.meta["val"]
-    places = []
+    members = []
     with module.graph.inserting_before(taken):
         for i, value in enumerate(values):
-            places.append(module.graph.placeholder(f"saved_{i}"))
-            places[-1].meta = {"val": value}
+            members.append(module.graph.placeholder(f"saved_{i}"))
+            members[-1].meta = {"val": value}
     for member in list(all_of.users):
-        member.replace_all_uses_with(places[member.args[1]])
+        member.replace_all_uses_with(members[member.args[1]])
         module.graph.erase_node(member)
     module.graph.erase_node(all_of)
     module.graph.erase_node(taken)

@@ -41,7 +41,7 @@ from .traced_graphs import OutputSpec, TracedGraphs, backward_inputs, input_spec
 
 
 @dataclass
-class Capture:
+class DynamoGraph:
     """Dynamo's graph of a function, and what its inputs are."""
 
     graph: fx.GraphModule | None = None
@@ -71,12 +71,12 @@ def trace(
     args = tuple(args)
     namer = Namer(fn, args)
     with _random_states_kept(), ATEN.tracing():
-        capture, result = _dynamo(fn, args, name, is_compiling)
+        dynamo, result = _dynamo(fn, args, name, is_compiling)
         leaves = _leaves(result, name)
-        outputs = _outputs(capture, leaves, name, step=step)
-        _check_inputs(capture, namer)
-        specs = [namer.spec(s, v) for s, v in zip(capture.sources, capture.inputs, strict=True)]
-        return differentiate(capture, specs, outputs, name, namer, paired_rng)
+        outputs = _outputs(dynamo, leaves, name, step=step)
+        _check_inputs(dynamo, namer)
+        specs = [namer.spec(s, v) for s, v in zip(dynamo.sources, dynamo.inputs, strict=True)]
+        return differentiate(dynamo, specs, outputs, name, namer, paired_rng)
 
 
 @contextlib.contextmanager
@@ -89,19 +89,19 @@ def _random_states_kept() -> Iterator[None]:
 
 def _dynamo(
     fn: Callable[..., Any], args: tuple[Any, ...], name: str, is_compiling: bool
-) -> tuple[Capture, Any]:
+) -> tuple[DynamoGraph, Any]:
     """Dynamo's graph of `fn(*args)`, and its result with a stand-in for each of its outputs."""
-    capture = Capture()
+    dynamo = DynamoGraph()
 
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        capture.graph, capture.inputs = graph, list(inputs)
-        capture.context = TracingContext.get()
+        dynamo.graph, dynamo.inputs = graph, list(inputs)
+        dynamo.context = TracingContext.get()
         for node in graph.graph.find_nodes(op="placeholder"):
-            capture.sources.append(source_of(node))
+            dynamo.sources.append(source_of(node))
         values = output_node(graph).args[0]
-        capture.examples = [_example(v) for v in values]
-        capture.placeholders = [torch.zeros((), device="cpu") for _ in values]
-        return lambda *_: capture.placeholders
+        dynamo.examples = [_example(v) for v in values]
+        dynamo.placeholders = [torch.zeros((), device="cpu") for _ in values]
+        return lambda *_: dynamo.placeholders
 
     def call(*args: Any) -> Any:
         # A program takes its arguments in their order. From 2.12 on Dynamo has the order of their
@@ -123,9 +123,9 @@ def _dynamo(
         raise
     except Exception as error:
         raise refusal(error, name) from error
-    if capture.graph is None:
+    if dynamo.graph is None:
         raise ExportError(name, "it computes nothing with tensors", "return a loss")
-    return capture, result
+    return dynamo, result
 
 
 def output_node(graph: fx.GraphModule) -> fx.Node:
@@ -161,37 +161,37 @@ def _leaves(result: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _outputs(
-    capture: Capture, leaves: list[tuple[str, Any]], name: str, *, step: bool
+    dynamo: DynamoGraph, leaves: list[tuple[str, Any]], name: str, *, step: bool
 ) -> list[OutputSpec]:
     """Orders the graph's outputs by `leaves`, the loss first, and says what each leaf is."""
-    assert capture.graph is not None
-    found = {id(p): i for i, p in enumerate(capture.placeholders)}
-    inputs = {id(v): i for i, v in enumerate(capture.inputs) if isinstance(v, torch.Tensor)}
+    assert dynamo.graph is not None
+    found = {id(p): i for i, p in enumerate(dynamo.placeholders)}
+    inputs = {id(v): i for i, v in enumerate(dynamo.inputs) if isinstance(v, torch.Tensor)}
     outputs: list[OutputSpec] = []
-    order: list[int] = []
+    returned: list[int] = []
     for leaf_name, leaf in leaves:
         at = found.get(id(leaf))
         if at is not None:
-            if at not in order:
-                order.append(at)
-            outputs.append(OutputSpec(leaf_name, index=order.index(at)))
+            if at not in returned:
+                returned.append(at)
+            outputs.append(OutputSpec(leaf_name, index=returned.index(at)))
         elif id(leaf) in inputs:
             outputs.append(OutputSpec(leaf_name, input=inputs[id(leaf)]))
         elif not outputs:
             raise ExportError(name, "the loss does not depend on any input", "compute it from them")
     if outputs[0].input >= 0:
         raise ExportError(name, "the loss is one of its inputs", "compute the loss in the function")
-    check_loss(capture.examples[order[0]], name, step=step)
-    graph = capture.graph.graph
-    end = output_node(capture.graph)
-    values = [end.args[0][i] for i in order]
+    check_loss(dynamo.examples[returned[0]], name, step=step)
+    graph = dynamo.graph.graph
+    end = output_node(dynamo.graph)
+    values = [end.args[0][i] for i in returned]
     if step:
         with graph.inserting_before(end):
-            for i, at in enumerate(order):
-                if i and getattr(capture.examples[at], "requires_grad", False):
+            for i, at in enumerate(returned):
+                if i and getattr(dynamo.examples[at], "requires_grad", False):
                     values[i] = graph.call_method("detach", (values[i],))
     end.args = (tuple(values),)
-    capture.graph.recompile()
+    dynamo.graph.recompile()
     return outputs
 
 
@@ -217,34 +217,34 @@ def check_loss(loss: Any, name: str, *, step: bool) -> None:
         raise ExportError(name, f"the loss has shape {shape}", "reduce it, with .mean() or .sum()")
 
 
-def _check_inputs(capture: Capture, namer: Namer) -> None:
-    for place, value in zip(capture.sources, capture.inputs, strict=True):
+def _check_inputs(dynamo: DynamoGraph, namer: Namer) -> None:
+    for source, value in zip(dynamo.sources, dynamo.inputs, strict=True):
         if not isinstance(value, torch.Tensor):
             continue
-        source = namer.name(place)
-        if not place.startswith(("L[", "G[")) and not place.endswith(")"):
+        name = namer.name(source)
+        if not source.startswith(("L[", "G[")) and not source.endswith(")"):
             raise ExportError(
-                source,
+                name,
                 "Python's random module draws it anew each step",
                 "draw it with torch, or pass it as a tensor",
             )
-        if "L['args']" in place and not place.startswith("L["):
-            raise ExportError(source, f"an argument becomes a tensor by {place}", "pass a tensor")
+        if "L['args']" in source and not source.startswith("L["):
+            raise ExportError(name, f"an argument becomes a tensor by {source}", "pass a tensor")
         if value.requires_grad and not value.is_leaf:
             raise ExportError(
-                source,
+                name,
                 "it requires a gradient and was computed outside of the function",
                 "compute it inside, or detach it",
             )
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             kind = type(value).__name__
-            raise ExportError(source, f"it is a tensor subclass, {kind}", "pass plain tensors")
+            raise ExportError(name, f"it is a tensor subclass, {kind}", "pass plain tensors")
         if value.layout is not torch.strided:
-            raise ExportError(source, f"its layout is {value.layout}", "pass a dense tensor")
+            raise ExportError(name, f"its layout is {value.layout}", "pass a dense tensor")
 
 
 def differentiate(
-    capture: Capture,
+    dynamo: DynamoGraph,
     arguments: Sequence[InputSpec],
     outputs: Sequence[OutputSpec],
     name: str,
@@ -253,12 +253,12 @@ def differentiate(
     style: Style = ATEN,
 ) -> TracedGraphs:
     """AOTAutograd's forward and backward; the first output is the loss."""
-    forward, backward, metadata = _aot(capture, name, paired_rng, style)
+    forward, backward, metadata = _aot(dynamo, name, paired_rng, style)
     if not metadata.results[0].is_new:
         # The tangent of a view belongs to its base: give the loss memory of its own.
-        assert capture.graph is not None
-        _clone_loss(capture.graph)
-        forward, backward, metadata = _aot(capture, name, paired_rng, style)
+        assert dynamo.graph is not None
+        _clone_loss(dynamo.graph)
+        forward, backward, metadata = _aot(dynamo, name, paired_rng, style)
     for each in forward_placeholders(forward, metadata.tokens):
         if each.kind is Kind.OTHER and each.what:
             raise ExportError(
@@ -282,7 +282,7 @@ def differentiate(
 
 
 def _aot(
-    capture: Capture, name: str, paired_rng: bool, style: Style
+    dynamo: DynamoGraph, name: str, paired_rng: bool, style: Style
 ) -> tuple[fx.GraphModule, fx.GraphModule, Metadata]:
     graphs: dict[str, Any] = {}
 
@@ -297,9 +297,9 @@ def _aot(
     try:
         with style.tracing():
             graphs_alone(
-                capture.graph,
-                capture.inputs,
-                capture.context,
+                dynamo.graph,
+                dynamo.inputs,
+                dynamo.context,
                 forward=forward,
                 backward=backward,
                 cut=style.partition,

@@ -94,8 +94,8 @@ class TracedGraphs:
     def saved_inputs(self) -> list[fx.Node]:
         """The backward's placeholders for what is saved, in its order."""
         assert self.backward is not None
-        places = self.backward.graph.find_nodes(op="placeholder")
-        return places[: len(places) - len(self.tangents) - len(self.generators)]
+        taken = self.backward.graph.find_nodes(op="placeholder")
+        return taken[: len(taken) - len(self.tangents) - len(self.generators)]
 
     def as_backward_takes(self, saved: Sequence[Saved]) -> list[Saved]:
         """`saved`, one for each of those of the forward, in the order of the backward."""

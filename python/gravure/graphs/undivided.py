@@ -108,15 +108,15 @@ class _Joined:
         self.module = fx.GraphModule(self._held, self._graph)
         self.module.meta = dict(forward.meta)
 
-    def _copy_calls(self, half: fx.GraphModule) -> None:
-        for node in half.graph.nodes:
+    def _copy_calls(self, module: fx.GraphModule) -> None:
+        for node in module.graph.nodes:
             if node.op not in ("placeholder", "output"):
-                self._copy(node, half)
+                self._copy(node, module)
 
-    def _copy(self, node: fx.Node, half: fx.GraphModule) -> None:
+    def _copy(self, node: fx.Node, module: fx.GraphModule) -> None:
         if node.op == "get_attr":
             name = str(node.target)
-            held = operator.attrgetter(name)(half)
+            held = operator.attrgetter(name)(module)
             # Both were cut from one graph, whose names they kept.
             if self._held.setdefault(name, held) is not held:
                 raise AssertionError(f"forward and backward hold different things as {name}")

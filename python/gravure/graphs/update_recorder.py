@@ -61,8 +61,8 @@ _COUNTER = re.compile(r"c\[\d+\]")
 
 
 def conditions_on_counts(update: Update) -> Callable[[list[float], list[float]], bool] | None:
-    """The same by all numbers, and the values that the counters have, each once: whether each
-    condition holds for each of them. None where one is on two counters."""
+    """Whether all conditions hold for all numbers and for each value that a counter has; None where
+    one of them is on two counters."""
     found = [set(_COUNTER.findall(condition)) for condition in update.conditions]
     if any(len(counters) > 1 for counters in found):
         return None
@@ -222,10 +222,10 @@ class _Recording(TorchDispatchMode):
 
     def signature(self) -> list[Any]:
         """All of the graph, with its constants."""
-        order = {node: i for i, node in enumerate(self.graph.nodes)}
+        index = {node: i for i, node in enumerate(self.graph.nodes)}
 
         def plain(value: Any) -> Any:
-            return f"%{order[value]}" if isinstance(value, fx.Node) else repr(value)
+            return f"%{index[value]}" if isinstance(value, fx.Node) else repr(value)
 
         found: list[Any] = [self.book.conditions]
         for node in self.graph.nodes:

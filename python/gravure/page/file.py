@@ -22,17 +22,17 @@ def write_page(path: str | os.PathLike[str], page: Mapping[str, Any]) -> None:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Likewise for any report."""
-    place = Path(path)
+    target = Path(path)
     try:
-        if place.exists() and not place.is_file():
-            place.write_text(text, encoding="utf-8")  # a device, a pipe; an error for a folder
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")  # a device, a pipe; an error for a folder
             return
-        handle, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with open(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, place)
+            os.replace(name, target)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
@@ -42,7 +42,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
             error.errno,
             f"the report cannot be written: {reason}; name a file in a folder that exists and may "
             "be written to",
-            str(place),
+            str(target),
         ) from None
 
 

@@ -150,14 +150,14 @@ def find(page: Mapping[str, Any]) -> Findings:
 def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
     """Of code that is compiled anew again and again, the graphs that were captured, or the first:
     a step runs one of them. Nor is what ran before the first real step, as an optimizer that has no
-    state yet does, where another program of the same code took its place."""
+    state yet does, where another program of the same code ran from then on."""
     frames = [frame_of(p.graph["label"]) for p in programs]
-    captured = {_place(p) for p in programs if p.stats.get("captures")}
+    captured = {_location(p) for p in programs if p.stats.get("captures")}
     kept: set[str] = set()
     found = []
     for program, frame in zip(programs, frames, strict=True):
         cold = program.has_run and not program.stats.get("captures")
-        if cold and program.stats["steps"] == 1 and _place(program) in captured:
+        if cold and program.stats["steps"] == 1 and _location(program) in captured:
             continue
         if cold and frame in kept and frames.count(frame) >= MANY:
             continue
@@ -166,7 +166,7 @@ def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
     return found
 
 
-def _place(program: ShownProgram) -> str:
+def _location(program: ShownProgram) -> str:
     return program.graph["label"].rpartition(" at ")[2]
 
 
@@ -194,7 +194,7 @@ def _headline(
     page: Mapping[str, Any], programs: list[ShownProgram], captured: int, operators: int
 ) -> str:
     graphs = page["graphs"]
-    failed = sum(bool(graph["failure"]) for graph in graphs)
+    failed = sum(bool(graph["failure"]) and not graph["programs"] for graph in graphs)
     if not graphs and page.get("skipped"):
         count = count_text(len(page["skipped"]), "function")
         return f"Nothing is captured: {count} that Dynamo left without a graph."
@@ -270,7 +270,8 @@ def _first(
     found = [*_without_graph(page), *_breaks(page)]
     for graph in page["graphs"]:
         if graph["failure"]:
-            what = "runs as it is, without a program"
+            calls = " in some calls" if graph["programs"] else ""
+            what = f"runs as it is{calls}, without a program"
             found.append(Finding(what, graph["label"], graph["failure"]))
     for title, remark, count in runtime:
         times = f" ({count} times)" if count > 1 else ""
@@ -294,19 +295,19 @@ def _first(
 def _without_graph(page: Mapping[str, Any]) -> list[Finding]:
     """Functions that Dynamo left as they are, and those that it compiled again and again."""
     found: list[Finding] = []
-    for place, why in page.get("skipped") or ():
-        name, _, where = place.partition(" at ")
-        found.append(Finding(f"no graph of {name} at all: {why}", where, remedy_of(why)))
+    for function, why in page.get("skipped") or ():
+        name, _, location = function.partition(" at ")
+        found.append(Finding(f"no graph of {name} at all: {why}", location, remedy_of(why)))
     for anew in compiled_anew(graph["label"] for graph in page["graphs"]):
-        found.append(Finding(anew.what, anew.place, anew.remedy))
+        found.append(Finding(anew.what, anew.location, anew.remedy))
     return found
 
 
 def _breaks(page: Mapping[str, Any]) -> list[Finding]:
-    """Where Dynamo ended graphs before their functions did, each place once."""
+    """Where Dynamo ended graphs before their functions did, each location once."""
     texts = dict.fromkeys(g["graph_break"] for g in page["graphs"] if g.get("graph_break"))
     read = map(read_break, texts)
-    found = [Finding(f"graph break: {why}", place, cure) for place, why, cure in read]
+    found = [Finding(f"graph break: {b.why}", b.location, b.remedy) for b in read]
     return found + [Finding("graph break", reason, "") for reason in page.get("graph_breaks") or {}]
 
 

@@ -10,28 +10,34 @@ from typing import NamedTuple
 _READ = "torch._dynamo.config.capture_scalar_outputs = True"
 # What Dynamo says of a break, and what to write.
 _BREAKS = (
-    ("Dynamic shape", "torch.where(mask, x, 0) in place of x[mask], or pad to a fixed size"),
-    ("Data-dependent", "torch.where(condition, a, b) in place of a branch on values"),
+    ("Dynamic shape", "torch.where(mask, x, 0) instead of x[mask], or pad to a fixed size"),
+    ("Data-dependent", "torch.where(condition, a, b) instead of a branch on values"),
     ("item", f"keep the value a tensor, and read it behind the step; or {_READ}"),
+    (
+        "no graph can go on",
+        "what breaks the graph belongs outside of try, with and comprehensions; "
+        "TORCH_LOGS=graph_breaks names it",
+    ),
+    ("comprehension", "a loop in place of the comprehension; TORCH_LOGS=graph_breaks names it"),
     ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
     ("logging", "log behind the step"),
 )
 _UNKNOWN = "keep it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
 _FRAME = re.compile(r"graph (\d+)/\d+ at (\S+)$")
-MANY = 3  # graphs of one place, where there should be one, or two with other sizes
+MANY = 3  # graphs of the same code, where there should be one, or two with other sizes
 
 
 class Break(NamedTuple):
-    place: str  # "model.py:12"
+    location: str  # "model.py:12"
     why: str
     remedy: str
 
 
 def read_break(text: str) -> Break:
     """Of what GraphReport.graph_break says: "model.py:12: why; remedy"."""
-    place, _, why = text.partition(": ")
+    location, _, why = text.partition(": ")
     why, _, remedy = why.partition("; ")
-    return Break(place, why, remedy or remedy_of(why))
+    return Break(location, why, remedy or remedy_of(why))
 
 
 def remedy_of(why: str) -> str:
@@ -47,7 +53,7 @@ def frame_of(label: str) -> str:
 
 
 class Anew(NamedTuple):
-    place: str
+    location: str
     times: int
 
     @property
@@ -57,12 +63,12 @@ class Anew(NamedTuple):
     @property
     def remedy(self) -> str:
         return (
-            "a tensor in the place of a number that changes (a value that .item() read, a step "
+            "a tensor instead of a number that changes (a value that .item() read, a step "
             "count); gravure.diagnose and TORCH_LOGS=recompiles name it"
         )
 
 
 def compiled_anew(labels: Iterable[str]) -> list[Anew]:
-    """Places whose code has many graphs: "graph 2/7 at model.py:42" is the eighth of frame 2."""
+    """Code that has many graphs: "graph 2/7 at model.py:42" is the eighth of frame 2."""
     found = Counter(frame_of(label) for label in labels if _FRAME.search(label))
     return [Anew(frame.rpartition(" at ")[2], n) for frame, n in found.items() if n >= MANY]

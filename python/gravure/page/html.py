@@ -331,10 +331,10 @@ def _graphs(page: Mapping[str, Any], found: Findings) -> str:
     rows = []
     for graph in page["graphs"]:
         if graph["failure"]:
-            state = f"runs as it is: {graph['failure']}"
+            calls = " in some calls" if graph["programs"] else ""
+            state = f"runs as it is{calls}: {graph['failure']}"
             rows.append([escape(graph["label"]), "", escape(state), *[""] * 7])
-            continue
-        if not graph["programs"]:
+        elif not graph["programs"]:
             state = "no program: not called yet, or its captures were let go of"
             rows.append([escape(graph["label"]), "", state, *[""] * 7])
         rows += [_row(program) for program in shown.get(id(graph), [])]

@@ -169,7 +169,7 @@ class Update:
         self._bound = []
 
     def refuse_others(self, found: dict[int, Any]) -> None:
-        """Raises RuntimeError for another tensor in the place of a parameter that it updates.
+        """Raises RuntimeError for another tensor where it updates a parameter.
 
         `found`: by position among the entry's inputs.
         """
@@ -185,8 +185,8 @@ class Update:
         """Writes the update of each input that has a gradient; which ones these are."""
         writer = step.writer
         known = [p for group in self.ending.optimizer.param_groups for p in group["params"]]
-        places = [self._at.get(id(p), -1) for p in known]
-        pairs = zip(known, places, strict=True)
+        positions = [self._at.get(id(p), -1) for p in known]
+        pairs = zip(known, positions, strict=True)
         taken = [(p, i, g) for p, i in pairs if i >= 0 and (g := step.gradients[i]) is not None]
         if not taken:
             raise ExportError(
@@ -265,5 +265,5 @@ def _of_strides(writer: EntryWriter, value: str, example: Tensor, wanted: Tensor
         return value
     kind = writer.types.of(wanted.detach())
     sizes, strides = list(wanted.shape), list(wanted.stride())
-    place = writer.define("laid_out", kind, f"aten::new_empty_strided({value}, {sizes}, {strides})")
-    return writer.define("laid_out", kind, f"aten::copy_({place}, {value})")
+    empty = writer.define("laid_out", kind, f"aten::new_empty_strided({value}, {sizes}, {strides})")
+    return writer.define("laid_out", kind, f"aten::copy_({empty}, {value})")

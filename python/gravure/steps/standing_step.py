@@ -37,7 +37,7 @@ class StandingStep:
         self._settings = [*chain.from_iterable(map(dict.values, groups))]
         self._members = [[*group["params"]] for group in groups]
         self._numbers = [*numbers]
-        self._places: dict[int, slice] = {}  # by setting, its numbers
+        self._slices: dict[int, slice] = {}  # by setting, its numbers
         self._lists: list[int] = []  # settings that change in place
         self.known = self._find_numbers() == len(numbers)
 
@@ -61,7 +61,7 @@ class StandingStep:
                 count += len(setting)
                 if isinstance(setting, list):
                     self._lists.append(i)
-            self._places[i] = slice(first, count)
+            self._slices[i] = slice(first, count)
         return count
 
     def _is_same(self, optimizer: Optimizer) -> bool:
@@ -90,18 +90,18 @@ class StandingStep:
         return all(self._take(i, settings[i], settings[i]) for i in self._lists)
 
     def _take(self, i: int, now: Any, before: Any) -> bool:
-        """Other numbers in place of a setting's; False where it is another kind of setting."""
-        place = self._places.get(i)
-        if place is None or type(now) is not type(before):
+        """Other numbers for a setting; False where it is another kind of setting."""
+        numbers = self._slices.get(i)
+        if numbers is None or type(now) is not type(before):
             return False
         if isinstance(now, float):
-            self._numbers[place.start] = float(now)
+            self._numbers[numbers.start] = float(now)
             return True
-        if type(now) not in (tuple, list) or len(now) != place.stop - place.start:
+        if type(now) not in (tuple, list) or len(now) != numbers.stop - numbers.start:
             return False
         if not all(isinstance(member, float) for member in now):
             return False
-        self._numbers[place] = map(float, now)
+        self._numbers[numbers] = map(float, now)
         return True
 
 

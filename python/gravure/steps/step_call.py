@@ -42,7 +42,7 @@ class OtherTraining(RuntimeError):
 class Kept:
     """Parameters and buffers of a step, bound to its program, and bound anew when they are others.
 
-    Those that every call finds in one place are looked up: nobody passes them.
+    Those that Dynamo finds by itself in every call are looked up: nobody passes them.
     """
 
     def __init__(
@@ -124,18 +124,18 @@ class StepProgram(Instance):
     def __init__(
         self,
         load: Callable[[], Any],
-        places: list[int],
+        positions: list[int],
         kept: Kept,
         missed: list[str],
         made_for: int,
         *,
         only_tensors: bool,
     ) -> None:
-        """`places`: of Dynamo's outputs, among the entry's that are no gradients. `made_for`: the
-        settings of kernels that it was traced under."""
+        """`positions`: of Dynamo's outputs, among those of the entry that are no gradients.
+        `made_for`: the settings of kernels that it was traced under."""
         super().__init__(self.run, None, missed=missed)
         self._load = load
-        self._places = places
+        self._positions = positions
         self._kept = kept
         self._made_for = made_for
         self._only_tensors = only_tensors
@@ -178,7 +178,7 @@ class StepProgram(Instance):
         update = kept.update
         if update is not None and update.norm_at is not None:
             update.ending.norm = results[update.norm_at]
-        return [results[i] if i >= 0 else None for i in self._places]
+        return [results[i] if i >= 0 else None for i in self._positions]
 
 
 def _refuse_hooks(named: Sequence[tuple[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from ..graphs.codegen import CompiledRegions, Style, compile_graphs, in_first_st
 from ..graphs.devices import device_of
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
-from ..graphs.trace import Capture, check_loss, differentiate, output_node
+from ..graphs.trace import DynamoGraph, check_loss, differentiate, output_node
 from ..graphs.traced_graphs import OutputSpec, TracedGraphs
 from ..graphs.undivided import gains_undivided, undivided
 from ..library.load import program_class
@@ -58,7 +58,7 @@ class WrittenStep:
     text: str
     writer: EntryWriter
     device: str
-    places: list[int]  # of Dynamo's outputs, among the entry's that are no gradients
+    positions: list[int]  # of Dynamo's outputs, among the entry's that are no gradients
     kept: list[int]  # positions of parameters and buffers
     only_tensors: bool  # taken and returned
     regions: CompiledRegions | None  # what Inductor compiled of it
@@ -136,7 +136,7 @@ class StepCompiler:
             kept = Kept(self.scope, graph, inputs, written.kept, written.update)
             program = StepProgram(
                 functools.partial(self._load, written, frozen),
-                written.places,
+                written.positions,
                 kept,
                 written.regions.missed if written.regions else [],
                 made_for,
@@ -145,8 +145,8 @@ class StepCompiler:
             program.open()
         self.programs += 1
         leave_out(graph, kept.looked_up)
-        engraved = CompiledGraph.around(written.label, self.options, program)
-        follow(engraved)
+        compiled = CompiledGraph.around(written.label, self.options, program)
+        follow(compiled)
         found = weakref.ref(program)
 
         def run(*args: Any) -> list[Any]:
@@ -155,7 +155,7 @@ class StepCompiler:
             return alive.run(args)
 
         called = [written.regions, written.writer.held]
-        self._made[run] = _Made(program, engraved, called)
+        self._made[run] = _Made(program, compiled, called)
         return run
 
     def _load(self, written: WrittenStep, frozen: list[int]) -> Any:
@@ -180,9 +180,9 @@ class StepCompiler:
                 )
         label = f"{self.name}, {label_of(graph)}"
         specs = [input_spec(n, self.namer) for n in graph.graph.find_nodes(op="placeholder")]
-        order = _loss_first(graph, self.name)
-        capture = Capture(graph=graph, inputs=list(inputs), context=TracingContext.get())
-        traced, regions = self._traced(graph, capture, specs, label)
+        returned = _loss_first(graph, self.name)
+        dynamo = DynamoGraph(graph=graph, inputs=list(inputs), context=TracingContext.get())
+        traced, regions = self._traced(graph, dynamo, specs, label)
         _warn_of_lstms(traced, label)
         update = Update(self.ending, inputs) if self.ending is not None else None
         step = step_entry(traced, carries_python=True)
@@ -197,7 +197,7 @@ class StepCompiler:
             f"{HEADER}\n{step.text(used)}",
             step.writer,
             device,
-            [step.places[i] for i in order],
+            [step.positions[i] for i in returned],
             [i for i, spec in enumerate(specs) if spec.role in ("parameter", "buffer")],
             all(isinstance(value, torch.Tensor) for value in [*inputs, *examples]),
             regions,
@@ -205,16 +205,19 @@ class StepCompiler:
         )
 
     def _traced(
-        self, graph: fx.GraphModule, capture: Capture, specs: list[InputSpec], label: str
+        self, graph: fx.GraphModule, dynamo: DynamoGraph, specs: list[InputSpec], label: str
     ) -> tuple[TracedGraphs, CompiledRegions | None]:
         """Forward and backward, and what was compiled of them."""
-        of_style = functools.partial(self._of_style, graph, capture, specs, label)
+
+        def of_style(style: Style) -> tuple[TracedGraphs, CompiledRegions | None]:
+            return self._of_style(graph, dynamo, specs, label, style)
+
         return in_first_style(self.options, label, of_style, symbolic=False)
 
     def _of_style(
         self,
         graph: fx.GraphModule,
-        capture: Capture,
+        dynamo: DynamoGraph,
         specs: list[InputSpec],
         label: str,
         style: Style,
@@ -223,7 +226,7 @@ class StepCompiler:
         names = ["loss", *[f"output{i}" for i in range(1, count)]]
         outputs = [OutputSpec(name, index=i) for i, name in enumerate(names)]
         paired = not self.options.eager_rng
-        traced = differentiate(capture, specs, outputs, self.name, self.namer, paired, style)
+        traced = differentiate(dynamo, specs, outputs, self.name, self.namer, paired, style)
         if not style.inductor:
             return traced, None
         wanted = self.options.regions
@@ -262,7 +265,7 @@ def _warn_of_lstms(traced: TracedGraphs, label: str) -> None:
 def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
     """Makes the loss the graph's first output, and each output one of its own, without a gradient.
 
-    Returns where each of the graph's former outputs is among them.
+    Returns the position among them of each of the graph's former outputs.
     """
     marks = graph.graph.find_nodes(op="call_function", target=mark_loss)
     if len(marks) != 1:
@@ -278,7 +281,7 @@ def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
     end = output_node(graph)
     former = list(end.args[0])
     values = list(dict.fromkeys([loss, *former]))
-    order = [values.index(value) for value in former]
+    positions = [values.index(value) for value in former]
     with graph.graph.inserting_before(end):
         for i, value in enumerate(values):
             example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
@@ -286,4 +289,4 @@ def _loss_first(graph: fx.GraphModule, name: str) -> list[int]:
                 values[i] = graph.graph.call_method("detach", (value,))
     end.args = (tuple(values),)
     graph.recompile()
-    return order
+    return positions

@@ -47,7 +47,7 @@ class UpdateProgram:
         self.stats, self.text = self._program.stats, self._program.text
 
     def same_state(self, held: list[Held], parameters: list[Tensor]) -> bool:
-        """Whether this state can take the place of its own; it does then."""
+        """Whether this state can be used instead of its own; it is then."""
         if [each.kind for each in held] != [each.kind for each in self.held]:
             return False
         self.held = held

@@ -75,7 +75,7 @@ class StepEntry:
     inputs: list[str]  # the value of each of `arguments`
     gradients: list[tuple[str, fx.Node] | None]  # of each of them, where it has one
     outputs: list[str]  # as written behind `return`, but for gradients; the loss first
-    places: list[int]  # in `outputs`, of each of the function's; -1 for one that is None
+    positions: list[int]  # in `outputs`, of each of the function's; -1 for one that is None
 
     def text(self, used: Collection[int] = ()) -> str:
         """The whole entry. The gradients of the arguments `used` are not returned."""
@@ -92,7 +92,7 @@ def step_entry(traced: TracedGraphs, *, carries_python: bool = False) -> StepEnt
     gradients = _write_backward(writer, traced, forward)
     pairs = _gradients(writer, traced, gradients)
     return StepEntry(
-        writer, traced.arguments, forward.arguments, pairs, forward.outputs, forward.places
+        writer, traced.arguments, forward.arguments, pairs, forward.outputs, forward.positions
     )
 
 
@@ -125,7 +125,7 @@ class _Forward:
 
     arguments: list[str]  # the value of each
     outputs: list[str]  # as written behind `return`, the loss first
-    places: list[int]  # in `outputs`, of each thing returned
+    positions: list[int]  # in `outputs`, of each thing returned
     loss: Ref
     saved: list[Ref]
     rest: list[Any]  # the graph's results behind its own
@@ -154,15 +154,15 @@ def _write_forward(writer: EntryWriter, traced: TracedGraphs) -> _Forward:
         for index, ref in zip(metadata.written, refs[written:first], strict=True)
     ]
     outputs: list[str] = []
-    places = []
+    positions = []
     for spec in traced.outputs:
-        output = _output(traced, spec, arguments, refs[first:bases], is_loss=not places)
-        places.append(len(outputs) if output else -1)
+        output = _output(traced, spec, arguments, refs[first:bases], is_loss=not positions)
+        positions.append(len(outputs) if output else -1)
         outputs += [output] if output else []
     for i, ref in enumerate(refs[bases : traced.own_results]):
         outputs.append(f"{ref} {{output {quoted(f'base{i}')}}}")
     saved, rest = refs[traced.own_results :], results[traced.own_results :]
-    return _Forward(arguments, outputs + writes, places, refs[first], saved, rest)
+    return _Forward(arguments, outputs + writes, positions, refs[first], saved, rest)
 
 
 def _output(

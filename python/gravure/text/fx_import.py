@@ -370,7 +370,7 @@ class EntryWriter:
         return self.define(f"{arg.name}_{kind}", kind, call, self.locations.suffix(arg))
 
     def _rounded(self, node: fx.Node) -> str:
-        """To an int, halves to even ones: in Python, and in the operator."""
+        """To the nearest int, from the middle to the even one, as Python and the operator do."""
         suffix = self.locations.suffix(node)
         call = f"aten::round.float({self._to_float(node.args[0], node)})"
         whole = self.define(f"{node.name}_float", "float", call, suffix)

@@ -106,7 +106,7 @@ def _returned(node: fx.Node, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return op(*values, **keywords)
 
 
-def _adopt_place(node: fx.Node) -> None:
+def _adopt_location(node: fx.Node) -> None:
     """Source and module path from the first user that has them."""
     pending = list(node.users)
     while pending and "stack_trace" not in node.meta:
@@ -120,7 +120,7 @@ def _adopt_place(node: fx.Node) -> None:
 def _save_and_run(writer: Writer, node: fx.Node) -> Ref:
     op, *args = node.args
     args, kwargs = tuple(args), dict(node.kwargs)
-    _adopt_place(node)
+    _adopt_location(node)
     example = _returned(node, op, args, kwargs)
     leaves = pytree.tree_leaves((example, _examples(args)))
     cuda = next((t.device for t in leaves if isinstance(t, torch.Tensor) and t.is_cuda), None)
@@ -133,7 +133,7 @@ def _save_and_run(writer: Writer, node: fx.Node) -> Ref:
 def _run_with_state(writer: Writer, node: fx.Node) -> Ref:
     state, op, *args = node.args
     args, kwargs = tuple(args), dict(node.kwargs)
-    _adopt_place(node)
+    _adopt_location(node)
     example = _returned(node, op, args, kwargs)
     return writer.operator(node, op, args, kwargs, example, rng=writer.value(state, node))
 
@@ -142,7 +142,7 @@ def _run_with_generator(writer: Writer, node: fx.Node) -> Ref:
     op, *args = node.args
     args, kwargs = tuple(args), dict(node.kwargs)
     state = kwargs.pop("rng_state")
-    _adopt_place(node)
+    _adopt_location(node)
     example = _returned(node, op, args, kwargs)
     return writer.operator(node, op, args, kwargs, example, rng=writer.value(state, node))
 
@@ -191,7 +191,7 @@ def _cond(writer: Writer, node: fx.Node) -> Ref:
 
 
 def _inline(writer: Writer, node: fx.Node) -> Ref:
-    """`invoke_subgraph(graph, name, *operands)`: the graph's own statements, in place."""
+    """`invoke_subgraph(graph, name, *operands)`: the graph's own statements, inlined."""
     graph, _, *operands = node.args
     bound = [writer.env[o] if isinstance(o, fx.Node) else writer.value(o, node) for o in operands]
     outputs = writer.add_graph(writer.env[graph], bound)

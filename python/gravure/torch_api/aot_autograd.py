@@ -60,8 +60,8 @@ def _settings(*, paired_draws: bool, **further: Any) -> Iterator[None]:
     """Without the first both graphs do not come together, and cannot become one program; without
     the second a graph may come from a file, compiled by another backend. The third has checkpointed
     draws repeated from generators of their own, not by a state that is read on the host. Without
-    the last one, which is the default up to 2.11, gradients would be brought into strides in place
-    of memory formats, and no backward would be a node of ours (test_native_node.py)."""
+    the last one, which is the default up to 2.11, gradients would be brought into strides
+    instead of memory formats, and no backward would be a node of ours (test_native_node.py)."""
     settings = {
         "force_non_lazy_backward_lowering": True,
         "enable_autograd_cache": False,

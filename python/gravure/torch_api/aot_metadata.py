@@ -1,4 +1,4 @@
-"""What AOTAutograd found out about a function, and what its graphs take, decoded in one place.
+"""What AOTAutograd found out about a function, and what its graphs take, decoded here alone.
 
 PyTorch has it in a value of many fields (ViewAndMutationMeta, with an OutputType a result and a
 PlainTensorMeta for each tensor that is of no subclass), which a TracingContext holds; in a
@@ -171,7 +171,7 @@ class Kind(enum.Enum):
     PARAMETER = "parameter"  # of the module that was traced
     BUFFER = "buffer"
     GENERATOR = "generator"
-    OTHER = "other"  # a tensor in the place of several arguments, or inside of one
+    OTHER = "other"  # a tensor that stands for several arguments, or inside of one
     SAVED = "saved"  # by the forward
     TANGENT = "tangent"
 

@@ -102,13 +102,13 @@ def _truth(node: fx.Node) -> bool | None:
             if operand not in needed:
                 needed.add(operand)
                 pending.append(operand)
-    order = [n for n in node.graph.nodes if n in needed]
+    nodes = [n for n in node.graph.nodes if n in needed]
     if _may_be_written(node.graph, needed):
         return None
     values: dict[fx.Node, Any] = {}
     try:
         with _disable_current_modes(), DisableTorchFunction(), torch.no_grad(), _Pure():
-            for n in order:
+            for n in nodes:
                 args, kwargs = fx.map_arg((n.args, n.kwargs), values.__getitem__)
                 if n.op == "call_method":
                     values[n] = getattr(args[0], str(n.target))(*args[1:], **kwargs)

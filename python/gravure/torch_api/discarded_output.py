@@ -23,7 +23,7 @@ def silent_functions() -> set[Any]:
 
 @contextlib.contextmanager
 def discarding_output() -> Iterator[dict[str, None]]:
-    """What Dynamo leaves out within, each with its place: `print() at model.py:12`.
+    """What Dynamo leaves out within, each with its line: `print() at model.py:12`.
 
     For who holds the lock on compiling (compile_lock.py).
     """

@@ -6,9 +6,10 @@ import contextlib
 import functools
 import logging
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
 from torch import fx
@@ -109,13 +110,31 @@ def is_static(node: fx.Node) -> bool:
     return node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None
 
 
-def break_of(graph: fx.GraphModule) -> Any:
-    """Why Dynamo ended this graph before the function did: `reason`, `user_stack`; None if not.
+class Break(NamedTuple):
+    """Why Dynamo ended a graph before its function did, in one line, and the user's frames."""
 
-    Without it no report names graph breaks.
-    """
+    why: str
+    details: str  # all that Dynamo says
+    frames: list[traceback.FrameSummary]
+
+
+# What Dynamo calls a break by a name of its own code, where it has words for it elsewhere.
+_WORDS = {
+    "generic_jump": "Data-dependent branching",
+    "step_unsupported": "what no graph can go on behind, as inside of try or with: the rest of the "
+    "function runs without a graph",
+    "comprehension_graph_break": "inside of a comprehension",
+}
+
+
+def break_of(graph: fx.GraphModule) -> Break | None:
+    """Why this graph ends early; None if it does not. Without it no report names graph breaks."""
     reason = getattr(graph, "compile_subgraph_reason", None)
-    return reason if reason is not None and reason.graph_break else None
+    if reason is None or not reason.graph_break:
+        return None
+    name = reason.reason.partition(" ")[0]
+    why = _WORDS.get(name) or reason.reason.partition("\n")[0]
+    return Break(why, reason.reason, list(reason.user_stack))
 
 
 def graph_breaks() -> Counter[str]:

@@ -28,11 +28,11 @@ def refusal(error: Exception, name: str) -> ExportError:
     remedy = next((x[5:].strip() for x in lines if x.startswith("Hint:")), "")
     explanation = next((x[12:].strip() for x in lines if x.startswith("Explanation:")), "")
     stack = getattr(error, "real_stack", None)
-    place = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    location = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
     if isinstance(error, GuardOnDataDependentSymNode):
         # It knows the line by its words alone.
         caused = re.search(r"^Caused by: \((.+?:\d+) in ", str(error), re.MULTILINE)
-        place = place or (caused.group(1) if caused else "")
+        location = location or (caused.group(1) if caused else "")
     if isinstance(error, GuardOnDataDependentSymNode) or reason.startswith("Data-dependent"):
         remedy = 'use torch.compile(backend="gravure"), which breaks the graph at such a branch'
         if stack and asks(stack[-1]):
@@ -46,7 +46,7 @@ def refusal(error: Exception, name: str) -> ExportError:
     if "Module-level backwards hooks" in reason:
         what = "a module has backward hooks, which autograd calls"
         remedy = 'remove them, or use torch.compile(backend="gravure"), which runs them'
-    if place.rpartition(":")[0].endswith("/torch/nn/parallel/distributed.py"):
+    if location.rpartition(":")[0].endswith("/torch/nn/parallel/distributed.py"):
         what = "it calls a DistributedDataParallel, whose gradients hooks of autograd average"
         remedy = 'use torch.compile(backend="gravure"), which runs them'
-    return ExportError(name, what, remedy or "move this out of the step", place)
+    return ExportError(name, what, remedy or "move this out of the step", location)

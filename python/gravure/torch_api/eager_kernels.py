@@ -5,6 +5,9 @@ than eager does: dropout on the CPU differs in the last bit for one probability 
 GRU skip oneDNN and lose the dropout between their layers, upsampling sums its gradients in another
 order, batch norm on a GPU is PyTorch's own instead of cuDNN's.
 
+A few are functions of ours instead (`_OURS`): what eager's C++ draws, or adds in place to parts of
+a matrix, has other bits as functions.
+
 What a kernel takes, its stand-in without values takes, too: `grouped_mm` of floats.
 
 Private: `_decomp` registers the Python versions, which `py_kernels` and `_dispatch_cache` of an
@@ -25,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..library.namespace import LIBRARY
+from . import gru_kernels
 from .compile_lock import compile_lock
 from .private_names import (
     DispatchKey,
@@ -111,9 +115,11 @@ def _alpha_dropout(x: Tensor, p: float, train: bool | None) -> Tensor:
     return x * noise.mul(a) + b
 
 
-_REPLACED: dict[Any, Callable[..., Tensor]] = {
+# Traced by functions of ours, where eager's C++ draws or writes in a way that a graph has not.
+_OURS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.dropout.default: _dropout,
     torch.ops.aten.alpha_dropout.default: _alpha_dropout,
+    **gru_kernels.KERNELS,
 }
 
 
@@ -175,12 +181,12 @@ def _exchanged() -> Iterator[None]:
     before = []
     fakes_before = {op: op_implementations_dict.get(op) for op in _FAKES}
     try:
-        for op in [*_overloads(), *_REPLACED]:
+        for op in [*_overloads(), *_OURS]:
             before.append((op, dict(op.py_kernels)))
             for key in keys:
                 op.py_kernels.pop(key, None)
-                if op in _REPLACED:
-                    op.py_kernels[key] = _REPLACED[op]
+                if op in _OURS:
+                    op.py_kernels[key] = _OURS[op]
             op._dispatch_cache.clear()
         op_implementations_dict.update(_FAKES)
         yield

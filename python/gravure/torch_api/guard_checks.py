@@ -53,7 +53,7 @@ class Scope:
     def sources(
         self, graph: fx.GraphModule, inputs: Sequence[Any], positions: Sequence[int]
     ) -> dict[int, Any]:
-        """Dynamo's sources of those of `graph`'s `inputs` that every call finds in one place."""
+        """Dynamo's sources of those of `graph`'s `inputs` that every call finds by itself."""
         nodes = graph.graph.find_nodes(op="placeholder")
         found = {}
         for i in positions:

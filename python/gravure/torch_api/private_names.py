@@ -196,7 +196,7 @@ _ROWS = (
         "OpOverload",
         Without.COMPILED,
         "",
-        "py_kernels _schema _opname _dispatch_cache",
+        "py_kernels _schema _opname _dispatch_cache _op_dk",
     ),
     Private("torch._ops", "HigherOrderOperator", Without.COMPILED, sets="_name"),
     Private("torch", "_prims", Without.COMPILED),

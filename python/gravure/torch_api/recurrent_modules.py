@@ -5,8 +5,8 @@ eager's own C++ takes them apart (eager_kernels.py), and an LSTM has eager's bit
 float, where it is one operator of oneDNN's.
 
 On a GPU cuDNN asks for the addresses of the weights, which tensors without values have not: that
-stays eager's. GRU and RNN on the CPU work in place on parts of a matrix; as functions they round
-otherwise.
+stays eager's. So do GRU and RNN, for which nobody asked on the CPU: traced there, as in a step of
+compile_step, they have eager's bits (gru_kernels.py).
 
 Private: Dynamo's `VariableBuilder` refuses such modules where the setting `allow_rnn` of `_dynamo`
 is off. Without it graphs break there.

@@ -65,9 +65,9 @@ class PagedSlab final : public Slab {
   PageSharing::Tenant tenant = -1;
   size_t firstChunk = 0, chunks = 0;
   ArenaParts running = kNoPart;  // what a step uses now
-  bool mayBeHeld = false;  // since the last step that used it
-  bool unfit = true;       // pages are missing, or break a rule
-  bool moved = false;      // some are others than in the last step that used it
+  bool mayBeHeld = false;        // since the last step that used it
+  bool unfit = true;             // pages are missing, or break a rule
+  bool moved = false;            // some are others than in the last step that used it
   int64_t patience = 0;
   uint64_t lastStep = 0;  // the owner's count
   std::optional<c10::Stream> lastStream;

@@ -104,8 +104,8 @@ struct Extent {
 /// An arena as its program uses it. The rest of its memory means nothing between two steps.
 struct ArenaShape {
   int64_t bytes = 0;
-  std::vector<Extent> saved;    // where saved values lie from forward to backward
-  std::vector<Extent> results;  // where lent and static results lie
+  std::vector<Extent> saved;              // where saved values lie from forward to backward
+  std::vector<Extent> results;            // where lent and static results lie
   std::vector<std::vector<Extent>> used;  // by entry: what its runs read and write; {}: all of it
   size_t entered = 0;                     // the entry that is run first
   // Who holds them: what nobody holds means nothing either.

@@ -59,9 +59,9 @@ struct Life {
 
 /// Temporaries of one call, which lie in a buffer of the plan.
 struct Temporaries {
-  std::vector<Buffer> buffers;     // alive over allocations of the call
-  std::vector<int64_t*> offsets;   // where they go
-  int64_t at = -1;                 // of all
+  std::vector<Buffer> buffers;    // alive over allocations of the call
+  std::vector<int64_t*> offsets;  // where they go
+  int64_t at = -1;                // of all
 };
 
 class LayoutBuilder {
@@ -142,9 +142,9 @@ class LayoutBuilder {
         return tensor.ordinal == ordinal;
       });
       if (compiled && !isResult && allocations[k].bytes > 0) {
-        temporaries.buffers.push_back(
-            {ordinal, std::max<int64_t>(allocations[k].freedBefore, ordinal + 1),
-             allocations[k].bytes, -1, ""});
+        temporaries.buffers.push_back({ordinal,
+                                       std::max<int64_t>(allocations[k].freedBefore, ordinal + 1),
+                                       allocations[k].bytes, -1, ""});
         temporaries.offsets.push_back(&row.back().offset);
       } else {
         add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);

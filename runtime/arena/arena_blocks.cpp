@@ -22,7 +22,7 @@ class BlockSlab final : public Slab {
 
   char* base() const override { return static_cast<char*>(block_.get()); }
   int64_t bytes() const override { return bytes_; }
-  bool enter(std::string& why) override {
+  bool enter(size_t /*entry*/, std::string& why) override {
     if (owner_.use(*this)) return true;
     why = kOthersCapture;
     return false;

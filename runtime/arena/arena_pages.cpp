@@ -37,7 +37,7 @@ std::shared_ptr<Slab> ArenaPages::make(const ArenaShape& shape,
   try {
     slab = makeUnfit(shape);
     auto& paged = static_cast<PagedSlab&>(*slab);
-    noteWhoLives(paged);
+    noteWhoLives(paged, shape.entered);
     fit(paged);
     // Work on the pages that were given is ordered before this stream's, and nothing yet before others'.
     if (!large.empty()) paged.lastStream = source_->currentStream();
@@ -105,8 +105,9 @@ void ArenaPages::readOn(const void* address, c10::Stream stream) {
     slab.readers.push_back(stream);
 }
 
-/// Keeps the slab apart from all that lives now. True if they were not.
-bool ArenaPages::noteWhoLives(PagedSlab& slab) {
+/// Keeps what a run of `entry` uses apart from all that lives now. True if it was not.
+bool ArenaPages::noteWhoLives(PagedSlab& slab, size_t entry) {
+  const ArenaParts own = partOfEntry(entry);
   bool met = false;
   for (PagedSlab* other : slabs_) {
     if (other == &slab) continue;
@@ -115,11 +116,12 @@ bool ArenaPages::noteWhoLives(PagedSlab& slab) {
       other->mayBeHeld = false;
       continue;
     }
-    met |= sharing_.meets(slab.tenant, other->tenant, living);
-    sharing_.keepApart(slab.tenant, other->tenant, living);
+    met |= sharing_.meets(slab.tenant, other->tenant, living, own);
+    sharing_.keepApart(slab.tenant, other->tenant, living, own);
     // The other one's backward comes later, when what this one returns is still held.
     const bool nested = (living & kSavedPart) != 0;
-    if (nested && sharing_.keepApart(other->tenant, slab.tenant, kResultPart)) other->unfit = true;
+    if (nested && sharing_.keepApart(other->tenant, slab.tenant, kResultPart, kLaterEntriesPart))
+      other->unfit = true;
   }
   return met;
 }
@@ -193,7 +195,7 @@ bool ArenaPages::hasAllPages(const PagedSlab& slab) const {
   return std::find(pages.begin(), pages.end(), PageSharing::kNoPage) == pages.end();
 }
 
-bool ArenaPages::enter(PagedSlab& slab, std::string& why) {
+bool ArenaPages::enter(PagedSlab& slab, size_t entry, std::string& why) {
   std::lock_guard lock(mutex_);
   TORCH_INTERNAL_ASSERT(!slab.running, "an arena is used by two steps at once");
   buryEnded(/*wait=*/false);
@@ -202,7 +204,7 @@ bool ArenaPages::enter(PagedSlab& slab, std::string& why) {
     --slab.patience;
     return false;
   }
-  const bool met = noteWhoLives(slab);
+  const bool met = noteWhoLives(slab, entry);
   if (met || slab.unfit) {
     try {
       if (!fit(slab)) why = "held values in it would have to move";
@@ -220,7 +222,7 @@ bool ArenaPages::enter(PagedSlab& slab, std::string& why) {
     why = kOthersCapture;
     return false;
   }
-  slab.running = true;
+  slab.running = partOfEntry(entry);
   return true;
 }
 
@@ -261,7 +263,8 @@ bool ArenaPages::mayHaveChanged(const PagedSlab& slab) const {
 
 void ArenaPages::leave(PagedSlab& slab) {
   std::lock_guard lock(mutex_);
-  slab.running = slab.moved = false;
+  slab.running = kNoPart;
+  slab.moved = false;
   slab.mayBeHeld = true;
 }
 

@@ -109,7 +109,7 @@ class ArenaPages final : public ArenaMemory {
 
  private:
   friend class PagedSlab;
-  bool enter(PagedSlab& slab, std::string& why);
+  bool enter(PagedSlab& slab, size_t entry, std::string& why);
   void leave(PagedSlab& slab);
   void follow(PagedSlab& slab);
   bool mayHaveChanged(const PagedSlab& slab) const;
@@ -124,7 +124,7 @@ class ArenaPages final : public ArenaMemory {
   bool fit(PagedSlab& slab);
   bool hasAllPages(const PagedSlab& slab) const;
   void remap(PagedSlab& slab, const std::vector<PageSharing::Move>& moves);
-  bool noteWhoLives(PagedSlab& slab);
+  bool noteWhoLives(PagedSlab& slab, size_t entry);
   bool orderAfterOthers(PagedSlab& slab);
   void destroyUnused();
 

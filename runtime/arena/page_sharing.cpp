@@ -6,18 +6,20 @@
 
 namespace gravure {
 
-/// Pages that a tenant's pages may not be, by what lies on them.
-struct PageSharing::Forbidden {
-  llvm::BitVector always, underSaved, underResults;
+namespace {
 
-  bool operator()(Page page, ArenaParts parts) const {
-    const auto in = [page](const llvm::BitVector& set) {
-      return static_cast<size_t>(page) < set.size() && set.test(page);
-    };
-    return in(always) || ((parts & kSavedPart) && in(underSaved)) ||
-           ((parts & kResultPart) && in(underResults));
+bool has(const llvm::BitVector& set, PageSharing::Page page) {
+  return static_cast<size_t>(page) < set.size() && set.test(page);
+}
+
+template <typename Visit>
+void forEachPart(ArenaParts parts, const Visit& visit) {
+  for (size_t part = 0; part < kPartKinds; ++part) {
+    if (parts >> part & 1) visit(part);
   }
-};
+}
+
+}  // namespace
 
 PageSharing::Tenant PageSharing::add(std::vector<Want> wants) {
   size_t at = 0;
@@ -28,6 +30,7 @@ PageSharing::Tenant PageSharing::add(std::vector<Want> wants) {
   state.alive = true;
   state.pages.assign(wants.size(), kNoPage);
   state.wants = std::move(wants);
+  for (Want& want : state.wants) want.parts |= kWholeArena;
   return static_cast<Tenant>(at);
 }
 
@@ -60,46 +63,52 @@ void PageSharing::removePage(Page page) {
   pages_[page].bytes = 0;
 }
 
-bool PageSharing::keepApart(Tenant tenant, Tenant other, ArenaParts parts) {
-  ArenaParts& known = tenants_[tenant].avoids[other];
-  const bool fresh = (known | parts) != known;
-  known |= parts;
+bool PageSharing::keepApart(Tenant tenant, Tenant other, ArenaParts parts, ArenaParts own) {
+  Rule& rule = tenants_[tenant].avoids[other];
+  bool fresh = false;
+  forEachPart(own, [&](size_t part) {
+    fresh |= (rule[part] | parts) != rule[part];
+    rule[part] |= parts;
+  });
   return fresh;
 }
 
-bool PageSharing::meets(Tenant tenant, Tenant other, ArenaParts parts) const {
-  const State& a = tenants_[tenant];
-  const State& b = tenants_[other];
-  if (parts & kWholeArena) return a.all.anyCommon(b.all);
-  return ((parts & kSavedPart) && a.all.anyCommon(b.saved)) ||
-         ((parts & kResultPart) && a.all.anyCommon(b.results));
+bool PageSharing::meets(Tenant tenant, Tenant other, ArenaParts parts, ArenaParts own) const {
+  bool found = false;
+  forEachPart(own, [&](size_t mine) {
+    forEachPart(parts, [&](size_t theirs) {
+      found = found || tenants_[tenant].on[mine].anyCommon(tenants_[other].on[theirs]);
+    });
+  });
+  return found;
 }
 
-llvm::BitVector PageSharing::partsOf(const State& state, ArenaParts parts) const {
-  if (parts & kWholeArena) return state.all;
-  llvm::BitVector set;
-  if (parts & kSavedPart) set |= state.saved;
-  if (parts & kResultPart) set |= state.results;
-  return set;
-}
-
-PageSharing::Forbidden PageSharing::forbiddenFor(Tenant tenant) const {
-  Forbidden forbidden;
-  for (const auto& [other, parts] : tenants_[tenant].avoids) {
-    forbidden.always |= partsOf(tenants_[other], parts);
+PageSharing::PagesByPart PageSharing::forbiddenFor(Tenant tenant) const {
+  PagesByPart forbidden;
+  for (const auto& [other, rule] : tenants_[tenant].avoids) {
+    const PagesByPart& on = tenants_[other].on;
+    for (size_t mine = 0; mine < kPartKinds; ++mine) {
+      forEachPart(rule[mine], [&](size_t theirs) { forbidden[mine] |= on[theirs]; });
+    }
   }
   for (const State& other : tenants_) {
-    const ArenaParts parts = other.avoids.lookup(tenant);
-    if (parts & kWholeArena) forbidden.always |= other.all;
-    if (parts & kSavedPart) forbidden.underSaved |= other.all;
-    if (parts & kResultPart) forbidden.underResults |= other.all;
+    const auto rule = other.avoids.find(tenant);
+    if (rule == other.avoids.end()) continue;
+    for (size_t theirs = 0; theirs < kPartKinds; ++theirs) {
+      forEachPart(rule->second[theirs], [&](size_t mine) { forbidden[mine] |= other.on[theirs]; });
+    }
   }
   return forbidden;
 }
 
 bool PageSharing::choose(Tenant tenant, ArenaParts held, std::vector<Move>& moves) const {
   const State& state = tenants_[tenant];
-  const Forbidden forbidden = forbiddenFor(tenant);
+  const PagesByPart by = forbiddenFor(tenant);
+  const auto forbidden = [&](Page page, ArenaParts parts) {
+    bool found = false;
+    forEachPart(parts, [&](size_t part) { found = found || has(by[part], page); });
+    return found;
+  };
   moves.clear();
   llvm::BitVector taken(pages_.size());
   for (size_t i = 0; i < state.pages.size(); ++i) {
@@ -131,13 +140,11 @@ void PageSharing::assign(Tenant tenant, size_t index, Page page) {
   State& state = tenants_[tenant];
   const ArenaParts parts = state.wants[index].parts;
   const auto mark = [&](Page at, bool value) {
-    for (auto [set, wanted] :
-         {std::pair(&state.all, true), std::pair(&state.saved, (parts & kSavedPart) != 0),
-          std::pair(&state.results, (parts & kResultPart) != 0)}) {
-      if (!wanted) continue;
-      if (set->size() < pages_.size()) set->resize(pages_.size());
-      set->operator[](at) = value;
-    }
+    forEachPart(parts, [&](size_t part) {
+      llvm::BitVector& set = state.on[part];
+      if (set.size() < pages_.size()) set.resize(pages_.size());
+      set[at] = value;
+    });
   };
   if (const Page old = state.pages[index]; old != kNoPage) {
     --pages_[old].users;

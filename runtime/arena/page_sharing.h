@@ -4,13 +4,16 @@
 // A program's arena (a tenant) has addresses of its own, page by page backed by physical pages. What a
 // program leaves behind after a step means nothing, but for the parts that somebody holds. So two
 // arenas may share a page as long as no step of one runs while the other one's step runs or its part
-// on that page is held. Which programs live together is learned: where two do, a rule is kept that
-// their pages are apart from then on. Rules are never dropped while both live, so this settles.
+// on that page is held. A step lives on what its entry uses: what the forward alone uses means nothing
+// while the backward runs, unless it is held. Which programs live together is learned: where two do, a
+// rule is kept that those parts are apart from then on. Rules are never dropped while both live, so this
+// settles.
 
 #include <llvm/ADT/BitVector.h>
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/SmallVector.h>
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -21,7 +24,14 @@ using ArenaParts = uint8_t;
 constexpr ArenaParts kNoPart = 0;
 constexpr ArenaParts kSavedPart = 1;
 constexpr ArenaParts kResultPart = 2;
-constexpr ArenaParts kWholeArena = 4;  // whatever else is set
+constexpr ArenaParts kWholeArena = 4;         // on every page
+constexpr ArenaParts kFirstEntryPart = 8;     // what a run of the program's first entry uses
+constexpr ArenaParts kLaterEntriesPart = 16;  // what runs of the others use
+constexpr size_t kPartKinds = 5;
+
+constexpr ArenaParts partOfEntry(size_t entry) {
+  return entry == 0 ? kFirstEntryPart : kLaterEntriesPart;
+}
 
 class PageSharing {
  public:
@@ -45,10 +55,11 @@ class PageSharing {
   std::vector<Page> unused() const;
   void removePage(Page page);
 
-  /// From now on no page of `tenant` may be one of `other`'s `parts`. True if that was not a rule yet.
-  bool keepApart(Tenant tenant, Tenant other, ArenaParts parts);
-  /// True if a page of `tenant` is one of `other`'s `parts`.
-  bool meets(Tenant tenant, Tenant other, ArenaParts parts) const;
+  /// From now on no page of `tenant`'s part `own` may be one of `other`'s `parts`. True if that was not
+  /// a rule yet.
+  bool keepApart(Tenant tenant, Tenant other, ArenaParts parts, ArenaParts own = kWholeArena);
+  /// True if a page of `tenant`'s part `own` is one of `other`'s `parts`.
+  bool meets(Tenant tenant, Tenant other, ArenaParts parts, ArenaParts own = kWholeArena) const;
 
   struct Move {
     size_t index = 0;     // of the tenant's pages
@@ -65,20 +76,21 @@ class PageSharing {
   int64_t bytes() const { return bytes_; }
 
  private:
+  using PagesByPart = std::array<llvm::BitVector, kPartKinds>;
+  using Rule = std::array<ArenaParts, kPartKinds>;  // by own part: the other one's
   struct State {
     bool alive = false;
     std::vector<Want> wants;
     std::vector<Page> pages;
-    llvm::BitVector all, saved, results;             // of pages
-    llvm::SmallDenseMap<Tenant, ArenaParts> avoids;  // rules
+    PagesByPart on;
+    llvm::SmallDenseMap<Tenant, Rule> avoids;
   };
   struct Physical {
     int64_t bytes = 0;  // 0: no such page
     int32_t users = 0;
   };
-  struct Forbidden;
-  Forbidden forbiddenFor(Tenant tenant) const;
-  llvm::BitVector partsOf(const State& state, ArenaParts parts) const;
+  /// By part of the tenant's: pages that no page of that part may be.
+  PagesByPart forbiddenFor(Tenant tenant) const;
 
   std::vector<State> tenants_;
   std::vector<Physical> pages_;

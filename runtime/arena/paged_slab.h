@@ -18,7 +18,7 @@ class PagedSlab final : public Slab {
 
   char* base() const override { return base_; }
   int64_t bytes() const override { return shape_.bytes; }
-  bool enter(std::string& why) override { return owner_.enter(*this, why); }
+  bool enter(size_t entry, std::string& why) override { return owner_.enter(*this, entry, why); }
   void leave() override { owner_.leave(*this); }
   void follow() override { owner_.follow(*this); }
   bool mayHaveChanged() const override { return owner_.mayHaveChanged(*this); }
@@ -46,8 +46,8 @@ class PagedSlab final : public Slab {
   }
   /// The parts whose bytes mean something now.
   ArenaParts living() const {
-    if (running) return kWholeArena;
-    return mayBeHeld || shape_.resultsStay ? held() : kNoPart;
+    const bool asked = running || mayBeHeld || shape_.resultsStay;
+    return asked ? running | held() : kNoPart;
   }
 
   std::vector<PageSharing::Want> wants(int64_t large, int64_t small) const {
@@ -64,10 +64,10 @@ class PagedSlab final : public Slab {
   // Guarded by the owner's mutex.
   PageSharing::Tenant tenant = -1;
   size_t firstChunk = 0, chunks = 0;
-  bool running = false;
-  bool mayBeHeld = false;  // since the last step that used it
-  bool unfit = true;       // pages are missing, or break a rule
-  bool moved = false;      // some are others than in the last step that used it
+  ArenaParts running = kNoPart;  // what a step uses now
+  bool mayBeHeld = false;        // since the last step that used it
+  bool unfit = true;             // pages are missing, or break a rule
+  bool moved = false;            // some are others than in the last step that used it
   int64_t patience = 0;
   uint64_t lastStep = 0;  // the owner's count
   std::optional<c10::Stream> lastStream;
@@ -85,6 +85,10 @@ class PagedSlab final : public Slab {
     ArenaParts parts = kNoPart;
     if (meets(shape_.saved)) parts |= kSavedPart;
     if (meets(shape_.results)) parts |= kResultPart;
+    if (shape_.used.empty()) parts |= kFirstEntryPart | kLaterEntriesPart;
+    for (size_t entry = 0; entry < shape_.used.size(); ++entry) {
+      if (meets(shape_.used[entry])) parts |= partOfEntry(entry);
+    }
     return parts;
   }
 

@@ -59,7 +59,7 @@ void ArenaSession::noteAllocation(void* address, size_t bytes) {
   if (!recording() || step_ < 0) return;
   auto& row = record_[step_];
   live_[address] = {step_, row.size()};
-  row.push_back({static_cast<int64_t>(bytes), -1, address});
+  row.push_back({static_cast<int64_t>(bytes), -1, address, -1});
 }
 
 bool ArenaSession::noteFree(void* address) {
@@ -67,7 +67,9 @@ bool ArenaSession::noteFree(void* address) {
   auto at = live_.find(address);
   if (at == live_.end()) return false;
   const auto [step, ordinal] = at->second;
-  record_[step][ordinal].freedAtStep = step_;
+  RecordedAllocation& allocation = record_[step][ordinal];
+  allocation.freedAtStep = step_;
+  if (step == step_) allocation.freedBefore = static_cast<int64_t>(record_[step].size());
   live_.erase(at);
   return true;
 }

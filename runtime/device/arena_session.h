@@ -26,6 +26,8 @@ struct RecordedAllocation {
   int64_t bytes = 0;
   int64_t freedAtStep = -1;  // step in which it was given back; -1 if alive at the end of the run
   void* address = nullptr;   // in the recorded run; to find the output that owns it
+  /// How many allocations its own step had made when it was given back there; -1 if not there.
+  int64_t freedBefore = -1;
 };
 
 /// Allocations of one run: [step][ordinal].

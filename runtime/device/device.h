@@ -104,8 +104,10 @@ struct Extent {
 /// An arena as its program uses it. The rest of its memory means nothing between two steps.
 struct ArenaShape {
   int64_t bytes = 0;
-  std::vector<Extent> saved;    // where saved values lie from forward to backward
-  std::vector<Extent> results;  // where lent and static results lie
+  std::vector<Extent> saved;              // where saved values lie from forward to backward
+  std::vector<Extent> results;            // where lent and static results lie
+  std::vector<std::vector<Extent>> used;  // by entry: what its runs read and write; {}: all of it
+  size_t entered = 0;                     // the entry that is run first
   // Who holds them: what nobody holds means nothing either.
   std::shared_ptr<LoanBook> savedBook;
   std::vector<std::shared_ptr<LoanBook>> resultBooks;
@@ -128,11 +130,11 @@ class Slab {
   virtual char* base() const = 0;
   virtual int64_t bytes() const = 0;
 
-  /// Before a step that uses the memory, on its thread and stream: no other program uses these pages
-  /// until leave(), and what the current stream gets next comes after what was done with them. False,
-  /// and `why`, if there is no memory for it, or a stream that used it is being captured by other code;
-  /// then nothing was taken.
-  virtual bool enter(std::string& why) = 0;
+  /// Before a run of `entry`, on its thread and stream: no other program uses the pages of what that
+  /// entry uses until leave(), and what the current stream gets next comes after what was done with them.
+  /// False, and `why`, if there is no memory for it, or a stream that used it is being captured by other
+  /// code; then nothing was taken.
+  virtual bool enter(size_t entry, std::string& why) = 0;
   virtual void leave() = 0;
   /// Before a step that may read held values alone: what the current stream gets next comes after the
   /// last step that used the memory. Throws c10::Error while that step's stream is being captured.

@@ -7,8 +7,10 @@
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/IntEqClasses.h>
+#include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
+#include <deque>
 
 namespace gravure {
 namespace {
@@ -52,6 +54,14 @@ bool isComputed(const Value* value, const DeviceMap& devices) {
 struct Life {
   int64_t begin = 0, end = -1;
   bool reserved = false;  // a result that the caller holds when the step is over
+  int64_t born = begin;   // the step that writes it, where its place is kept from an earlier one on
+};
+
+/// Temporaries of one call, which lie in a buffer of the plan.
+struct Temporaries {
+  std::vector<Buffer> buffers;    // alive over allocations of the call
+  std::vector<int64_t*> offsets;  // where they go
+  int64_t at = -1;                // of all
 };
 
 class LayoutBuilder {
@@ -67,6 +77,7 @@ class LayoutBuilder {
   }
 
   ArenaLayout build(const LayoutOptions& options) {
+    alignment_ = options.alignment;
     for (EntryCode& code : codes_) {
       code.forEachCall([&](Call& call) { joinAliases(call, code); });
     }
@@ -85,8 +96,13 @@ class LayoutBuilder {
     const std::string fault = layout_.plan.verify();
     TORCH_INTERNAL_ASSERT(fault.empty(), fault);
     for (size_t i = 0; i < offsets_.size(); ++i) *offsets_[i] = layout_.plan.buffers[i].offset;
+    for (const Temporaries& each : temporaries_) {
+      for (size_t i = 0; i < each.offsets.size(); ++i)
+        *each.offsets[i] = each.at + each.buffers[i].offset;
+    }
     noteDeaths();
     noteResting();
+    noteUsed();
     return std::move(layout_);
   }
 
@@ -111,6 +127,8 @@ class LayoutBuilder {
     const auto& allocations = record[step];
     auto& row = layout_.serve[step];
     row.reserve(allocations.size());
+    Temporaries temporaries;
+    const bool compiled = compiledCalls(call.node) > 0;
     for (size_t k = 0; k < allocations.size(); ++k) {
       const auto ordinal = static_cast<int32_t>(k);
       if (loose && !holdsResult(call, ordinal)) continue;
@@ -119,8 +137,30 @@ class LayoutBuilder {
         if (tensor.ordinal == ordinal) tensor.row = static_cast<int32_t>(row.size());
       }
       row.push_back({allocations[k].bytes, -1, loose});
-      if (life.end >= 0) add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
+      if (life.end < 0) continue;
+      const bool isResult = llvm::any_of(call.recorded.tensors, [&](const RecordedTensor& tensor) {
+        return tensor.ordinal == ordinal;
+      });
+      if (compiled && !isResult && allocations[k].bytes > 0) {
+        temporaries.buffers.push_back({ordinal,
+                                       std::max<int64_t>(allocations[k].freedBefore, ordinal + 1),
+                                       allocations[k].bytes, -1, ""});
+        temporaries.offsets.push_back(&row.back().offset);
+      } else {
+        add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
+      }
     }
+    if (!temporaries.buffers.empty()) add(std::move(temporaries), call);
+  }
+
+  void add(Temporaries temporaries, const Call& call) {
+    MemoryPlan plan = planBuffers(std::move(temporaries.buffers), alignment_);
+    const std::string fault = plan.verify();
+    TORCH_INTERNAL_ASSERT(fault.empty(), fault);
+    temporaries.buffers = std::move(plan.buffers);
+    Temporaries& kept = temporaries_.emplace_back(std::move(temporaries));
+    add(&kept.at, {call.step, call.step + 1, false}, plan.bytes, call.node,
+        static_cast<int64_t>(kept.buffers.size()));
   }
 
   /// True for the memory of a result of known shape.
@@ -147,9 +187,6 @@ class LayoutBuilder {
       if (reserved != reserved_.end()) return reservedFrom(call.step, reserved->second);
       life.end = std::max({life.end, lives_.end(storage), call.step + 1});
     }
-    // Compiled code frees its temporaries one after another, and an offset in the plan holds for a whole
-    // step: PyTorch's allocator, which a capture sends to the graph pool, takes less for them.
-    if (compiledCalls(call.node) > 0) return life;
     if (life.end < 0 && allocation.freedAtStep == call.step) life.end = call.step + 1;
     return life;
   }
@@ -159,7 +196,7 @@ class LayoutBuilder {
   Life reservedFrom(int64_t step, Exclusive reservation) const {
     const bool first = step < timeline_.entryRange(0).second;
     const int64_t begin = first || reservation == Exclusive::FromBirth ? step : 0;
-    return {begin, static_cast<int64_t>(timeline_.steps().size()), /*reserved=*/true};
+    return {begin, static_cast<int64_t>(timeline_.steps().size()), /*reserved=*/true, step};
   }
 
   void planStages(EntryCode& code) {
@@ -189,6 +226,7 @@ class LayoutBuilder {
     std::string label = describe(node) + " #" + std::to_string(number);
     buffers_.push_back({life.begin, life.end, bytes, -1, std::move(label)});
     staysOn_.push_back(life.reserved);
+    born_.push_back(life.reserved ? life.born : life.begin);
     rests_.push_back(life.reserved || crossesEntries(life));
   }
 
@@ -210,6 +248,26 @@ class LayoutBuilder {
     }
   }
 
+  /// A result is written by the entry that returns it, and read by its holder.
+  void noteUsed() {
+    for (size_t e = 0; e < codes_.size(); ++e) {
+      const auto [first, last] = timeline_.entryRange(e);
+      std::vector<Extent> found;
+      for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
+        const Buffer& buffer = layout_.plan.buffers[i];
+        const int64_t end = staysOn_[i] ? born_[i] + 1 : buffer.end;
+        if (born_[i] < last && end > first)
+          found.push_back({buffer.offset, buffer.offset + buffer.bytes});
+      }
+      llvm::sort(found, [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+      std::vector<Extent>& joined = layout_.used.emplace_back();
+      for (const Extent& each : found) {
+        if (joined.empty() || joined.back().end < each.begin) joined.push_back(each);
+        joined.back().end = std::max(joined.back().end, each.end);
+      }
+    }
+  }
+
   void noteDeaths() {
     const auto steps = static_cast<int64_t>(layout_.dying.size());
     for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
@@ -228,7 +286,10 @@ class LayoutBuilder {
   Lives lives_;
   llvm::DenseMap<int64_t, Exclusive> reserved_;  // by root of lives_
   ArenaLayout layout_;
+  int64_t alignment_ = 64;
   std::vector<Buffer> buffers_;
+  std::deque<Temporaries> temporaries_;
+  std::vector<int64_t> born_;      // by buffer: Life::born
   std::vector<bool> staysOn_;      // by buffer: Life::reserved
   std::vector<bool> rests_;        // by buffer: may be held between two steps
   std::vector<int64_t*> offsets_;  // stable: rows are reserved before their members are claimed
@@ -256,12 +317,13 @@ StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
 
 namespace {
 
-/// As far as the plan reads them: it asks whether memory was given back within its step, not when else.
+/// As far as the plan reads them: it asks when memory was given back within its step, not when else.
 /// A collective's buffers are, by threads of its backend, sooner or later.
 bool sameAllocations(const std::vector<RecordedAllocation>& a,
                      const std::vector<RecordedAllocation>& b, int64_t step) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [step](const auto& x, const auto& y) {
-    return x.bytes == y.bytes && (x.freedAtStep == step) == (y.freedAtStep == step);
+    return x.bytes == y.bytes && (x.freedAtStep == step) == (y.freedAtStep == step) &&
+           x.freedBefore == y.freedBefore;
   });
 }
 

@@ -18,8 +18,9 @@ struct ArenaLayout {
   ServePlan serve;                            // one row a Timeline step
   std::vector<std::vector<DeadBlock>> dying;  // by the step they die with
   // What may be held between steps.
-  std::vector<Extent> saved;    // alive from one entry to the next
-  std::vector<Extent> results;  // reserved
+  std::vector<Extent> saved;              // alive from one entry to the next
+  std::vector<Extent> results;            // reserved
+  std::vector<std::vector<Extent>> used;  // by entry: what its runs read and write
   /// [entry][stage][operand]: offset of a staged copy, -1 where its shape is known only at run time.
   std::vector<std::vector<std::vector<int64_t>>> staged;
 };
@@ -52,9 +53,10 @@ StepPlanning stepPlanning(const Node* node, const DeviceMap& devices);
 std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
                                     const std::vector<StepPlanning>& planning);
 
-/// Plans: an allocation given back within its call lives for that step; one that holds an output lives
-/// as long as the output's storage does in `timeline`; anything else is the library's own, or a
-/// temporary of compiled code, and stays with PyTorch's allocator. `records` holds one record an entry, empty
+/// Plans: an allocation given back within its call lives for that step; those of compiled code, which
+/// gives them back one after another, share what they take together at most; one that holds an output
+/// lives as long as the output's storage does in `timeline`; anything else is the library's own and
+/// stays with PyTorch's allocator. `records` holds one record an entry, empty
 /// where that has not run, `planning` one verdict a step.
 /// Where a recorded output shares memory that the program's facts call separate, lives are joined,
 /// with the remark unexpected-alias.

@@ -42,13 +42,16 @@ bool isPlanned(const Timeline& timeline, const EntryCode& code, const OwnedFrom&
          timeline.storages()[storage].origin == StorageOrigin::Fresh;
 }
 
-Ownership wished(OutputRole role, ResultPolicy policy) {
+Ownership wished(OutputRole role, ResultPolicy policy, bool large) {
   switch (role) {
     case OutputRole::Mutation:
     case OutputRole::Alias:
     case OutputRole::Saved: return Ownership::Copied;
     case OutputRole::Gradient:
       if (policy == ResultPolicy::Owned) return Ownership::Lent;
+      [[fallthrough]];
+    case OutputRole::Output:
+      if (policy == ResultPolicy::Owned && large) return Ownership::Lent;
       [[fallthrough]];
     default: return policy == ResultPolicy::Static ? Ownership::Static : Ownership::Copied;
   }
@@ -76,7 +79,8 @@ void chooseOwnership(const Program& program, const Timeline& timeline, ResultPol
       if (info.role == OutputRole::Saved && read.contains(info.name)) {
         code.ownership[o] = Ownership::Saved;
       } else if (isPlanned(timeline, code, owned, o)) {
-        code.ownership[o] = wished(info.role, policy);
+        const auto bytes = storageBytes(*code.entry->graph->outputs()[o]->type());
+        code.ownership[o] = wished(info.role, policy, bytes && *bytes >= kLentFrom);
         const int64_t storage = code.storages[owned.arenaSlot(code.outputs[o])];
         if (code.ownership[o] == Ownership::Lent && sharers[storage] > 1)
           code.ownership[o] = Ownership::Copied;

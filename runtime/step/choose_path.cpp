@@ -97,7 +97,7 @@ StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::I
   }
   std::string why;
   // Each try empties PyTorch's cache, so they become rare.
-  if (mayPlan() && !(why = plan()).empty()) arenaRetryAt_ = 2 * stats_.steps + 16;
+  if (mayPlan() && !(why = plan(entry)).empty()) arenaRetryAt_ = 2 * stats_.steps + 16;
   if (!layout_ || !entry.planned) {
     checkInputs(entry, inputs);
     return StepPath::plain(std::move(why));
@@ -175,7 +175,8 @@ StepPath Runtime::Impl::servedPath(EntryState& entry, const std::vector<c10::IVa
 /// reads saved values in it.
 void Runtime::Impl::enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path) {
   std::string why;
-  if (!slab_->enter(why)) {
+  const auto number = static_cast<size_t>(&entry - entries_.data());
+  if (!slab_->enter(number, why)) {
     TORCH_CHECK(!options_.requireCapture, "no memory for the arena: ", why);
     path.why = missed(
         "enter", "no-arena",
@@ -189,13 +190,20 @@ void Runtime::Impl::enterArena(EntryState& entry, bool lent, const Seal* seal, S
   path.overwritesLent = lent;
   path.seal = seal;
   if (device_->poisons() && slab_->mayHaveChanged()) {
-    device_->poison(slab_->base(), slab_->bytes());
+    for (const Extent& used : layout_->used[number])
+      device_->poison(slab_->base() + used.begin, used.end - used.begin);
   }
   entry.uncapturedRuns <<= 1;
 }
 
-/// Before `begins` runs: notes which results of the entries behind it somebody holds.
+/// Before `begins` runs: notes which results of the entries behind it somebody holds, and which outputs of
+/// its own.
 void Runtime::Impl::watchResults(const EntryState& begins) {
+  EntryState& own = entries_[&begins - entries_.data()];
+  const std::vector<OutputInfo>& infos = own.code->entry->outputs;
+  for (size_t o = 0; o < own.results.watches.size() && o < infos.size(); ++o) {
+    if (infos[o].role == OutputRole::Output) own.results.watches[o].nextStepBegins();
+  }
   for (EntryState& entry : llvm::drop_begin(entries_, &begins - entries_.data() + 1)) {
     for (ResultWatch& watch : entry.results.watches) watch.nextStepBegins();
   }
@@ -233,12 +241,12 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
   constexpr int64_t kPatience = 16;
   if (++entry.results.heldSteps <= kPatience || held || loans_->outstanding() > 0) return true;
   entry.results.heldSteps = 0;
-  return !layOutAnew();
+  return !layOutAnew(entry);
 }
 
 /// False if there is no memory for a second arena; the first one is kept then.
-bool Runtime::Impl::layOutAnew() {
-  if (!plan().empty()) return false;
+bool Runtime::Impl::layOutAnew(const EntryState& next) {
+  if (!plan(next).empty()) return false;
   remarks_.add(RemarkKind::Analysis, "runtime", "arena-anew",
                "results that were lent are held for long: the arena is laid out and captured anew, "
                "and the old one stays until they are dropped");

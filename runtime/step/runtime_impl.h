@@ -90,7 +90,7 @@ class Runtime::Impl {
   std::string inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void watchResults(const EntryState& begins);
   bool resultsHeld(EntryState& entry);
-  bool layOutAnew();
+  bool layOutAnew(const EntryState& next);
   void enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path);
   std::string missed(const std::string& key, const std::string& name, std::string message);
   bool acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
@@ -158,7 +158,8 @@ class Runtime::Impl {
   bool isPartial() const;
   bool hasLateEntry() const;
   static void noteUnread(EntryState& entry);
-  std::string plan();
+  std::string plan(const EntryState& next);
+  void copyHeldOutputs(const std::vector<std::vector<bool>>& dropped);
   ArenaShape shapeOf(const ArenaLayout& layout) const;
   void remarkThreads();
   void forgetArena();

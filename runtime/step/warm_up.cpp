@@ -191,12 +191,25 @@ bool Runtime::Impl::allSettled() const {
                      [](const EntryState& e) { return e.warmUp.settled; });
 }
 
+/// Outputs, unlike gradients, are what people keep: only those are lent that were seen to be dropped.
+void Runtime::Impl::copyHeldOutputs(const std::vector<std::vector<bool>>& dropped) {
+  for (size_t e = 0; e < codes_.size(); ++e) {
+    const std::vector<OutputInfo>& infos = codes_[e].entry->outputs;
+    for (size_t o = 0; o < dropped[e].size() && o < infos.size(); ++o) {
+      const bool lent = codes_[e].ownership[o] == Ownership::Lent;
+      if (lent && !dropped[e][o] && infos[o].role == OutputRole::Output)
+        copyFromNowOn(codes_[e], o);
+    }
+  }
+}
+
 /// The arena of a layout, and new books for who holds what of it.
 ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
   ArenaShape shape;
   shape.bytes = std::max<int64_t>(layout.plan.bytes, device_->alignment());
   shape.saved = layout.saved;
   shape.results = layout.results;
+  shape.used = layout.used;
   shape.savedBook = std::make_shared<LoanBook>();
   for (const EntryState& entry : entries_) {
     for (size_t o = 0; o < entry.results.lent.size(); ++o)
@@ -208,7 +221,7 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
 
 /// Lays the arena out and makes its memory; captures of an older one are forgotten, and "" returned. All as
 /// it was, and why, if there is no memory for it.
-std::string Runtime::Impl::plan() {
+std::string Runtime::Impl::plan(const EntryState& next) {
   std::vector<AllocationRecord> records;
   for (EntryState& entry : entries_) records.push_back(entry.warmUp.record);
   std::vector<std::vector<bool>> dropped;
@@ -217,12 +230,14 @@ std::string Runtime::Impl::plan() {
     for (size_t o = 0; o < entries_[e].results.watches.size(); ++o) each.push_back(isDropped(e, o));
   }
   const auto droppedInTime = [&](size_t e, size_t o) { return dropped[e][o]; };
+  copyHeldOutputs(dropped);
   LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_, droppedInTime),
                         options_.editBuffers};
   ArenaLayout layout =
       layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
   device_->dropWarmUp();
-  const ArenaShape shape = shapeOf(layout);
+  ArenaShape shape = shapeOf(layout);
+  shape.entered = static_cast<size_t>(&next - entries_.data());
   std::shared_ptr<Slab> slab;
   try {
     slab = device_->makeSlab(shape);

@@ -15,9 +15,11 @@ that has imported the libraries and not touched the GPU; where that cannot be, a
 
 Ways: eager; gravure, gravure_inductor: torch.compile(backend="gravure"), ATen's kernels and
 Inductor's; gravure_autotune: in the mode max-autotune; step, step_inductor: gravure.compile_step;
-optimizer: gravure.compile_step(optimizer=), which does not clip; compile, reduce_overhead,
-max_autotune (without graphs): torch.compile's own modes; graph: forward, backward and optimizer in
-one hand-written graph.
+optimizer, optimizer_inductor: gravure.compile_step(optimizer=), which does not clip; aot_eager:
+what a first call is compared with; compile, reduce_overhead, max_autotune (without graphs):
+torch.compile's own modes; graph: forward, backward and optimizer in one hand-written graph.
+
+`--one memory MODEL WAY` says what ten steps take and times nothing: several may run at once.
 
 Columns: step: median of synchronised steps; host: until the call returns, the device idle before;
 stream: steps back to back; first: the first call with its backward. ms. Memory in MiB: peak,
@@ -240,6 +242,7 @@ def wav2vec2(tiny: bool) -> Workload:
     if tiny:
         sizes |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         sizes |= {"intermediate_size": 128, "num_conv_pos_embedding_groups": 4}
+        sizes |= {"conv_dim": (32,) * 7}
     made = transformers.Wav2Vec2Config(**sizes)
     rows, samples = (2, 8000) if tiny else (8, 64000)
 
@@ -364,8 +367,8 @@ def _whole(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
     return train
 
 
-def _with_optimizer(run: Run) -> Callable[[Batch], Tensor]:
-    return _one_graph(run, optimizer=run.optimizer)
+def _with_optimizer(run: Run, **options: Any) -> Callable[[Batch], Tensor]:
+    return _one_graph(run, optimizer=run.optimizer, options=options)
 
 
 def _graph(run: Run) -> Callable[[Batch], Tensor]:
@@ -413,6 +416,8 @@ WAYS: dict[str, Callable[[Run], Callable[[Batch], Tensor]]] = {
     "step": _whole,
     "step_inductor": lambda run: _whole(run, codegen="inductor"),
     "optimizer": _with_optimizer,
+    "optimizer_inductor": lambda run: _with_optimizer(run, codegen="inductor"),
+    "aot_eager": lambda run: _by_autograd(run, torch.compile(run.step, backend="aot_eager")),
     "compile": lambda run: _by_autograd(run, torch.compile(run.step)),
     "reduce_overhead": lambda run: _by_autograd(
         run, torch.compile(run.step, mode="reduce-overhead")
@@ -507,9 +512,7 @@ def idle_share(run: Run, batches: list[Batch], device: Device) -> float | None:
     return round(1 - busy / (until - spans[0][0]), 3)
 
 
-def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
-    device = Device(where)
-    run, batches = make(model, way, size, where)
+def _ten_steps(run: Run, batches: list[Batch], device: Device) -> dict[str, Any]:
     found: dict[str, Any] = {"parameters": sum(p.numel() for p in run.step.parameters())}
     device.wait()
     begun = time.perf_counter()
@@ -522,6 +525,40 @@ def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     device.wait()
     found |= {f"{name}_after_ten": value for name, value in device.memory().items()}
     found["pools_after_ten"] = device.pools()
+    return found
+
+
+def _said(run: Run) -> dict[str, Any]:
+    found = dict(run.facts)
+    if "gravure" in sys.modules:
+        import gravure
+
+        found["report"] = str(gravure.report())[-4000:]
+        stats = [p.stats for graph in gravure.report().graphs for p in graph.programs]
+        found["arenas_mib"] = [each["arena_bytes"] >> 20 for each in stats]
+        found["arena_loads_mib"] = [each["arena_load"] >> 20 for each in stats]
+        found["copied_mib"] = [each["copied_result_bytes"] >> 20 for each in stats]
+        found["staged_mib"] = [each["staged_bytes"] >> 20 for each in stats]
+        found["captures"] = [each["captures"] for each in stats]
+        found["uncaptured"] = [each["uncaptured_steps"] for each in stats]
+    return found
+
+
+def memory(model: str, way: str, size: str, where: str) -> dict[str, Any]:
+    device = Device(where)
+    run, batches = make(model, way, size, where)
+    found = _ten_steps(run, batches, device) | device.memory() | _said(run)
+    if "gravure" in sys.modules:
+        import gravure
+
+        found["released_mib"] = gravure.release_memory() >> 20  # what lies on pages, held by nobody
+    return found
+
+
+def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
+    device = Device(where)
+    run, batches = make(model, way, size, where)
+    found = _ten_steps(run, batches, device)
     whole, host = [], []
     for i in range(STEPS):
         device.wait()
@@ -540,12 +577,7 @@ def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     found["host_ms"] = round(statistics.median(host) * 1e3, 3)
     found |= device.memory()
     found["idle"] = idle_share(run, batches, device)
-    found |= run.facts
-    if "gravure" in sys.modules:
-        import gravure
-
-        found["report"] = str(gravure.report())[-4000:]
-    return found
+    return found | _said(run)
 
 
 def digests(model: str, way: str, size: str, where: str) -> dict[str, Any]:
@@ -559,7 +591,7 @@ def digests(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     return {"digest": digest([*losses, *state]), "loss": float(losses[-1])}
 
 
-PARTS = {"figures": figures, "digests": digests}
+PARTS = {"figures": figures, "memory": memory, "digests": digests}
 
 # ---- processes, files and the table
 

@@ -44,7 +44,7 @@ struct Things {
     device->endWarmUp();
     slab = device->makeSlab(shapeOf(plan));
     std::string why;
-    REQUIRE(slab->enter(why));
+    REQUIRE(slab->enter(0, why));
     {
       ArenaSession session(plan, slab, kGpu);
       session.enterStep(0);
@@ -111,7 +111,7 @@ TEST_CASE("what ends waits for no work, and its pages come back when that is don
   c10::cuda::device_synchronize();
   SECTION("for a later step") {
     std::string why;
-    REQUIRE(next->slab->enter(why));
+    REQUIRE(next->slab->enter(0, why));
     next->slab->leave();
     CHECK(cudaPages(0).arenas() == 1);
   }

@@ -116,7 +116,7 @@ TEST_CASE("a step on another stream waits for the last step") {
   device.synchronize();
   auto arena = device.makeSlab(shapeOf(planOf({kBytes})));
   std::string why;
-  REQUIRE(arena->enter(why));
+  REQUIRE(arena->enter(0, why));
   at::Tensor product = big;
   for (int i = 0; i < 30; ++i) product = big.mm(big);
   shared.copy_(product);
@@ -125,7 +125,7 @@ TEST_CASE("a step on another stream waits for the last step") {
   at::Tensor seen;
   {
     c10::cuda::CUDAStreamGuard guard(other);
-    REQUIRE(arena->enter(why));
+    REQUIRE(arena->enter(0, why));
     seen = shared.clone();
     arena->leave();
   }

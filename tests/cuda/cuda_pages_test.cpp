@@ -204,7 +204,7 @@ TEST_CASE("a program on another stream comes after the work on the pages that th
   at::Tensor read;
   {
     c10::cuda::CUDAStreamGuard guard(first);
-    REQUIRE(a->enter(why));
+    REQUIRE(a->enter(0, why));
     ofA.fill_(1);
     at::Tensor slow = big;
     for (int i = 0; i < 30; ++i) slow = at::mm(slow, big).mul_(1e-2);
@@ -214,7 +214,7 @@ TEST_CASE("a program on another stream comes after the work on the pages that th
   }
   {
     c10::cuda::CUDAStreamGuard guard(second);
-    REQUIRE(b->enter(why));
+    REQUIRE(b->enter(0, why));
     ofB.fill_(2);
     b->leave();
   }
@@ -229,7 +229,7 @@ TEST_CASE("an arena that goes during a capture does not break it", "[law12]") {
   const at::Tensor input = values({64, 64}, 0);
   auto other = device.makeSlab(shapeOfBytes(8 * kMiB)), third = device.makeSlab(shapeOfBytes(kMiB));
   std::string why;
-  REQUIRE(other->enter(why));
+  REQUIRE(other->enter(0, why));
   other->leave();
   const ServePlan plan = planOf({64 * 64 * 4, 64 * 64 * 4});
   auto arena = device.makeSlab(shapeOf(plan));
@@ -263,7 +263,7 @@ TEST_CASE("what an arena of 4 GiB costs to make, to move to shared pages and to 
   std::string why;
   begin = Clock::now();
   for (int step = 0; step < 1000; ++step) {
-    REQUIRE(a->enter(why));
+    REQUIRE(a->enter(0, why));
     a->leave();
   }
   const double entered = since(begin);

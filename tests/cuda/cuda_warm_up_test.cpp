@@ -104,13 +104,13 @@ TEST_CASE("the arena takes over the warm-up's memory while work is still going o
   at::Tensor whole;
   std::string why;
   SECTION("on the same stream") {
-    REQUIRE(arena->enter(why));
+    REQUIRE(arena->enter(0, why));
     whole = all(*arena).fill_(3);
     arena->leave();
   }
   SECTION("on another stream") {
     c10::cuda::CUDAStreamGuard guard(other);
-    REQUIRE(arena->enter(why));
+    REQUIRE(arena->enter(0, why));
     whole = all(*arena).fill_(3);
     arena->leave();
   }

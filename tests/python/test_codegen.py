@@ -75,6 +75,27 @@ def test_regions_change_no_bit(
     assert max(region_compiler.operators) > 1
 
 
+def test_temporaries_of_compiled_code_follow_one_another_in_the_arena(
+    region_compiler: RegionCompiler,
+) -> None:
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(8):
+            x = torch.tanh(x * 1.5) + x
+        return x.sum()
+
+    size = 1 << 20
+    call = torch.compile(chain, backend="gravure", options=INDUCTOR | {"poison": True})
+    with torch.no_grad():
+        for seed in range(6):
+            x = torch.randn(size // 4, generator=torch.Generator().manual_seed(seed))
+            assert torch.equal(call(x), chain(x))
+    (graph,) = gravure.report().graphs
+    assert region_compiler.calls and replays(gravure.report())
+    # Of 24 results three live at once, beside the input's copy.
+    arena = graph.programs[0].stats["arena_bytes"]
+    assert 3 * size <= arena <= 4.5 * size
+
+
 def test_a_write_stays_behind_what_reads_the_old_value() -> None:
     aten, graph = torch.ops.aten, fx.Graph()
     x, old = (graph.placeholder(name) for name in ("x", "old"))

@@ -181,7 +181,7 @@ ArenaShape shapeOf(int64_t pages) {
 
 bool enter(Slab& slab) {
   std::string why;
-  const bool entered = slab.enter(why);
+  const bool entered = slab.enter(0, why);
   CHECK(entered == why.empty());
   return entered;
 }
@@ -312,9 +312,9 @@ TEST_CASE(
   device.source->stream = 2;
   device.source->captured = {1};
   std::string why;
-  SECTION("of a step on the same pages") { CHECK_FALSE(b->enter(why)); }
+  SECTION("of a step on the same pages") { CHECK_FALSE(b->enter(0, why)); }
   SECTION("of its own last step") {
-    CHECK_FALSE(a->enter(why));
+    CHECK_FALSE(a->enter(0, why));
     CHECK_THROWS_WITH(a->follow(), Catch::Contains("end the capture first"));
   }
   CHECK_THAT(why, Catch::Contains("is being captured by other code"));
@@ -436,13 +436,13 @@ TEST_CASE("without memory a step does not enter, and it is tried again later") {
   device.source->limit = 6 * 4096;
   REQUIRE(enter(*a));
   std::string why;
-  CHECK_FALSE(b->enter(why));
+  CHECK_FALSE(b->enter(0, why));
   CHECK_THAT(why, Catch::Contains("16384 bytes are missing"));
-  CHECK_FALSE(b->enter(why));
+  CHECK_FALSE(b->enter(0, why));
   a->leave();
   device.source->limit = 60 * 4096;
   int tries = 0;
-  while (!b->enter(why)) REQUIRE(++tries < 20);
+  while (!b->enter(0, why)) REQUIRE(++tries < 20);
   b->leave();
   CHECK_THROWS_WITH(device.pages.make(shapeOf(100)), Catch::Contains("are missing"));
   CHECK(device.pages.arenas() == 2);
@@ -475,6 +475,44 @@ TEST_CASE("what is held has its pages to itself, and a rule costs no step while 
   lent = at::Tensor();
   CHECK(a->mayHaveChanged());
   CHECK(device.pages.releaseAtRest() == 12 * 4096);
+}
+
+TEST_CASE("what the forward alone uses may lie on what another program held then", "[memory]") {
+  Counted device;
+  ArenaShape model = shapeOf(8), loss = shapeOf(12);
+  model.saved = {{0, 4 * 4096}};
+  model.results = {{4 * 4096, 8 * 4096}};  // the scores, which its backward does not use
+  model.used = {{{0, 8 * 4096}}, {{0, 4 * 4096}}};
+  model.savedBook = std::make_shared<LoanBook>();
+  model.resultBooks = {std::make_shared<LoanBook>()};
+  loss.used = {{{0, 4 * 4096}}, {{0, 12 * 4096}}};
+  auto a = device.pages.make(model);
+  std::set<PageHandle> before;
+  std::shared_ptr<Slab> b;
+  std::string why;
+  for (int step = 0; step < 4; ++step) {
+    CAPTURE(step);
+    REQUIRE(a->enter(0, why));
+    at::Tensor saved = Lender(a).lend(at::from_blob(a->base(), {25}), model.savedBook);
+    at::Tensor scores =
+        Lender(a).lend(at::from_blob(a->base() + 4 * 4096, {25}), model.resultBooks[0]);
+    a->leave();
+    if (!b) b = device.pages.make(loss);
+    const std::set<PageHandle> held = device.source->behind(*a);
+    REQUIRE(b->enter(0, why));
+    CHECK(device.source->behind(*a) == held);
+    CHECK(device.pages.bytes() <= 16 * 4096);
+    b->leave();
+    scores = at::Tensor();
+    REQUIRE(b->enter(1, why));
+    b->leave();
+    REQUIRE(a->enter(1, why));
+    a->leave();
+    saved = at::Tensor();
+    if (step == 2) before = device.source->behind(*b);
+  }
+  CHECK(device.source->behind(*b) == before);
+  CHECK(device.pages.bytes() == 16 * 4096);  // 4 saved, and all of the loss'
 }
 
 TEST_CASE("memory that rests is given back, and comes again at the same addresses") {

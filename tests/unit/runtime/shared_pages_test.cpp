@@ -152,8 +152,8 @@ class RefusingSlab final : public Slab {
       : slab_(std::move(slab)), refuses_(refuses) {}
   char* base() const override { return slab_->base(); }
   int64_t bytes() const override { return slab_->bytes(); }
-  bool enter(std::string& why) override {
-    if (!*refuses_) return slab_->enter(why);
+  bool enter(size_t entry, std::string& why) override {
+    if (!*refuses_) return slab_->enter(entry, why);
     why = "refused";
     return false;
   }

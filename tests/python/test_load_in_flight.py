@@ -85,11 +85,11 @@ def test_three_calls_in_flight_are_replayed(
         for i in range(3):
             calls.append(forward(program, batch(10 * step + i)))
             ran.append(program.instance)
-        assert sorted(set(ran)) == [0, 1, 2]
+        assert step == 0 or sorted(ran) == [0, 1, 2]
         for i in order:
             x, loss = calls[i]["x"], bits(calls[i]["loss"])
             gradients = backward(program, calls[i])
-            assert step < 2 or program.instance == ran[i]
+            assert step == 0 or program.instance == ran[i]
             assert (loss, sorted(gradients)) == _sorted(expected(exported[0], x))
         if step == 3:
             before = program.stats()["uncaptured_steps"]

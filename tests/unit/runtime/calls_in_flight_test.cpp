@@ -48,6 +48,14 @@ struct Loop {
     return inputs;
   }
 
+  static void add(at::Tensor& sum, const at::Tensor& gradient) {
+    if (sum.defined()) {
+      sum.add_(gradient);
+    } else {
+      sum = gradient;
+    }
+  }
+
   /// True if losses and the sum of gradients have the reference's bits. `order`: of the backwards.
   bool step(const std::vector<size_t>& order) {
     gradient = at::Tensor();
@@ -71,9 +79,8 @@ struct Loop {
       const auto other = reference->run("backward", backwardInputs(wanted[i]));
       most = std::max(most, hostPages().bytes());
       // As autograd adds them up: the first is kept as it is, the others are added to it.
-      gradient.defined() ? gradient.add_(one[0].toTensor()) : void(gradient = one[0].toTensor());
-      expected.defined() ? expected.add_(other[0].toTensor())
-                         : void(expected = other[0].toTensor().clone());
+      add(gradient, one[0].toTensor());
+      add(expected, other[0].toTensor());
     }
     return same && sameBits(gradient, expected);
   }

@@ -6,7 +6,7 @@ using namespace gravure;
 
 namespace {
 
-constexpr int64_t kRows = 100'000;  // 3.4 MiB are held from a forward to its backward
+constexpr int64_t kRows = 40'000;  // 1.4 MiB are held from a forward to its backward
 
 std::string widened(const std::string& from, const std::string& to) {
   // The gradient is as large as all that is saved.
@@ -116,7 +116,7 @@ TEST_CASE("d calls in flight take what they hold, and the transients of one", "[
     CAPTURE(calls);
     REQUIRE(hostPages().bytes() == 0);
     Loop loop = ofRows(kRows);
-    REQUIRE(loop.steps(8, calls));
+    REQUIRE(loop.steps(5, calls));
     CHECK(loop.instances.count() == calls);
     const RuntimeStats& stats = loop.instances.at(0).stats();
     CHECK(stats.heldBytes >= 36 * kRows);
@@ -131,9 +131,9 @@ TEST_CASE("gradients of calls in flight share pages once they are added up", "[m
   for (const size_t calls : {2, 4, 8}) {
     CAPTURE(calls);
     REQUIRE(hostPages().bytes() == 0);
-    const std::string size = "300001";
-    Loop loop(widened("4096", size), {at::randn({300'001})}, 0);
-    REQUIRE(loop.steps(8, calls));
+    const std::string size = "100001";
+    Loop loop(widened("4096", size), {at::randn({100'001})}, 0);
+    REQUIRE(loop.steps(5, calls));
     const RuntimeStats& stats = loop.instances.at(0).stats();
     const auto others = static_cast<int64_t>(calls - 1);
     // The first gradient is held, and each of the others comes beside it.
@@ -222,14 +222,14 @@ TEST_CASE(
   REQUIRE(hostPages().bytes() == 0);
   Loop loop = ofRows(kRows);
   REQUIRE(loop.steps(3, 1));
-  limitHostMemory(hostPages().bytes() + (int64_t{5} << 20));  // for one more, and not for two
+  limitHostMemory(hostPages().bytes() + (int64_t{2} << 20));  // for one more, and not for two
   REQUIRE(loop.steps(4, 4));
   limitHostMemory(int64_t{1} << 40);
   bool said = false;
   for (size_t i = 0; i < loop.instances.count(); ++i)
     said |= remarksOf(loop.instances.at(i)).find("missing") != std::string::npos;
   CHECK(said);
-  REQUIRE(loop.steps(60, 4));  // it is tried again
+  REQUIRE(loop.steps(40, 4));  // it is tried again
   const int64_t before = loop.sum(&RuntimeStats::uncapturedSteps);
   REQUIRE(loop.steps(3, 4));
   CHECK(loop.sum(&RuntimeStats::uncapturedSteps) == before);

@@ -22,8 +22,8 @@ from typing import Any
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # which a fork survives
 
 import bench_in_flight as bench
-import gravure
 import torch
+from gravure.calls.live_graphs import followed
 
 DEVICE = bench.DEVICE
 FIRST, SIZES, INSTANCES = 32, 12, 8
@@ -98,9 +98,7 @@ def measure(layers: int, capture: bool) -> dict[str, Any]:
         "instance_bytes": instances,
     }
     if capture:
-        page = f"/tmp/capture_costs.{os.getpid()}.html"
-        programs = [p for g in gravure.report(html=page).graphs for p in g.programs]
-        os.remove(page)
+        programs = [p for graph in followed() for p in graph.report(detailed=True).programs]
         found["nodes"] = len(programs[0].detail["calls"])
         found["programs"] = len(programs)
         found["captures"] = [p.stats["captures"] for p in programs]

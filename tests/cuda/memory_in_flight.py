@@ -16,7 +16,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "docs" / "examples")]
 
 import gravure  # noqa: E402
 import moe_step  # noqa: E402
+from gravure.calls.live_graphs import followed  # noqa: E402
 
 CONFIGS = {
     "host": moe_step.Config(64, 4, 4, 176, 512, 2, 64, dropout=0.0),
@@ -73,12 +73,10 @@ def one(config: str, calls: int, device: str) -> dict[str, Any]:
     if cuda:
         torch.cuda.synchronize()
         found["reserved"] = torch.cuda.max_memory_reserved()
-    with tempfile.NamedTemporaryFile(suffix=".html") as page:  # with it, programs have their detail
-        report = gravure.report(html=page.name)
     programs = [
         instance
-        for graph in report.graphs
-        for instance in graph.programs
+        for graph in followed()
+        for instance in graph.report(detailed=True).programs
         if "backward" in instance.partitions
     ]
     found |= planned(programs[0])

@@ -67,6 +67,8 @@ struct RuntimeStats {
   int64_t copiedResultBytes = 0;  // in the last step
   int64_t arenaBytes = 0;
   int64_t arenaLoad = 0;
+  int64_t heldBytes = 0;    // of the arena, from a forward to its backward
+  int64_t captureSets = 0;  // for how many sets of addresses an entry is captured, at most
 };
 
 /// One program, ready to run. Steps of several threads, dropCaptures() and shutdown() take turns; what
@@ -139,6 +141,10 @@ class Runtime {
   void dropCaptures(const std::string& group = "");
   /// Whether saved values that lie in the arena are held: a forward would run uncaptured now.
   bool holdsSaved() const;
+  /// Whether `entry` reads what another one saved.
+  bool readsSaved(const std::string& entry) const;
+  /// Whether saved values among the inputs of `entry` lie in this program's arena.
+  bool hasSaved(const std::string& entry, const std::vector<c10::IValue>& inputs) const;
   /// Destroys executables, then the arena. Idempotent; the destructor calls it. Results live on.
   void shutdown();
 

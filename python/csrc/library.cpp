@@ -36,6 +36,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("run_differentiable", &LoadedProgram::runDifferentiable)
       .def("set_defers", &LoadedProgram::setDefers)
       .def("holds_saved", &LoadedProgram::holdsSaved)
+      .def("has_saved", &LoadedProgram::hasSaved)
       .def("warm_up_with", &LoadedProgram::warmUpWith)
       .def("learn_from", &LoadedProgram::learnFrom)
       .def("set_whole", &LoadedProgram::setWhole)

@@ -381,6 +381,15 @@ LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& 
   return asList(withBundle(state, runLogged(state, allInputs(state, alive, values))));
 }
 
+bool LoadedProgram::hasSaved(const std::string& name, const Values& values) {
+  const std::lock_guard lock(mutex_);
+  const Bound& state = bound(name);
+  std::vector<c10::IValue> inputs(state.entry->inputs.size());
+  for (size_t i = 0; i < values.size() && i < state.open.size(); ++i)
+    inputs[state.open[i]] = values.get(i);
+  return runtime_->hasSaved(name, inputs);
+}
+
 void LoadedProgram::keepUpdate(const std::string& name, const std::vector<int64_t>& gradients,
                                const std::vector<int64_t>& owners,
                                const std::vector<int64_t>& numbers,
@@ -616,11 +625,13 @@ c10::Dict<std::string, int64_t> LoadedProgram::stats() const {
   named.insert("uncaptured_steps", stats.uncapturedSteps);
   named.insert("captures", stats.captures);
   named.insert("replays", stats.replays);
+  named.insert("capture_sets", stats.captureSets);
   named.insert("host_calls", stats.hostCalls);
   named.insert("staged_bytes", stats.stagedBytes);
   named.insert("copied_result_bytes", stats.copiedResultBytes);
   named.insert("arena_bytes", stats.arenaBytes);
   named.insert("arena_load", stats.arenaLoad);
+  named.insert("held_bytes", stats.heldBytes);
   const Runtime::WrittenNumbers written = runtime_->writtenNumbers();
   named.insert("written_numbers", written.numbers);
   named.insert("written_kernels", written.kernels);

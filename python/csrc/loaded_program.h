@@ -122,6 +122,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   void setDefers(bool defers);
   /// Whether they are.
   bool holdsSaved() const;
+  /// Whether what it saved is among `values`, which are not bound (Runtime::hasSaved).
+  bool hasSaved(const std::string& entry, const Values& values);
   /// `other` is of the same text, for other calls in flight (Runtime::warmUpWith).
   void warmUpWith(const c10::intrusive_ptr<LoadedProgram>& other);
   /// `other` is of the same graph, for other sizes (Runtime::learnFrom).

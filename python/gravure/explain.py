@@ -15,7 +15,8 @@ from torch import fx
 from .calls.compiled_graph import CompiledGraph
 from .calls.frame import FrameRequest
 from .calls.instance import Instance
-from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
+from .calls.live_graphs import followed
+from .calls.reports import choices, counts, host_nodes, kernels_of, missed_otherwise
 from .errors import ExportError
 from .graphs.codegen import ATEN
 from .library.load import program_class
@@ -50,6 +51,13 @@ class GraphPlan:
     text: str = field(repr=False)  # the program, docs/program-text.md
     # Every call and buffer: passes/report/step_detail.h. None where there is a failure.
     detail: dict[str, Any] | None = field(default=None, repr=False)
+    # Of a graph with a backward: what a call holds of the arena until then, as planned, and how
+    # many calls in flight have instances. 0 where it has none.
+    held_bytes: int = 0
+    max_in_flight: int = 0
+    max_shapes: int = 0  # sets of sizes that have programs; 0 where sizes are fixed
+    # What there is of it by now: sizes, instances, bytes and replays. Empty before it was called.
+    made: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -72,6 +80,17 @@ class GraphPlan:
             f"{bytes_text(self.plan['arena_bytes'])}, "
             f"{bytes_text(self.plan['live_bytes'])} live at once"
         )
+        if self.max_in_flight:
+            lines.append(
+                f"  each call in flight has an instance, which holds {bytes_text(self.held_bytes)} "
+                f"until its backward; {self.max_in_flight} at most (max_in_flight)"
+            )
+        if self.max_shapes:
+            lines.append(
+                "  each set of sizes has a program, whose arena shares pages with the others; "
+                f"{self.max_shapes} at most (max_shapes)"
+            )
+        lines += [f"  by now: {each}" for each in self.made]
         return lines + [f"  {remark}" for remark in missed_otherwise(self.remarks)]
 
 
@@ -270,6 +289,11 @@ class _PlannedGraph(CompiledGraph):
                 device = self._maker.device()
                 text, *_ = self._maker.text(dict(zip(self._symbols, sizes, strict=False)))
             plan = _plan(self.label, text, device, sizes, self.options)
+            plan.max_shapes = self._most_sizes if self._symbols else 0
+            if len(plan.plan["entries"]) > 1 and self._may_be_several:
+                plan.held_bytes = _held(plan.detail)
+                plan.max_in_flight = self.options.max_in_flight
+            plan.made = _made(self.label)
         except (ExportError, RuntimeError) as error:
             self.failure = str(error).splitlines()[0]
             plan = GraphPlan(self.label, device, list(sizes), self.failure, {}, {}, [], "")
@@ -278,6 +302,20 @@ class _PlannedGraph(CompiledGraph):
         if instance.backward is not None:
             instance.backward = _refuse_backward
         return instance
+
+
+def _held(detail: dict[str, Any] | None) -> int:
+    """Bytes that live from the first entry into the next one."""
+    assert detail is not None
+    border = sum(1 for call in detail["calls"] if call[0] == 0)
+    return sum(b[2] for b in detail["planned"]["buffers"] if b[0] < border < b[1])
+
+
+def _made(label: str) -> list[str]:
+    """Of graphs of that name which were compiled, and are alive: each program in a line."""
+    graphs = [graph for graph in followed() if graph.label == label]
+    reports = [each.report() for each in sorted(graphs, key=lambda graph: graph.number)]
+    return [line for each in reports for line in counts(each.programs)]
 
 
 @boxed

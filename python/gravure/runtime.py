@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .graphs.devices import SPARE, free_bytes
 from .library.load import program_class
 from .options import library_options
 from .torch_api.fake_tensors import storage_key
@@ -18,6 +19,8 @@ PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
 
 _KEPT = ("parameter", "buffer", "constant", "rng_state")
+_COLLECTIVES = "_c10d_functional"
+_SUMMED = ("steps", "uncaptured_steps", "captures", "replays", "host_calls")
 
 
 class Slot(NamedTuple):
@@ -36,13 +39,33 @@ def release_memory() -> int:
 
 
 class Program:
-    """An exported program on one device. One step at a time, from one thread at a time."""
+    """An exported program on one device. One step at a time, from one thread at a time.
 
-    def __init__(self, path: str | os.PathLike[str], device: str, options: dict[str, str]) -> None:
+    A forward may be called again before its backward: each call in flight has an instance, a
+    program of the same text with captures of its own. `instance` says which one; everything else
+    that is asked of a program is of the first.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        device: str,
+        options: dict[str, str],
+        max_in_flight: int = 1,
+    ) -> None:
         place = Path(path)
         file = place / PROGRAM_FILE if place.is_dir() else place
-        self._program = program_class()(str(file), device, options)
+        self._load = lambda: program_class()(str(file), device, options)
+        self._program = self._load()
         self._run = self._program.run  # looked up anew, it would cost as much as a launch
+        saving = max_in_flight > 1 and len(self._program.entries()) > 1
+        # Ranks would have to agree on the number of instances.
+        alone = not saving or _COLLECTIVES in self._program.text()
+        self._most = 1 if alone else max_in_flight
+        self._instances = [self._program]
+        self._last = 0
+        self._bound: dict[str, dict[int, Any]] = {}  # by position
+        self._readers: dict[str, bool] = {}  # entries, and whether they are given saved values
         self._folder = file.parent
         self._device = torch.device("cpu" if device == "host" else device)
         self._slots: dict[str, list[Slot]] = {}
@@ -93,7 +116,11 @@ class Program:
         """
         slots = self.inputs(entry)
         positions = self._positions(entry, values)
-        self._program.bind(entry, positions, [values[slots[i].name] for i in positions])
+        given = {i: values[slots[i].name] for i in positions}
+        for program in self._instances:
+            program.bind(entry, list(given), list(given.values()))
+        if self._most > 1:  # for those that come
+            self._bound.setdefault(entry, {}).update(given)
         self._open[entry] = [i for i in self._open_positions(entry) if i not in set(positions)]
 
     def bind_saved(self, entry: str = "step", roles: Sequence[str] = _KEPT) -> None:
@@ -104,23 +131,82 @@ class Program:
         """
         self.bind(self.saved_inputs(entry, roles), entry)
 
-    def run(self, inputs: Sequence[Any] | Mapping[str, Any], entry: str = "step") -> list[Any]:
+    def run(
+        self,
+        inputs: Sequence[Any] | Mapping[str, Any],
+        entry: str = "step",
+        *,
+        instance: int | None = None,
+    ) -> list[Any]:
         """One step. `inputs`: what is not bound, in order, or by name.
 
         A default random state may be left out, or None. Returns one value an output; they are the
         caller's. Raises RuntimeError, which names the input, where one does not fit the program;
         where an operator fails, what eager raises, with the operator's place in the program.
+
+        A forward runs on an instance of which nobody holds saved values, a backward on the one that
+        saved what it is given; or on `instance`, for who sees to it himself: one that there is, or
+        the next one.
         """
+        values = self._values(inputs, entry)
+        if self._most == 1 and instance is None:
+            return self._run(entry, values)
+        self._last = self._choose(entry, values) if instance is None else self._at(instance)
+        return self._instances[self._last].run(entry, values)
+
+    @property
+    def instance(self) -> int:
+        """Which instance ran the last step: 0 where one call is in flight at a time."""
+        return self._last
+
+    @property
+    def instances(self) -> int:
+        """How many there are: as many as calls were in flight at once."""
+        return len(self._instances)
+
+    def _at(self, instance: int) -> int:
+        if not 0 <= instance <= len(self._instances) or instance >= self._most:
+            raise IndexError(
+                f"instance {instance} of {len(self._instances)}, of which {self._most} may be made "
+                "(max_in_flight)"
+            )
+        if instance == len(self._instances):
+            made = self._load()
+            made.warm_up_with(self._program)
+            for entry, given in self._bound.items():
+                made.bind(entry, list(given), list(given.values()))
+            self._instances.append(made)
+        return instance
+
+    def _choose(self, entry: str, values: list[Any]) -> int:
+        if self._reads_saved(entry):
+            owns = (i for i, p in enumerate(self._instances) if p.has_saved(entry, values))
+            return next(owns, 0)  # what ran uncaptured saved it: any instance takes it so
+        free = (i for i, p in enumerate(self._instances) if not p.holds_saved())
+        if (found := next(free, None)) is not None:
+            return found
+        count = len(self._instances)
+        need, left = self._program.stats()["arena_bytes"], free_bytes(str(self._device))
+        if count >= self._most or (left is not None and SPARE * need > left):
+            return count - 1  # uncaptured
+        return self._at(count)
+
+    def _reads_saved(self, entry: str) -> bool:
+        if entry not in self._readers:
+            self._readers[entry] = any(slot.role == "saved" for slot in self.inputs(entry))
+        return self._readers[entry]
+
+    def _values(self, inputs: Sequence[Any] | Mapping[str, Any], entry: str) -> list[Any]:
         positions = self._open_positions(entry)
         # A tuple is told apart in a third of the time that an abstract class takes.
         if not isinstance(inputs, (tuple, list)) and isinstance(inputs, Mapping):
-            return self._run(entry, self._by_name(entry, inputs, positions))
+            return self._by_name(entry, inputs, positions)
         values = list(inputs)
         for position in positions[len(values) :]:
             if self.inputs(entry)[position].role != "rng_state":
                 break
             values.append(None)
-        return self._run(entry, values)
+        return values
 
     def remarks(self) -> list[dict[str, str]]:
         """What was done, missed and found, in order: kind, pass, name, node, source, message."""
@@ -138,8 +224,14 @@ class Program:
         return self._program.text()
 
     def stats(self) -> dict[str, int]:
-        """Steps, captures, replays, bytes: `RuntimeStats` of runtime/runtime.h."""
-        return dict(self._program.stats())
+        """Steps, captures, replays, bytes: `RuntimeStats` of runtime/runtime.h. Steps, captures and
+        replays are those of all instances."""
+        found = dict(self._program.stats())
+        for further in self._instances[1:]:
+            theirs = further.stats()
+            for name in _SUMMED:
+                found[name] += theirs[name]
+        return found
 
     def partition_states(self, entry: str = "step") -> list[str]:
         """`cold`, `warmed-up`, `captured` or `quarantined`, one a partition."""
@@ -154,7 +246,8 @@ class Program:
 
     def shutdown(self) -> None:
         """Gives back graphs and arena. Results that a step returned live on."""
-        self._program.shutdown()
+        for program in self._instances:
+            program.shutdown()
 
     def _open_positions(self, entry: str) -> list[int]:
         if entry not in self._open:
@@ -215,6 +308,7 @@ def load(
     agree: str = "capture",
     poison: bool | None = None,
     shadow: int = 0,
+    max_in_flight: int = 32,
 ) -> Program:
     """Reads an exported program, cuts it, and makes it ready to run on `device`.
 
@@ -230,7 +324,9 @@ def load(
     buffer of the caller's, its input `w.grad`. With collectives in graphs the ranks `agree` on how
     a step runs until all have captured it (`"capture"`), or always (`"step"`). With `shadow=N` each
     Nth run of an entry is compared with the uncaptured path, and a warning names the first value
-    that differs. Raises RuntimeError, which names the place or the node.
+    that differs. Calls of a forward before its backward are captured for up to `max_in_flight` of
+    them, where no collectives are in graphs and results are owned or copied. Raises RuntimeError,
+    which names the place or the node.
     """
     options = library_options(
         host=host,
@@ -245,4 +341,5 @@ def load(
         poison=poison,
         shadow=shadow,
     )
-    return Program(path, device, options)
+    several = results in ("owned", "copied") and not uncaptured
+    return Program(path, device, options, max_in_flight if several else 1)

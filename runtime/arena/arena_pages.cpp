@@ -119,7 +119,8 @@ bool ArenaPages::noteWhoLives(PagedSlab& slab, size_t entry) {
     met |= sharing_.meets(slab.tenant, other->tenant, living, own);
     sharing_.keepApart(slab.tenant, other->tenant, living, own);
     // The other one's backward comes later, when what this one returns is still held.
-    const bool nested = (living & kSavedPart) != 0;
+    // Gradients of calls of one graph are added up: whether any are held then is seen then.
+    const bool nested = (living & kSavedPart) != 0 && !other->isInFlightWith(slab);
     if (nested && sharing_.keepApart(other->tenant, slab.tenant, kResultPart, kLaterEntriesPart))
       other->unfit = true;
   }
@@ -182,6 +183,29 @@ void ArenaPages::remap(PagedSlab& slab, const std::vector<PageSharing::Move>& mo
   }
 }
 
+/// Nobody holds anything in it. Where its old pages cannot be waited for now, they stay.
+void ArenaPages::takeNewSizes(PagedSlab& slab) {
+  std::vector<PageSharing::Move> moves;
+  for (size_t i = 0; i < sharing_.pagesOf(slab.tenant).size(); ++i)
+    moves.push_back({i, PageSharing::kNoPage});
+  try {
+    remap(slab, moves);
+  } catch (const c10::Error&) {
+    return;
+  }
+  sharing_.wantAnew(slab.tenant, slab.wants(source_->largePage(), source_->smallPage()));
+  slab.ofOldSizes = false;
+  slab.unfit = true;
+  destroyUnused();
+}
+
+void ArenaPages::joinInFlight(PagedSlab& slab, std::shared_ptr<const void> with) {
+  const std::lock_guard lock(mutex_);
+  if (slab.isInFlightWith(with)) return;
+  slab.setInFlightWith(std::move(with));
+  slab.ofOldSizes = true;
+}
+
 void ArenaPages::destroyUnused() {
   for (PageSharing::Page page : sharing_.unused()) {
     const int64_t before = sharing_.bytes();
@@ -204,6 +228,7 @@ bool ArenaPages::enter(PagedSlab& slab, size_t entry, std::string& why) {
     --slab.patience;
     return false;
   }
+  if (slab.ofOldSizes && slab.held() == kNoPart) takeNewSizes(slab);
   const bool met = noteWhoLives(slab, entry);
   if (met || slab.unfit) {
     try {

@@ -113,6 +113,7 @@ class ArenaPages final : public ArenaMemory {
   void leave(PagedSlab& slab);
   void follow(PagedSlab& slab);
   bool mayHaveChanged(const PagedSlab& slab) const;
+  void joinInFlight(PagedSlab& slab, std::shared_ptr<const void> with);
   void drop(PagedSlab& slab) noexcept;
   bool buryEnded(bool wait);
   void bury(PagedSlab& slab);
@@ -121,6 +122,7 @@ class ArenaPages final : public ArenaMemory {
   void keep(PageSharing::Page page, PageHandle handle);
   PagedSlab& slabAt(const void* address) const;
   size_t takeChunks(PagedSlab& slab, int64_t bytes);
+  void takeNewSizes(PagedSlab& slab);
   bool fit(PagedSlab& slab);
   bool hasAllPages(const PagedSlab& slab) const;
   void remap(PagedSlab& slab, const std::vector<PageSharing::Move>& moves);

@@ -34,6 +34,14 @@ PageSharing::Tenant PageSharing::add(std::vector<Want> wants) {
   return static_cast<Tenant>(at);
 }
 
+void PageSharing::wantAnew(Tenant tenant, std::vector<Want> wants) {
+  State& state = tenants_[tenant];
+  for (size_t i = 0; i < state.pages.size(); ++i) assign(tenant, i, kNoPage);
+  state.pages.assign(wants.size(), kNoPage);
+  state.wants = std::move(wants);
+  for (Want& want : state.wants) want.parts |= kWholeArena;
+}
+
 void PageSharing::remove(Tenant tenant) {
   for (size_t i = 0; i < tenants_[tenant].pages.size(); ++i) assign(tenant, i, kNoPage);
   tenants_[tenant] = State();

@@ -46,6 +46,8 @@ class PageSharing {
   };
   /// A tenant without pages.
   Tenant add(std::vector<Want> wants);
+  /// It wants other pages from now on, and has none. Rules about it stay.
+  void wantAnew(Tenant tenant, std::vector<Want> wants);
   /// Its pages lose a user; rules about it end.
   void remove(Tenant tenant);
 

@@ -22,6 +22,10 @@ class PagedSlab final : public Slab {
   void leave() override { owner_.leave(*this); }
   void follow() override { owner_.follow(*this); }
   bool mayHaveChanged() const override { return owner_.mayHaveChanged(*this); }
+  void joinInFlight(std::shared_ptr<const void> with) override {
+    owner_.joinInFlight(*this, std::move(with));
+  }
+  void setInFlightWith(std::shared_ptr<const void> with) { shape_.inFlightWith = std::move(with); }
 
   void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
   void release() {
@@ -54,11 +58,20 @@ class PagedSlab final : public Slab {
     std::vector<PageSharing::Want> pages;
     const int64_t all = (shape_.bytes + small - 1) / small * small;
     for (int64_t at = 0; at < all;) {
-      const int64_t size = all - at >= large ? large : small;
+      const bool fits =
+          all - at >= large && (!shape_.inFlightWith || isOfOneKind(at, large, small));
+      const int64_t size = fits ? large : small;
       pages.push_back({size, partsIn(at, at + size)});
       at += size;
     }
     return pages;
+  }
+  /// Whether both are calls of one graph that are in flight together.
+  bool isInFlightWith(const PagedSlab& other) const {
+    return shape_.inFlightWith && isInFlightWith(other.shape_.inFlightWith);
+  }
+  bool isInFlightWith(const std::shared_ptr<const void>& with) const {
+    return shape_.inFlightWith == with;
   }
 
   // Guarded by the owner's mutex.
@@ -67,6 +80,7 @@ class PagedSlab final : public Slab {
   ArenaParts running = kNoPart;  // what a step uses now
   bool mayBeHeld = false;        // since the last step that used it
   bool unfit = true;             // pages are missing, or break a rule
+  bool ofOldSizes = false;       // wants() would be others by now
   bool moved = false;            // some are others than in the last step that used it
   int64_t patience = 0;
   uint64_t lastStep = 0;  // the owner's count
@@ -76,6 +90,18 @@ class PagedSlab final : public Slab {
   char* base_ = nullptr;
 
  private:
+  /// Whether small pages there would all hold the same between steps. Of calls in flight each has what it
+  /// holds to itself, so a page that holds little would cost each of them a whole one.
+  bool isOfOneKind(int64_t begin, int64_t bytes, int64_t small) const {
+    const auto heldIn = [&](int64_t at) {
+      return partsIn(at, at + small) & (kSavedPart | kResultPart);
+    };
+    const int parts = heldIn(begin);
+    for (int64_t at = begin + small; at < begin + bytes; at += small)
+      if (heldIn(at) != parts) return false;
+    return true;
+  }
+
   ArenaParts partsIn(int64_t begin, int64_t end) const {
     const auto meets = [&](const std::vector<Extent>& extents) {
       return std::any_of(extents.begin(), extents.end(), [&](const Extent& extent) {
@@ -93,7 +119,7 @@ class PagedSlab final : public Slab {
   }
 
   ArenaPages& owner_;
-  const ArenaShape shape_;
+  ArenaShape shape_;
   const pid_t process_ = getpid();
   std::atomic<int64_t> references_{1};
 };

@@ -112,6 +112,8 @@ struct ArenaShape {
   std::shared_ptr<LoanBook> savedBook;
   std::vector<std::shared_ptr<LoanBook>> resultBooks;
   bool resultsStay = false;  // static results are held for as long as the arena lives
+  /// The same for arenas of calls of one graph that are in flight together; nullptr where there is one.
+  std::shared_ptr<const void> inFlightWith{};
 };
 
 /// Why no step may use an arena: its own stream would become part of that capture.
@@ -144,6 +146,8 @@ class Slab {
   virtual bool mayHaveChanged() const = 0;
   /// Why no other program may use its memory while this one rests; "" where others may.
   virtual std::string whyUnshared() const { return ""; }
+  /// From now on it is one of several arenas of calls in flight: ArenaShape::inFlightWith.
+  virtual void joinInFlight(std::shared_ptr<const void> /*with*/) {}
 };
 
 /// Throws c10::OutOfMemoryError: `what` says what there is no memory for, and on which device.

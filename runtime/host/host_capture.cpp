@@ -8,6 +8,7 @@
 #include "runtime/device/kernel_settings.h"
 #include "runtime/device/rng.h"
 #include "runtime/host/host_allocator.h"
+#include "runtime/host/host_slab.h"
 #include "runtime/host/host_work.h"
 #include "runtime/layout/recorder.h"
 #include "runtime/program/collectives.h"
@@ -43,7 +44,7 @@ void forEachTensor(const torch::jit::Stack& stack, Visit&& visit) {
   }
 }
 
-/// The same memory, as CUDA bakes an address in: a graph does not keep its caller's tensors.
+/// The same memory, in tensors of our own.
 torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
   torch::jit::Stack aliases = operands;
   for (c10::IValue& value : aliases) {
@@ -58,6 +59,26 @@ torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
     value = std::move(members);
   }
   return aliases;
+}
+
+/// An address, as CUDA bakes it in: a graph keeps nothing alive that is its caller's.
+void bakeAddress(c10::IValue& value) {
+  const bool owns =
+      value.isTensor() && value.toTensor().defined() && value.toTensor().has_storage();
+  if (owns && !inHostArena(value.toTensor().storage().data()))
+    value = withoutOwner(value.toTensor());
+}
+void bakeAddresses(torch::jit::Stack& operands) {
+  for (c10::IValue& value : operands) {
+    bakeAddress(value);
+    if (!value.isList()) continue;
+    c10::List<c10::IValue> members = value.toList();
+    for (size_t i = 0; i < members.size(); ++i) {
+      c10::IValue member = members.get(i);
+      bakeAddress(member);
+      members.set(i, std::move(member));
+    }
+  }
 }
 
 /// Has attention choose its kernels as at the capture: a graph keeps those that it was captured with.
@@ -304,6 +325,7 @@ class HostCapture final : public Capture {
     }
     forEachTensor(stack,
                   [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
+    bakeAddresses(baked.operands);
     if (facts.collective) open(baked, stack);
     if (onlyViews(call)) return;
     if (paint_) work_.push_back(workOf(call, seen_, baked.operands, *paint_));

@@ -99,6 +99,16 @@ at::Tensor shallowCopy(const at::Tensor& tensor) {
       /*version_counter=*/c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }
 
+at::Tensor withoutOwner(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  at::Tensor bare = shallowCopy(tensor);
+  c10::DataPtr memory(const_cast<void*>(storage.data()), storage.device());
+  bare.unsafeGetTensorImpl()->set_storage_keep_dtype(
+      c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(memory),
+                   /*allocator=*/nullptr, /*resizable=*/false));
+  return bare;
+}
+
 namespace {
 
 /// All bytes of a storage, as a tensor with the keys of `like`.

@@ -44,6 +44,8 @@ at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab);
 
 /// Another TensorImpl over the same memory, without autograd's marks.
 at::Tensor shallowCopy(const at::Tensor& tensor);
+/// The same that does not keep that memory alive.
+at::Tensor withoutOwner(const at::Tensor& tensor);
 
 /// What is to be copied for the caller. As eager returns it (`asEager`): with its strides, and sharing
 /// memory with the others of which that is said. Else in memory of its own, and strides are kept where

@@ -62,6 +62,9 @@ bool Runtime::Impl::enterSealed(EntryState& entry, const Seal& seal,
   if (!free || !producersAgree(entry, lent) || seal.resultsHeld()) return false;
   if (!entry.inputs.moving->empty() && entry.inputs.moving->firstUncopyable(inputs) >= 0)
     return false;
+  if (&seal != entry.seals.current() && !takeUp(entry, seal)) return false;
+  constexpr int64_t kNow = 64;  // and then memory of others is looked at
+  if (entry.seals.count() > 1 && entry.inputs.runs % kNow == 0) entry.seals.dropGone();
   entry.inputs.held();
   entry.results.heldSteps = 0;
   entry.otherSettings.reset();
@@ -96,8 +99,10 @@ StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::I
     return path;
   }
   std::string why;
-  // Each try empties PyTorch's cache, so they become rare.
-  if (mayPlan() && !(why = plan(entry)).empty()) arenaRetryAt_ = 2 * stats_.steps + 16;
+  // A backward cannot be served before its forward was; by the next one, what this one returns is seen to be
+  // dropped, or not. Each try empties PyTorch's cache, so they become rare.
+  if (entry.producers.empty() && mayPlan() && !(why = plan(entry)).empty())
+    arenaRetryAt_ = 2 * stats_.steps + 16;
   if (!layout_ || !entry.planned) {
     checkInputs(entry, inputs);
     return StepPath::plain(std::move(why));
@@ -359,13 +364,15 @@ bool Runtime::Impl::acceptChanges(EntryState& entry, const std::vector<c10::IVal
   const auto lies = [](const ChangedInput& each) { return each.address != nullptr; };
   const auto isLaid = [](const ChangedInput& each) { return !each.strides.empty(); };
   const bool allMoved = llvm::all_of(changed, lies);
-  const bool staged = allMoved && stageMoving(entry, inputs, changed);
-  if (staged || (allMoved && same)) {
+  bool again = false;
+  const bool beside = allMoved && !same && standsBeside(entry, inputs, changed, again);
+  if (allMoved && !beside && stageMoving(entry, inputs, changed)) {
     forgetCaptures(entry);
-    if (!staged) {
-      remarks_.add(RemarkKind::Analysis, "runtime", "captured-anew",
-                   found + ", for the second time");
-    }
+    return true;
+  }
+  if (again || (allMoved && same)) {
+    captureBeside(entry);
+    remarks_.add(RemarkKind::Analysis, "runtime", "captured-anew", found + ", for the second time");
     return true;
   }
   const auto laidAlike = [&](const ChangedInput& each) {
@@ -379,6 +386,56 @@ bool Runtime::Impl::acceptChanges(EntryState& entry, const std::vector<c10::IVal
   entry.inputs.changed = std::move(changed);
   if (newLayout) planForNewLayout(found);
   return false;
+}
+
+namespace {
+
+constexpr size_t kMostPlaces = 4;  // that an entry is captured for
+
+}  // namespace
+
+/// Inputs that all lie elsewhere than where they were captured: whether they go to and fro between a few
+/// places, which are all there at once. Then each gets captures of its own, and nothing is copied. An input
+/// that is made anew in each step is gone from its last place. `again`: they have lain here before.
+bool Runtime::Impl::standsBeside(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                                 const std::vector<ChangedInput>& changed, bool& again) {
+  if (communication_ || !entry.seals.current()) return false;
+  auto& seen = entry.inputs.seen;
+  std::erase_if(seen, [](const SeenPlaces& each) { return each.memory.isGone(); });
+  entry.seals.dropGone();
+  const auto here = [&](const SeenPlaces& each) { return each.changed == changed; };
+  again = llvm::any_of(seen, here);
+  std::erase_if(seen, here);
+  if (again) return true;
+  const bool others = !seen.empty();
+  if (seen.size() + entry.seals.count() >= kMostPlaces) return false;
+  SeenPlaces& places = seen.emplace_back();
+  places.changed = changed;
+  for (const ChangedInput& each : changed) {
+    const at::Tensor& value = inputs[each.input].toTensor();
+    if (value.has_storage()) places.memory.add(value.storage());
+  }
+  places.memory.letGo();
+  return others;
+}
+
+/// Has the entry captured for other addresses. Captures that it has stay beside those, for when inputs lie
+/// there again.
+void Runtime::Impl::captureBeside(EntryState& entry) {
+  std::erase_if(entry.inputs.seen,
+                [&](const SeenPlaces& each) { return each.changed == entry.inputs.changed; });
+  if (communication_ || !entry.seals.current()) return forgetCaptures(entry);
+  entry.seals.setAside(kMostPlaces - 1);
+  forgetPartitions(entry);
+}
+
+/// The captures of `seal`, which holds, are the entry's again.
+bool Runtime::Impl::takeUp(EntryState& entry, const Seal& seal) {
+  if (!entry.seals.takeUp(seal)) return false;
+  auto& partitions = entry.served.partitions;
+  for (size_t i = 0; i < partitions.size(); ++i) partitions[i].putBack(seal.launch(i).captured);
+  collectInputGuards(entry);
+  return true;
 }
 
 /// Copies, from now on, those of the changed inputs that move in each step. False if there are none, or if
@@ -422,7 +479,10 @@ bool Runtime::Impl::stageMoving(EntryState& entry, const std::vector<c10::IValue
 std::string Runtime::Impl::settingsDiffer(EntryState& entry) {
   const auto isCaptured = [](const Partition& each) { return each.captured() != nullptr; };
   const KernelSettings& now = settings_;
-  if (!entry.settings || llvm::none_of(entry.served.partitions, isCaptured)) entry.settings = now;
+  if (!entry.settings || llvm::none_of(entry.served.partitions, isCaptured)) {
+    if (entry.settings && *entry.settings != now) entry.seals.breakAll();
+    entry.settings = now;
+  }
   if (*entry.settings == now) {
     entry.otherSettings.reset();
     return "";
@@ -527,6 +587,11 @@ void Runtime::Impl::ranUncaptured(EntryState& entry, const std::string& why,
 /// Graphs may still be running: the device frees them behind their work.
 void Runtime::Impl::forgetCaptures(EntryState& entry) {
   entry.seals.breakAll();
+  entry.inputs.seen.clear();
+  forgetPartitions(entry);
+}
+
+void Runtime::Impl::forgetPartitions(EntryState& entry) {
   for (Partition& partition : entry.served.partitions) partition.reset();
   entry.inputs.guards.clear();
   entry.inputs.changed.clear();

@@ -12,6 +12,7 @@
 #include "runtime/results/result_watch.h"
 #include "runtime/step/executor.h"
 #include "runtime/step/moving_inputs.h"
+#include "runtime/step/read_memory.h"
 #include "runtime/step/seal.h"
 #include "runtime/step/straight_step.h"
 
@@ -32,6 +33,12 @@ struct ChangedInput {
   bool operator==(const ChangedInput&) const = default;
 };
 
+/// Where inputs lay in a step that ran uncaptured for that.
+struct SeenPlaces {
+  std::vector<ChangedInput> changed;
+  ReadMemory memory;  // known
+};
+
 /// What inputs must be, and how they came so far.
 struct EntryInputs {
   std::vector<InputCheck> checks;                       // one an input
@@ -42,6 +49,7 @@ struct EntryInputs {
   // Of the last of these runs, where they differed:
   std::vector<ChangedInput> changed;
   std::vector<std::pair<size_t, int64_t>> remainders;  // addressRemainder of staged ones
+  std::vector<SeenPlaces> seen;                        // that nothing was captured for yet
 
   /// All inputs of this run are what was captured.
   void held() {

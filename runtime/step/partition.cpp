@@ -61,10 +61,12 @@ void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const
     const c10::IValue& value = frame[slot];
     const bool planned = value.isTensor() && inSlab(value.toTensor(), &slab);
     const bool number = value.isTensor() && isNumber(tags, i);
-    OperandGuard guard =
-        number ? OperandGuard::ofNumber(value.toTensor()) : OperandGuard(value, !planned);
-    if (value.isTensor() && !planned && isGradient(code, slot))
-      guard = OperandGuard::ofDropped(value.toTensor());
+    const bool outside = value.isTensor() && value.toTensor().defined() && !planned && !number;
+    OperandGuard guard = number    ? OperandGuard::ofNumber(value.toTensor())
+                         : outside ? OperandGuard::ofDropped(value.toTensor())
+                                   : OperandGuard(value, /*keep=*/false);
+    if (outside && value.toTensor().has_storage() && !isGradient(code, slot))
+      captured.memory->add(value.toTensor().storage());
     for (const auto& [operand, why] : captured.baked)
       if (operand == i) guard.setReason(why);
     if (code.sources[slot] == SlotSource::Input) {
@@ -96,6 +98,35 @@ bool Partition::triesAgain() {
 void Partition::reset() {
   captured_.reset();
   if (state_ == PartitionState::Captured) state_ = PartitionState::WarmedUp;
+}
+
+void CapturedPartition::letGo() {
+  for (c10::IValue& value : exported) {  // views of it
+    const bool owns = value.isTensor() && value.toTensor().defined() &&
+                      value.toTensor().has_storage() &&
+                      memory->at(value.toTensor().storage().data());
+    if (owns) value = withoutOwner(value.toTensor());
+  }
+  memory->letGo();
+}
+
+bool CapturedPartition::holdAgain() {
+  if (!memory->holdAgain()) return false;
+  for (c10::IValue& value : exported) {
+    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().has_storage())
+      continue;
+    const c10::Storage* owner = memory->at(value.toTensor().storage().data());
+    if (!owner) continue;
+    at::Tensor tensor = shallowCopy(value.toTensor());
+    tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(*owner);
+    value = std::move(tensor);
+  }
+  return true;
+}
+
+void Partition::putBack(std::shared_ptr<CapturedPartition> captured) {
+  captured_ = std::move(captured);
+  state_ = PartitionState::Captured;
 }
 
 std::string CapturedPartition::difference(int64_t operand, const c10::IValue& value) const {

@@ -7,6 +7,7 @@
 #include "runtime/program/instruction.h"
 #include "runtime/runtime.h"
 #include "runtime/step/number_patches.h"
+#include "runtime/step/read_memory.h"
 
 #include <memory>
 #include <string>
@@ -14,9 +15,11 @@
 
 namespace gravure {
 
-/// What one capture of a partition made. Never changed; whoever may replay it holds it.
+/// What one capture of a partition made. Whoever may replay it holds it.
 struct CapturedPartition {
   std::unique_ptr<Executable> executable;
+  /// Held while it is the partition's; known alone while another one is.
+  const std::unique_ptr<ReadMemory> memory = std::make_unique<ReadMemory>();
   std::vector<c10::IValue> exported;                    // one a launch output
   std::vector<std::pair<size_t, OperandGuard>> guards;  // by operand that is no entry input
   std::vector<std::pair<Slot, OperandGuard>> inputGuards;
@@ -36,6 +39,11 @@ struct CapturedPartition {
   std::string difference(int64_t operand, const c10::IValue& value) const;
   /// True if it may be replayed with the numbers in `frame`.
   bool numbersHold(const Frame& frame) const { return !patches || patches->hold(frame); }
+
+  /// Other captures are in force from now on: what it reads is known alone.
+  void letGo();
+  /// False, and it is of no use any more, where some of that is gone.
+  bool holdAgain();
 
   /// Launches with the numbers in `frame`, which hold, then puts the outputs into their slots.
   void replay(const Launch& launch, Frame& frame) const {
@@ -60,6 +68,8 @@ class Partition {
   int failures() const { return failures_; }
   /// Drops the executable and what it held: the next step captures again.
   void reset();
+  /// `captured`, which it had before, is in force again.
+  void putBack(std::shared_ptr<CapturedPartition> captured);
 
   /// Captures `launch` from the operands in `frame`, which keeps them; on success the outputs are in
   /// exported form and the state is Captured. Throws NotCapturable where it may not be captured, and
@@ -73,7 +83,7 @@ class Partition {
                     ArenaSession& session);
 
   /// nullptr unless the state is Captured.
-  const std::shared_ptr<const CapturedPartition>& captured() const { return captured_; }
+  const std::shared_ptr<CapturedPartition>& captured() const { return captured_; }
 
  private:
   void checkOperands(const Launch& launch, const EntryCode& code, const Frame& frame,
@@ -82,7 +92,7 @@ class Partition {
   PartitionState state_ = PartitionState::Cold;
   int failures_ = 0;
   int64_t patience_ = 0;  // runs until the next try, this one included; 0: none comes
-  std::shared_ptr<const CapturedPartition> captured_;
+  std::shared_ptr<CapturedPartition> captured_;
 };
 
 }  // namespace gravure

@@ -334,7 +334,7 @@ std::vector<c10::IValue> Runtime::Impl::runServed(EntryState& entry, const KeptI
 
 /// Behind a step that was served: where all of its partitions are captured, the next one may go straight.
 void Runtime::Impl::sealEntry(EntryState& entry, const KeptInputs& kept) {
-  entry.seals.breakAll();
+  entry.seals.breakCurrent();
   const auto isCaptured = [](const Partition& each) { return each.captured() != nullptr; };
   if (!llvm::all_of(entry.served.partitions, isCaptured)) return;
   Seal::Contents contents = sealLaunches(*entry.code, entry.inputs.checks, *entry.inputs.moving,
@@ -396,6 +396,12 @@ void Runtime::Impl::installArena(std::shared_ptr<Slab> slab, std::shared_ptr<Loa
   loans_ = std::move(loans);
 }
 
+/// Its arena was made when there was one call at a time.
+void Runtime::Impl::joinInFlight() {
+  const std::lock_guard lock(arena_);
+  if (slab_) slab_->joinInFlight(shared_);
+}
+
 void Runtime::Impl::shutdown() {
   if (!alive_.exchange(false)) return;
   if (communication_) {
@@ -442,7 +448,13 @@ Runtime::Straight Runtime::runStraight(const std::string& entry,
 }
 const Program& Runtime::program() const { return impl_->program_; }
 Device& Runtime::device() { return *impl_->device_; }
-const RuntimeStats& Runtime::stats() const { return impl_->stats_; }
+const RuntimeStats& Runtime::stats() const {
+  impl_->stats_.captureSets = 0;
+  for (const EntryState& entry : impl_->entries_)
+    impl_->stats_.captureSets =
+        std::max(impl_->stats_.captureSets, static_cast<int64_t>(entry.seals.count()));
+  return impl_->stats_;
+}
 Remarks& Runtime::remarks() { return impl_->remarks_; }
 
 std::vector<PartitionState> Runtime::partitionStates(const std::string& entry) const {
@@ -481,6 +493,8 @@ void Runtime::warmUpWith(const Runtime& other) {
   // Ranks count their own runs.
   if (impl_->communication_ || !other.impl_->shared_->isLike(*impl_->shared_)) return;
   impl_->shared_ = other.impl_->shared_;
+  impl_->shared_->join();
+  other.impl_->joinInFlight();
 }
 
 void Runtime::learnFrom(const Runtime& other) {
@@ -490,6 +504,14 @@ void Runtime::learnFrom(const Runtime& other) {
 }
 
 bool Runtime::holdsSaved() const { return impl_->loans_->outstanding() > 0; }
+bool Runtime::readsSaved(const std::string& entry) const {
+  const auto& infos = const_cast<const Impl&>(*impl_).find(entry).code->entry->inputs;
+  return llvm::any_of(infos, [](const InputInfo& each) { return each.role == InputRole::Saved; });
+}
+bool Runtime::hasSaved(const std::string& entry, const std::vector<c10::IValue>& inputs) const {
+  const Impl& impl = *impl_;
+  return impl.givenLentValues(impl.find(entry), inputs);
+}
 
 void Runtime::dropCaptures(const std::string& group) {
   const auto turn = impl_->waitForTurn("the captures");

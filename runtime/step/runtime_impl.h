@@ -73,6 +73,7 @@ class Runtime::Impl {
   std::vector<c10::IValue> runInside(EntryState& entry, std::vector<c10::IValue> inputs);
   void noteInsideSteps();
   void installArena(std::shared_ptr<Slab> slab, std::shared_ptr<LoanBook> loans);
+  void joinInFlight();
 
   void findProducers();
   EntryState& find(const std::string& entry);
@@ -95,6 +96,10 @@ class Runtime::Impl {
   std::string missed(const std::string& key, const std::string& name, std::string message);
   bool acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
                      std::vector<ChangedInput> changed, const std::string& found);
+  bool standsBeside(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                    const std::vector<ChangedInput>& changed, bool& again);
+  void captureBeside(EntryState& entry);
+  bool takeUp(EntryState& entry, const Seal& seal);
   bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
                    const std::vector<ChangedInput>& changed);
   std::string laidOtherwise(EntryState& entry, const std::vector<c10::IValue>& inputs);
@@ -109,6 +114,7 @@ class Runtime::Impl {
   void checkForCaller(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   void checkLentValues(const EntryState& entry, bool lent) const;
   static void forgetCaptures(EntryState& entry);
+  static void forgetPartitions(EntryState& entry);
   void sealEntry(EntryState& entry, const KeptInputs& kept);
 
   // The same decided with the other ranks (common_path.cpp).

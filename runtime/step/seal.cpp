@@ -2,6 +2,8 @@
 
 #include <llvm/ADT/STLExtras.h>
 
+#include <algorithm>
+
 namespace gravure {
 
 bool Seal::capturesHold(const std::vector<c10::IValue>& inputs) const {
@@ -33,6 +35,20 @@ bool Seal::launches(const std::vector<Partition>& partitions) const {
   return true;
 }
 
+void Seal::letGoOfMemory() const {
+  for (const SealedLaunch& launch : contents_.launches) launch.captured->letGo();
+}
+
+bool Seal::holdMemory() const {
+  return llvm::all_of(contents_.launches,
+                      [](const SealedLaunch& launch) { return launch.captured->holdAgain(); });
+}
+
+bool Seal::isMemoryGone() const {
+  return llvm::any_of(contents_.launches,
+                      [](const SealedLaunch& launch) { return launch.captured->memory->isGone(); });
+}
+
 const Seal* Seals::find(const std::vector<c10::IValue>& inputs) const {
   for (const auto& seal : seals_) {
     if (seal->holds(inputs)) return seal.get();
@@ -45,8 +61,53 @@ bool Seals::cover(const std::vector<Partition>& partitions) const {
 }
 
 void Seals::add(Seal::Contents contents) {
-  seals_.push_back(std::make_unique<const Seal>(std::move(contents)));
+  seals_.insert(seals_.begin(), std::make_unique<const Seal>(std::move(contents)));
+  current_ = seals_.front().get();
   ++changes_;
+}
+
+void Seals::breakAll() {
+  seals_.clear();
+  current_ = nullptr;
+  ++changes_;
+}
+
+void Seals::breakCurrent() {
+  if (current_) drop(current_);
+}
+
+void Seals::drop(const Seal* seal) {
+  if (seal == current_) current_ = nullptr;
+  std::erase_if(seals_, [&](const auto& each) { return each.get() == seal; });
+  ++changes_;
+}
+
+void Seals::setAside(size_t most) {
+  if (current_) current_->letGoOfMemory();
+  current_ = nullptr;
+  dropGone();
+  if (seals_.size() > most) seals_.resize(most);
+  ++changes_;
+}
+
+bool Seals::takeUp(const Seal& seal) {
+  if (!seal.holdMemory()) {
+    drop(&seal);
+    return false;
+  }
+  if (current_ && current_ != &seal) current_->letGoOfMemory();
+  current_ = &seal;
+  const auto at = llvm::find_if(seals_, [&](const auto& each) { return each.get() == &seal; });
+  std::rotate(seals_.begin(), at, at + 1);
+  ++changes_;
+  return true;
+}
+
+void Seals::dropGone() {
+  const size_t before = seals_.size();
+  std::erase_if(seals_,
+                [&](const auto& each) { return each.get() != current_ && each->isMemoryGone(); });
+  if (seals_.size() != before) ++changes_;
 }
 
 namespace {

@@ -40,7 +40,7 @@ struct HandOut {
 
 /// One launch of a sealed step. What its work takes anew each step is in CapturedPartition::patches.
 struct SealedLaunch {
-  std::shared_ptr<const CapturedPartition> captured;
+  std::shared_ptr<CapturedPartition> captured;
   /// Of operands that the seal's own guards do not cover: what host nodes made.
   std::vector<std::pair<Slot, const OperandGuard*>> guards;
 
@@ -80,30 +80,50 @@ class Seal {
   /// Whether it launches what `partitions` have.
   bool launches(const std::vector<Partition>& partitions) const;
 
+  /// Of the memory outside the arena that its captures read.
+  void letGoOfMemory() const;
+  /// False where some of it is gone: it cannot hold any more, and the seal is of no use.
+  bool holdMemory() const;
+  bool isMemoryGone() const;
+
  private:
   const Contents contents_;
 };
 
-/// The seals of one entry: one for each set of inputs that it is captured for.
+/// The seals of one entry: one for each set of addresses that it is captured for. At most one is current:
+/// its captures are those that the entry's partitions have, and what they read is held. Those beside it
+/// keep their captures, and hold nothing: each goes when what it reads does.
 class Seals {
  public:
   /// The one that holds; nullptr if none does. Throws as Seal::holds().
   const Seal* find(const std::vector<c10::IValue>& inputs) const;
   /// The only one there is; nullptr if there is none, or several.
   const Seal* only() const { return seals_.size() == 1 ? seals_.front().get() : nullptr; }
+  const Seal* current() const { return current_; }
+  size_t count() const { return seals_.size(); }
   /// Another number once one of them was made or broken.
   uint64_t changes() const { return changes_; }
   /// True if one of them launches what `partitions` have.
   bool cover(const std::vector<Partition>& partitions) const;
+  /// Becomes the current one.
   void add(Seal::Contents contents);
   /// Something that they rest on has changed.
-  void breakAll() {
-    seals_.clear();
-    ++changes_;
-  }
+  void breakAll();
+  /// The same for the current one alone, if there is one.
+  void breakCurrent();
+  /// The partitions are to have other captures: there is no current one from now on. Of those beside it,
+  /// which were current before, the last `most` stay.
+  void setAside(size_t most);
+  /// `seal`, which holds, becomes the current one. False where memory that it reads has gone: it is dropped.
+  bool takeUp(const Seal& seal);
+  /// Drops those whose memory is gone.
+  void dropGone();
 
  private:
-  std::vector<std::unique_ptr<const Seal>> seals_;
+  void drop(const Seal* seal);
+
+  std::vector<std::unique_ptr<const Seal>> seals_;  // the one that was current last is the first
+  const Seal* current_ = nullptr;
   uint64_t changes_ = 0;
 };
 

@@ -46,6 +46,10 @@ class SharedWarmUp {
     entries_[entry] = std::move(posted);
     version_.fetch_add(1, std::memory_order_release);
   }
+  /// One program more is for calls that are in flight together with those of the others.
+  void join() { several_.store(true, std::memory_order_relaxed); }
+  bool isOfSeveral() const { return several_.load(std::memory_order_relaxed); }
+
   /// nullptr before the first one.
   std::shared_ptr<const EntryRecording> of(size_t entry) const {
     const std::lock_guard lock(mutex_);
@@ -70,6 +74,7 @@ class SharedWarmUp {
   std::vector<std::shared_ptr<const EntryRecording>> entries_;
   std::vector<std::vector<bool>> dropped_;
   std::atomic<int64_t> version_ = 0;
+  std::atomic<bool> several_ = false;
 };
 
 /// Which operators the entries call, in order, and where partitions begin.

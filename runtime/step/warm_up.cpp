@@ -216,6 +216,7 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
       shape.resultBooks.push_back(std::make_shared<LoanBook>());
   }
   shape.resultsStay = options_.results == ResultPolicy::Static;
+  if (shared_->isOfSeveral()) shape.inFlightWith = shared_;
   return shape;
 }
 
@@ -276,6 +277,8 @@ std::string Runtime::Impl::plan(const EntryState& next) {
   threads_ = at::get_num_threads();
   stats_.arenaBytes = layout_->plan.bytes;
   stats_.arenaLoad = layout_->plan.load;
+  stats_.heldBytes = 0;
+  for (const Extent& extent : layout_->saved) stats_.heldBytes += extent.end - extent.begin;
   installLayout();
   return "";
 }

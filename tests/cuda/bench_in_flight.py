@@ -3,8 +3,11 @@
     python3 tests/cuda/bench_in_flight.py [OUT.json] [--rows layer,siamese] [--steps 80]
 
 Each row and way runs in a process of its own, synchronised and back to back; ms a step are the
-median of five runs of STEPS. `floor` is the row without its models: loss, optimizer, data. Prints a
-line a row, and writes all as JSON. At most four minutes.
+median of five runs of STEPS / 5. `floor` is the row without its models: loss, optimizer, data.
+Prints a line a row, with what is left above the floor as a part of `reduce-overhead`'s, and
+writes all as JSON as it comes. `--compile-only`: all at once and no figures, so that Inductor's
+caches have what a run for figures needs. `--trace`: what the device does in a step, by kernel, in
+place of times.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ from torch import Tensor
 WAYS = ("floor", "eager", "gravure", "inductor", "reduce-overhead")
 WIDTH, ROWS, WARM = 256, 32, 12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LIMIT = 240  # seconds for everything
 
 Call = Callable[[Tensor], Tensor]
 Step = Callable[[dict[str, Call], int], Tensor | None]
@@ -152,7 +154,45 @@ ROWS_OF: dict[str, tuple[Step, int]] = {  # and how many layers a model has
 }
 
 
-def measure(row: str, way: str, steps: int) -> dict[str, Any]:
+def busy(run: Callable[[int], None], steps: int) -> dict[str, Any]:
+    """What the device does in a step: us of each kind of kernel, and in all."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if DEVICE == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        began = time.perf_counter()
+        for i in range(steps):
+            run(5000 + i)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        wall = (time.perf_counter() - began) * 1e6 / steps
+    kernels = [
+        event
+        for event in profile.events()
+        if event.device_type == torch.profiler.DeviceType.CUDA
+        and not event.name.startswith(("gravure: ", "Optimizer."))  # spans over what they launch
+    ]
+    by_name: dict[str, list[float]] = {}
+    for event in kernels:
+        found = by_name.setdefault(event.name[:90], [0.0, 0.0])
+        found[0] += event.time_range.elapsed_us() / steps
+        found[1] += 1 / steps
+    most = sorted(by_name.items(), key=lambda each: -each[1][0])[:14]
+    spans = sorted((e.time_range.start, e.time_range.end) for e in kernels)
+    union, end = 0.0, 0.0
+    for start, stop in spans:
+        union += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return {
+        "wall_us": round(wall),
+        "kernels": round(len(kernels) / steps, 1),
+        "kernel_us": round(sum(each[0] for each in by_name.values())),
+        "busy_us": round(union / steps),
+        "most": [[name, round(us, 1), round(count, 1)] for name, (us, count) in most],
+    }
+
+
+def measure(row: str, way: str, steps: int, *, trace: bool = False) -> dict[str, Any]:
     step, layers = ROWS_OF[row]
     torch.manual_seed(0)
     models = nn.ModuleDict({name: Net(layers) for name in "ab"}).to(DEVICE)
@@ -195,6 +235,10 @@ def measure(row: str, way: str, steps: int) -> dict[str, Any]:
         run(i)
     wait()
     found: dict[str, Any] = {"row": row, "way": way}
+    if trace:
+        return found | busy(run, 5)
+    if steps < 5:  # --compile-only
+        return found
     before = uncaptured() if way in ("gravure", "inductor") else (0, 0)
     times = []
     for k in range(5):
@@ -222,48 +266,87 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS_OF))
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--one", nargs=2, metavar=("ROW", "WAY"))
+    parser.add_argument("--limit", type=float, default=240, help="seconds for everything")
+    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--trace", action="store_true")
     given = parser.parse_args()
-    if given.one:
-        print("RESULT " + json.dumps(measure(*given.one, given.steps)))
-        return
     torch.set_num_threads(1)  # threads do not outlive a fork
-    began, results = time.monotonic(), []
-    for row in given.rows.split(","):
-        line = f"{row:12}"
-        for way in given.ways.split(","):
-            found = _in_process(row, way, given.steps, LIMIT - (time.monotonic() - began))
-            results.append(found)
-            shown = f"{found['ms']:.2f}" if "ms" in found else "error"
-            if found.get("uncaptured"):
-                shown += f" ({found['uncaptured']} of {found['runs']} uncaptured)"
-            line += f"  {way} {shown}"
-        print(line, flush=True)
-    with open(given.out, "w") as file:
-        json.dump({"torch": torch.__version__, "results": results}, file)
+    rows, ways = given.rows.split(","), given.ways.split(",")
+    until, results = time.monotonic() + given.limit, []
+    if given.compile_only:
+        runs = [_Run(row, way, 1) for row in rows for way in ways]
+        results = [each.result(until) for each in runs]
+        print(f"{sum('error' not in each for each in results)} of {len(results)} compiled")
+        for each in results:
+            if "error" in each:
+                print(each)
+        return
+    for row in rows:
+        found: dict[str, dict[str, Any]] = {}
+        for way in ways:
+            found[way] = _Run(row, way, given.steps, trace=given.trace).result(until)
+            results.append(found[way])
+        print(_traced(row, found) if given.trace else _line(row, found), flush=True)
+        with open(given.out, "w") as file:
+            json.dump({"torch": torch.__version__, "results": results}, file)
 
 
-def _in_process(row: str, way: str, steps: int, left: float) -> dict[str, Any]:
+def _line(row: str, found: dict[str, dict[str, Any]]) -> str:
+    line = f"{row:11}"
+    for way, each in found.items():
+        shown = f"{each['ms']:.2f}" if "ms" in each else "error"
+        if each.get("uncaptured"):
+            shown += f" ({each['uncaptured']} of {each['runs']} uncaptured)"
+        line += f"  {way} {shown}"
+    floor, other = (found.get(way, {}).get("ms") for way in ("floor", "reduce-overhead"))
+    eager = found.get("eager", {}).get("ms")
+    for way in ("gravure", "inductor"):
+        ours = found.get(way, {}).get("ms")
+        if ours and floor and other and other > floor:
+            line += f"  {way}/overhead {(ours - floor) / (other - floor):.2f}"
+        elif ours and eager:
+            line += f"  {way}/eager {ours / eager:.2f}"
+    return line
+
+
+def _traced(row: str, found: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for way, each in found.items():
+        if "error" in each:
+            lines.append(f"{row} {way}: {each['error']}")
+            continue
+        lines.append(
+            f"{row} {way}: {each['wall_us']} us a step, device busy {each['busy_us']}, "
+            f"{each['kernels']} kernels of {each['kernel_us']} us"
+        )
+        lines += [f"    {us:8.1f} us in {n:6.1f}: {name}" for name, us, n in each["most"]]
+    return "\n".join(lines)
+
+
+class _Run:
     """In a fork of this process, which has imported the libraries and not touched the device."""
-    if left < 5:
-        return {"row": row, "way": way, "error": "no time was left"}
-    forks = multiprocessing.get_context("fork")
-    here, there = forks.Pipe(duplex=False)
-    child = forks.Process(target=_child, args=(there, row, way, steps))
-    child.start()
-    there.close()
-    found: dict[str, Any] = {"row": row, "way": way, "error": "it took too long, or ended"}
-    if here.poll(min(left, 60)):
-        with contextlib.suppress(EOFError):
-            found = here.recv()
-    child.kill()
-    child.join()
-    return found
+
+    def __init__(self, row: str, way: str, steps: int, *, trace: bool = False) -> None:
+        self._name = {"row": row, "way": way}
+        forks = multiprocessing.get_context("fork")
+        self._here, there = forks.Pipe(duplex=False)
+        self._child = forks.Process(target=_child, args=(there, row, way, steps, trace))
+        self._child.start()
+        there.close()
+
+    def result(self, until: float) -> dict[str, Any]:
+        found: dict[str, Any] = self._name | {"error": "it took too long, or ended"}
+        if self._here.poll(max(0.0, min(until - time.monotonic(), 60))):
+            with contextlib.suppress(EOFError):
+                found = self._here.recv()
+        self._child.kill()
+        self._child.join()
+        return found
 
 
-def _child(out: Any, row: str, way: str, steps: int) -> None:
+def _child(out: Any, row: str, way: str, steps: int, trace: bool) -> None:
     try:
-        out.send(measure(row, way, steps))
+        out.send(measure(row, way, steps, trace=trace))
     except Exception as error:
         out.send({"row": row, "way": way, "error": f"{type(error).__name__}: {error}"[:200]})
 

@@ -350,3 +350,55 @@ def test_instances_go_with_their_model() -> None:
     one = siamese(nn.ModuleDict({"a": model}), {"a": call}, 0)
     other = siamese(nn.ModuleDict({"a": twin}), {"a": twin}, 0)
     assert [bits(t) for t in one] == [bits(t) for t in other]
+
+
+@pytest.mark.parametrize("reset", ["dynamo", "captures", "memory"])
+def test_backwards_whose_programs_were_let_go_of_are_eagers(reset: str) -> None:
+    """Between forwards and backwards all is reset, or given back, in two steps of many."""
+
+    def let_go(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:
+        losses = [calls["a"](batch(10 * step + i)).square().mean() for i in range(3)]
+        if step in (6, 7) and reset == "dynamo":
+            torch._dynamo.reset()
+        elif step in (6, 7) and reset == "captures":
+            gravure.drop_captures()
+        elif step in (6, 7):
+            gravure.release_memory()
+        for i in (1, 0, 2):
+            losses[i].backward()
+        return losses
+
+    assert run(let_go, compiled=True)[0] == run(let_go, compiled=False)[0]
+
+
+def test_reports_say_what_a_call_in_flight_holds() -> None:
+    model = Net().to(DEVICE)
+    call = torch.compile(model, backend="gravure")
+    for i in range(5):
+        siamese(nn.ModuleDict({"a": model}), {"a": call}, i)
+        model.zero_grad()
+    graph = gravure.report().graphs[-1]
+    held = [each.stats["held_bytes"] for each in graph.programs]
+    assert len(held) == 2
+    assert held[0] == held[1] > 0
+    assert "held until the backward" in str(graph)
+
+
+def test_explain_says_what_a_call_in_flight_would_hold_and_what_there_is() -> None:
+    model = Net().to(DEVICE)
+    call = torch.compile(model, backend="gravure")
+    before = gravure.explain(call, (batch(0),)).graphs[0]
+    assert before.held_bytes > 0
+    assert before.max_in_flight == 32
+    assert before.made == []
+    assert "each call in flight has an instance, which holds" in str(before)
+    for i in range(5):
+        siamese(nn.ModuleDict({"a": model}), {"a": call}, i)
+        model.zero_grad()
+    found = gravure.explain(call, (batch(0),)).graphs[0]
+    assert "1 further instances, since 2 calls were in flight at once" in found.made[0]
+    assert sum("replays" in line for line in found.made) == 3
+    assert "by now: " in str(found)
+    with torch.no_grad():
+        alone = gravure.explain(call, (batch(0),)).graphs[0]
+    assert alone.max_in_flight == 0

@@ -15,7 +15,7 @@ from torch import fx
 
 from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
-from ..graphs.devices import free_bytes
+from ..graphs.devices import SPARE, free_bytes
 from ..graphs.traced_graphs import TracedGraphs
 from ..options import PAGE_AT_EXIT, WRITTEN_TO, CompileOptions
 from ..torch_api.aot_autograd import boxed
@@ -36,7 +36,6 @@ _MOST_UNREPLAYED = 8  # programs in a row whose module was gone before they were
 _MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
 _KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces of operators
 _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor", "symm_mem"}
-_SPARE = 2  # arenas that are free when one more is made
 _PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
 logger = logging.getLogger("gravure")
 
@@ -377,7 +376,7 @@ class CompiledGraph:
         if count >= self.options.max_in_flight:
             return f"{count} calls are in flight, which max_in_flight allows"
         need, free = first.program.stats()["arena_bytes"], free_bytes(self._maker.device())
-        if free is not None and _SPARE * need > free:
+        if free is not None and SPARE * need > free:
             return f"an arena takes {need} bytes, and {free} are free"
         return ""
 

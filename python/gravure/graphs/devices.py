@@ -35,6 +35,7 @@ def device_of(graphs: Sequence[fx.GraphModule], label: str) -> str:
     return str(found.pop())
 
 
+SPARE = 2  # arenas that are free when one more is made for a call in flight
 _MUCH = 64 << 20
 
 

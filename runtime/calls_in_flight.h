@@ -1,0 +1,39 @@
+#pragma once
+// Several calls of one program in flight: an instance for each.
+
+#include "runtime/runtime.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gravure {
+
+/// A forward that is called while what an earlier one saved is held needs captures at other addresses. So
+/// there are several runtimes of one program, which share what their warm-ups record. One call at a time;
+/// backwards in any order, or never.
+class CallsInFlight {
+ public:
+  /// `make` gives one runtime more, of the same text with the same options. Of `most`, the last one runs
+  /// what goes beyond uncaptured.
+  explicit CallsInFlight(std::function<std::unique_ptr<Runtime>()> make, size_t most = 32);
+
+  /// As Runtime::run(), by the instance that choose() names.
+  std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs);
+  /// Of an entry that is given saved values: the instance that saved them. Else the first of which nobody
+  /// holds any; a further one is made where there is none.
+  size_t choose(const std::string& entry, const std::vector<c10::IValue>& inputs);
+
+  size_t count() const { return instances_.size(); }
+  /// For who sees himself to it which one a call uses.
+  Runtime& at(size_t index) { return *instances_.at(index); }
+
+ private:
+  const std::function<std::unique_ptr<Runtime>()> make_;
+  const size_t most_;
+  std::vector<std::unique_ptr<Runtime>> instances_;
+};
+
+}  // namespace gravure

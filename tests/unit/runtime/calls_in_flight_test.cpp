@@ -1,0 +1,282 @@
+// Several calls of one program before their backwards: an instance for each, on pages that cost what is held.
+#include "runtime/calls_in_flight.h"
+#include "tests/unit/shared_pages_fixture.h"
+
+using namespace gravure;
+
+namespace {
+
+constexpr int64_t kRows = 40'000;  // 1.4 MiB are held from a forward to its backward
+
+std::string widened(const std::string& from, const std::string& to) {
+  // The gradient is as large as all that is saved.
+  return replaced(R"(gravure 1
+graph forward(%w : Float(4096, strides=[1], device=cpu) {parameter "w"}, %x : Float(4096, strides=[1], device=cpu) {user_input "x"}):
+  %xs : Float(4096, strides=[1], device=cpu) = cudagraph::stage(%x)
+  %s.out : Float(device=cpu) = cudagraph::launch[index=0, tags=["static: parameter", "staged: user input"]](%w, %xs)
+    block0(%w.0 : Float(4096, strides=[1], device=cpu), %xs.0 : Float(4096, strides=[1], device=cpu)):
+      %a : Float(4096, strides=[1], device=cpu) = aten::mul.Tensor(%w.0, %xs.0)
+      %s : Float(device=cpu) = aten::sum(%a)
+      -> (%s)
+  %s.own : Float(device=cpu) = cudagraph::own(%s.out)
+  return (%s.own {loss}, %xs {saved "x"})
+graph backward(%x : Float(4096, strides=[1], device=cpu) {saved "x"}, %g : Float(device=cpu) {tangent "loss"}):
+  %gs : Float(device=cpu) = cudagraph::stage(%g)
+  %gw.out : Float(4096, strides=[1], device=cpu) = cudagraph::launch[index=0, tags=["static: saved value", "staged: tangent"]](%x, %gs)
+    block0(%x.0 : Float(4096, strides=[1], device=cpu), %gs.0 : Float(device=cpu)):
+      %gw : Float(4096, strides=[1], device=cpu) = aten::mul.Tensor(%x.0, %gs.0)
+      -> (%gw)
+  %gw.own : Float(4096, strides=[1], device=cpu) = cudagraph::own(%gw.out)
+  return (%gw.own {gradient "w"})
+)",
+                  from, to);
+}
+
+/// A loop of `calls` forwards and then their backwards, of instances beside the uncaptured path.
+struct Loop {
+  explicit Loop(std::string text, std::vector<at::Tensor> parameters, int64_t rows)
+      : text(std::move(text)), rows(rows), parameters(std::move(parameters)),
+        reference(makeReference(this->text)) {}
+
+  std::vector<c10::IValue> forwardInputs() const {
+    const at::Tensor x = rows > 0 ? at::randn({rows, 4}) : at::randn(parameters[0].sizes());
+    return {parameters[0], x};
+  }
+  static std::vector<c10::IValue> backwardInputs(const std::vector<c10::IValue>& results) {
+    std::vector<c10::IValue> inputs(results.begin() + 1, results.end());
+    inputs.emplace_back(at::ones({}));
+    return inputs;
+  }
+
+  static void add(at::Tensor& sum, const at::Tensor& gradient) {
+    if (sum.defined()) {
+      sum.add_(gradient);
+    } else {
+      sum = gradient;
+    }
+  }
+
+  /// True if losses and the sum of gradients have the reference's bits. `order`: of the backwards.
+  bool step(const std::vector<size_t>& order) {
+    gradient = at::Tensor();
+    at::Tensor expected;
+    std::vector<std::vector<c10::IValue>> got, wanted;
+    bool same = true;
+    for (size_t i = 0; i < order.size(); ++i) {
+      const auto inputs = forwardInputs();
+      const at::Tensor state = rngState();
+      wanted.push_back(reference->run("forward", inputs));
+      setRngState(state);
+      got.push_back(instances.run("forward", inputs));
+      same &= sameBits(got.back(), wanted.back());
+    }
+    most = std::max(most, hostPages().bytes());
+    for (const size_t i : order) {
+      same &= sameBits(got[i], wanted[i]);
+      auto inputs = backwardInputs(got[i]);
+      got[i].clear();
+      const auto one = instances.run("backward", std::move(inputs));
+      const auto other = reference->run("backward", backwardInputs(wanted[i]));
+      most = std::max(most, hostPages().bytes());
+      // As autograd adds them up: the first is kept as it is, the others are added to it.
+      add(gradient, one[0].toTensor());
+      add(expected, other[0].toTensor());
+    }
+    return same && sameBits(gradient, expected);
+  }
+  bool steps(int count, size_t calls) {
+    std::vector<size_t> order;
+    for (size_t i = 0; i < calls; ++i) order.push_back(i);
+    for (int i = 0; i < count; ++i) {
+      if (!step(order)) return false;
+    }
+    return true;
+  }
+  int64_t sum(int64_t RuntimeStats::*which) {
+    int64_t all = 0;
+    for (size_t i = 0; i < instances.count(); ++i) all += instances.at(i).stats().*which;
+    return all;
+  }
+
+  const std::string text;
+  const int64_t rows;
+  const std::vector<at::Tensor> parameters;
+  std::unique_ptr<Runtime> reference;
+  CallsInFlight instances{[this] { return makeRuntime(text); }};
+  at::Tensor gradient;  // as `.grad` holds it, until the next step
+  int64_t most = 0;     // bytes of pages
+};
+
+Loop ofRows(int64_t rows) { return Loop(forwardBackward(rows), {at::randn({4, 4})}, rows); }
+
+}  // namespace
+
+TEST_CASE("d calls in flight take what they hold, and the transients of one", "[memory]") {
+  for (const size_t calls : {1, 2, 4, 8}) {
+    CAPTURE(calls);
+    REQUIRE(hostPages().bytes() == 0);
+    Loop loop = ofRows(kRows);
+    REQUIRE(loop.steps(5, calls));
+    CHECK(loop.instances.count() == calls);
+    const RuntimeStats& stats = loop.instances.at(0).stats();
+    CHECK(stats.heldBytes >= 36 * kRows);
+    const auto others = static_cast<int64_t>(calls - 1);
+    const double least = static_cast<double>(others * stats.heldBytes + stats.arenaLoad);
+    CHECK(static_cast<double>(hostPages().bytes()) <= 1.02 * least);
+    CHECK(static_cast<double>(hostPages().bytes()) >= 0.999 * least);
+  }
+}
+
+TEST_CASE("gradients of calls in flight share pages once they are added up", "[memory]") {
+  for (const size_t calls : {2, 4, 8}) {
+    CAPTURE(calls);
+    REQUIRE(hostPages().bytes() == 0);
+    const std::string size = "100001";
+    Loop loop(widened("4096", size), {at::randn({100'001})}, 0);
+    REQUIRE(loop.steps(5, calls));
+    const RuntimeStats& stats = loop.instances.at(0).stats();
+    const auto others = static_cast<int64_t>(calls - 1);
+    // The first gradient is held, and each of the others comes beside it.
+    const int64_t least = others * stats.heldBytes + stats.arenaLoad + loop.gradient.nbytes();
+    CHECK(static_cast<double>(hostPages().bytes()) <= 1.02 * static_cast<double>(least));
+  }
+}
+
+TEST_CASE("an instance is captured in the first call that needs it", "[law1]") {
+  Loop loop = ofRows(40);
+  REQUIRE(loop.steps(4, 1));
+  const int64_t before = loop.sum(&RuntimeStats::uncapturedSteps);
+  CHECK(before == 4);  // two forwards, two backwards
+  REQUIRE(loop.steps(4, 3));
+  CHECK(loop.instances.count() == 3);
+  CHECK(loop.sum(&RuntimeStats::uncapturedSteps) == before);
+  CHECK(loop.sum(&RuntimeStats::captures) == 3 * 2);
+}
+
+TEST_CASE("which backward belongs to which forward is known by what it is given", "[law1]") {
+  Loop loop = ofRows(40);
+  REQUIRE(loop.steps(3, 3));
+  const int64_t before = loop.sum(&RuntimeStats::uncapturedSteps);
+  for (const std::vector<size_t>& order :
+       {std::vector<size_t>{2, 0, 1}, {1, 2, 0}, {0, 2, 1}, {2, 1, 0}}) {
+    CHECK(loop.step(order));
+  }
+  CHECK(loop.sum(&RuntimeStats::uncapturedSteps) == before);
+  // A forward whose backward never comes.
+  (void)loop.instances.run("forward", loop.forwardInputs());
+  CHECK(loop.step({1, 0, 2}));
+  CHECK(loop.sum(&RuntimeStats::uncapturedSteps) == before);
+}
+
+TEST_CASE("the caller may see to it himself which instance a call uses", "[law1]") {
+  const std::string text = forwardBackward(40);
+  auto first = makeRuntime(text), second = makeRuntime(text), reference = makeReference(text);
+  second->warmUpWith(*first);
+  const at::Tensor w = at::randn({4, 4});
+  for (int step = 0; step < 6; ++step) {
+    std::vector<std::vector<c10::IValue>> got, expected;
+    for (Runtime* runtime : {first.get(), second.get()}) {
+      const at::Tensor x = at::randn({40, 4}), state = rngState();
+      expected.push_back(reference->run("forward", {w, x}));
+      setRngState(state);
+      got.push_back(runtime->run("forward", {w, x}));
+    }
+    CHECK(first->hasSaved("backward", backwardInputs(got[0])) == (step > 0));
+    CHECK_FALSE(first->hasSaved("backward", backwardInputs(got[1])));
+    CHECK(sameBits(first->run("backward", backwardInputs(got[0])),
+                   reference->run("backward", backwardInputs(expected[0]))));
+    CHECK(sameBits(second->run("backward", backwardInputs(got[1])),
+                   reference->run("backward", backwardInputs(expected[1]))));
+  }
+  CHECK(first->stats().uncapturedSteps + second->stats().uncapturedSteps == 4);
+}
+
+TEST_CASE("an instance beyond the last runs uncaptured, and harms no other one", "[law5][law11]") {
+  const std::string text = forwardBackward(40);
+  CallsInFlight instances([&] { return makeRuntime(text); }, 2);
+  auto reference = makeReference(text);
+  const at::Tensor w = at::randn({4, 4});
+  for (int step = 0; step < 5; ++step) {
+    std::vector<std::vector<c10::IValue>> got, expected;
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor x = at::randn({40, 4}), state = rngState();
+      expected.push_back(reference->run("forward", {w, x}));
+      setRngState(state);
+      got.push_back(instances.run("forward", {w, x}));
+    }
+    for (size_t i = 0; i < 3; ++i) {
+      CHECK(sameBits(got[i], expected[i]));
+      auto inputs = backwardInputs(got[i]);
+      got[i].clear();
+      CHECK(sameBits(instances.run("backward", std::move(inputs)),
+                     reference->run("backward", backwardInputs(expected[i]))));
+    }
+  }
+  CHECK(instances.count() == 2);
+  CHECK(instances.at(1).remarks().count("saved-values-held") == 1);
+}
+
+TEST_CASE(
+    "where there is no memory for one more in flight it runs uncaptured, and says what is missing",
+    "[law6][law11]") {
+  REQUIRE(hostPages().bytes() == 0);
+  Loop loop = ofRows(kRows);
+  REQUIRE(loop.steps(3, 1));
+  limitHostMemory(hostPages().bytes() + (int64_t{2} << 20));  // for one more, and not for two
+  REQUIRE(loop.steps(4, 4));
+  limitHostMemory(int64_t{1} << 40);
+  bool said = false;
+  for (size_t i = 0; i < loop.instances.count(); ++i)
+    said |= remarksOf(loop.instances.at(i)).find("missing") != std::string::npos;
+  CHECK(said);
+  REQUIRE(loop.steps(40, 4));  // it is tried again
+  const int64_t before = loop.sum(&RuntimeStats::uncapturedSteps);
+  REQUIRE(loop.steps(3, 4));
+  CHECK(loop.sum(&RuntimeStats::uncapturedSteps) == before);
+}
+
+TEST_CASE("a backward whose forward's program was shut down is a clear error", "[law5]") {
+  Loop loop = ofRows(40);
+  REQUIRE(loop.steps(4, 2));
+  const auto held = loop.instances.run("forward", loop.forwardInputs());
+  const auto bits = held[1].toTensor().clone();
+  loop.instances.at(0).shutdown();
+  CHECK(sameBits(held[1].toTensor(), bits));  // what is held is the holder's
+  CHECK_THROWS_WITH(loop.instances.at(0).run("backward", Loop::backwardInputs(held)),
+                    Catch::Contains("was shut down"));
+  // Another one takes it: the values are there.
+  const auto got = loop.instances.at(1).run("backward", Loop::backwardInputs(held));
+  CHECK(sameBits(got, loop.reference->run("backward", Loop::backwardInputs(held))));
+}
+
+TEST_CASE("programs of other texts learn nothing from each other's warm-ups", "[law1]") {
+  SavingPair one(40), other(48);
+  SideBySide apart;
+  other.runtime->warmUpWith(*apart.runtime);  // nothing in common
+  for (int step = 0; step < 3; ++step) {
+    CHECK(apart.step());
+    (void)one.backward(one.forward());
+  }
+  for (int step = 0; step < 4; ++step) (void)other.backward(other.forward());
+  CHECK(other.runtime->stats().uncapturedSteps == 4);
+}
+
+TEST_CASE("what one size taught is not learnt again", "[law1]") {
+  SavingPair first(40);
+  for (int step = 0; step < 4; ++step) (void)first.backward(first.forward());
+  CHECK(first.runtime->stats().uncapturedSteps == 4);
+  SavingPair taught(4000), alone(4000);
+  taught.runtime->learnFrom(*first.runtime);
+  for (int step = 0; step < 5; ++step) {
+    (void)taught.backward(taught.forward());
+    (void)alone.backward(alone.forward());
+  }
+  CHECK(taught.runtime->stats().uncapturedSteps == 2);  // one forward, one backward
+  CHECK(alone.runtime->stats().uncapturedSteps == 4);
+  CHECK(taught.runtime->stats().arenaBytes == alone.runtime->stats().arenaBytes);
+  // From one that knows nothing yet nothing is learnt.
+  SavingPair untaught(400), unknowing(44);
+  untaught.runtime->learnFrom(*unknowing.runtime);
+  for (int step = 0; step < 5; ++step) (void)untaught.backward(untaught.forward());
+  CHECK(untaught.runtime->stats().uncapturedSteps == 4);
+}

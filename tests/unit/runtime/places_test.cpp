@@ -1,0 +1,197 @@
+// Inputs that go to and fro between a few places, as averages of weights that are swapped in, or buffers of
+// which one is written while the other is read: captures for each place.
+#include "runtime/step/seal.h"
+#include "tests/unit/law_fixture.h"
+
+using namespace gravure;
+
+namespace {
+
+struct Places : SideBySide {
+  /// `count` places of w, with other values in each.
+  explicit Places(int count) {
+    for (int i = 0; i < count; ++i) places.push_back(at::randn({8, 4}));
+    places[0].copy_(w.detach());
+    w = places[0];
+  }
+  bool stepAt(size_t place) {
+    w = places[place];
+    return step();
+  }
+  int64_t uncaptured() const { return runtime->stats().uncapturedSteps; }
+  int64_t captures() const { return runtime->stats().captures; }
+  int64_t sets() const { return runtime->stats().captureSets; }
+  int count(const char* name) const { return runtime->remarks().count(name); }
+
+  std::vector<at::Tensor> places;
+};
+
+}  // namespace
+
+TEST_CASE("averages that are swapped in are captured once, and so are the weights",
+          "[law1][law3]") {
+  Places pair(2);
+  for (int epoch = 0; epoch < 6; ++epoch) {
+    CAPTURE(epoch);
+    for (int i = 0; i < 8; ++i) CHECK(pair.stepAt(0));
+    for (int i = 0; i < 3; ++i) CHECK(pair.stepAt(1));
+  }
+  CHECK(pair.uncaptured() == 2 + 1);
+  CHECK(pair.captures() == 2 * 2);
+  CHECK(pair.sets() == 2);
+  CHECK(pair.count("captured-anew") == 1);
+  CHECK(pair.count("input-staged") == 0);
+  CHECK(pair.count("often-uncaptured") == 0);
+}
+
+TEST_CASE("places in turn, in each step another one", "[law1][law3]") {
+  for (const size_t places : {2, 3, 4}) {
+    CAPTURE(places);
+    Places pair(places);
+    for (size_t step = 0; step < 30; ++step) CHECK(pair.stepAt(step < 4 ? 0 : step % places));
+    CHECK(pair.uncaptured() == static_cast<int64_t>(2 + places - 1));
+    CHECK(pair.captures() == static_cast<int64_t>(2 * places));
+    CHECK(pair.sets() == static_cast<int64_t>(places));
+    CHECK(pair.count("input-staged") == 0);
+  }
+}
+
+TEST_CASE("more places in turn than captures are kept for are copied", "[law1]") {
+  Places pair(7);
+  for (size_t step = 0; step < 60; ++step) CHECK(pair.stepAt(step < 4 ? 0 : step % 7));
+  CHECK(pair.count("input-staged") == 1);
+  CHECK(pair.sets() == 1);
+  CHECK(pair.uncaptured() < 10);
+}
+
+TEST_CASE("one epoch each at more places than captures are kept for", "[law1]") {
+  Places pair(6);
+  for (int round = 0; round < 3; ++round) {
+    for (size_t place = 0; place < 6; ++place) {
+      for (int i = 0; i < 10; ++i) CHECK(pair.stepAt(place));
+      CHECK(pair.sets() <= 4);
+    }
+  }
+  CHECK(pair.count("input-staged") == 0);
+  CHECK(pair.runtime->stats().replays > 2 * 150);
+}
+
+TEST_CASE("what lay beside goes when its memory does", "[law4]") {
+  Places pair(2);
+  for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
+  for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
+  REQUIRE(pair.sets() == 2);
+  const c10::weak_intrusive_ptr<c10::StorageImpl> gone =
+      pair.places[0].storage().getWeakStorageImpl();
+  pair.places[0] = at::Tensor();
+  CHECK(gone.expired());  // captures beside the current ones hold nothing
+  for (int i = 0; i < 70; ++i) CHECK(pair.stepAt(1));
+  CHECK(pair.sets() == 1);
+}
+
+TEST_CASE("what was replaced for good keeps nothing of what it was", "[law4]") {
+  Places pair(1);
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
+    const c10::weak_intrusive_ptr<c10::StorageImpl> old =
+        pair.places[0].storage().getWeakStorageImpl();
+    pair.places[0] = pair.places[0].clone();
+    pair.w = at::Tensor();
+    for (int i = 0; i < 2; ++i) CHECK(pair.stepAt(0));
+    CHECK(old.expired());
+    CHECK(pair.sets() == 1);
+  }
+}
+
+TEST_CASE("other memory at the place of what went is captured anew", "[law3][law4]") {
+  Places pair(2);
+  std::vector<float> block(32, 0.5F);
+  const auto made = [](void*) {};
+  pair.places[0] = at::from_blob(block.data(), {8, 4}, made, at::kFloat);
+  for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
+  for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
+  pair.places[0] = at::Tensor();
+  pair.places[0] = at::from_blob(block.data(), {8, 4}, made, at::kFloat);
+  for (int i = 0; i < 8; ++i) CHECK(pair.stepAt(static_cast<size_t>(i) / 4));
+  CHECK(pair.sets() == 2);
+}
+
+TEST_CASE("a launch that fails has the calls of its own place run", "[law6]") {
+  Places pair(2);
+  for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
+  for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
+  for (size_t step = 0; step < 12; ++step) {
+    if (step % 3 == 1) pair.runtime->device().injectFault(FaultPoint::Launch, 1 + step % 2);
+    CAPTURE(step);
+    CHECK(pair.stepAt(step % 2));
+  }
+  CHECK(pair.count("launch-failed") > 0);
+  CHECK(pair.sets() == 2);
+}
+
+TEST_CASE("a result that is held, and captures that are dropped, end all of them", "[law5]") {
+  Places pair(2);
+  for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
+  for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
+  REQUIRE(pair.sets() == 2);
+  const at::Tensor held = pair.last[1].toTensor(), bits = held.clone();
+  for (size_t step = 0; step < 6; ++step) CHECK(pair.stepAt(step % 2));
+  CHECK(sameBits(held, bits));
+  pair.runtime->shutdown();
+}
+
+TEST_CASE("what a buffer's places get is written there", "[law2]") {
+  SideBySide pair;
+  std::vector<at::Tensor> places, references;
+  for (int i = 0; i < 2; ++i) {
+    places.push_back(at::zeros({8}));
+    references.push_back(at::zeros({8}));
+  }
+  for (size_t step = 0; step < 20; ++step) {
+    const size_t at = step < 4 ? 0 : step % 2;
+    pair.b = places[at];
+    pair.referenceB = references[at];
+    CAPTURE(step);
+    CHECK(pair.step());
+    for (size_t i = 0; i < 2; ++i) CHECK(sameBits(places[i], references[i]));
+  }
+  CHECK(pair.runtime->stats().captureSets == 2);
+}
+
+TEST_CASE("seals that are set aside stand beside the current one", "[law4]") {
+  Seals seals;
+  const auto sealOf = [](const at::Tensor& tensor) {
+    const auto captured = std::make_shared<CapturedPartition>();
+    captured->memory->add(tensor.storage());
+    Seal::Contents contents;
+    contents.launches.push_back({captured, {}});
+    contents.tensors.add(0, *OperandGuard::ofDropped(tensor).layout());
+    return contents;
+  };
+  std::vector<at::Tensor> places;
+  for (int i = 0; i < 4; ++i) {
+    places.push_back(at::randn({4}));
+    if (i > 0) seals.setAside(/*most=*/2);
+    seals.add(sealOf(places.back()));
+    CHECK(seals.current() == seals.find({places.back()}));
+  }
+  CHECK(seals.count() == 3);
+  CHECK(seals.find({places[0]}) == nullptr);  // it was current longest ago
+  const Seal* first = seals.find({places[1]});
+  REQUIRE(first);
+  CHECK(seals.takeUp(*first));
+  CHECK(seals.current() == first);
+  places[3] = at::Tensor();
+  seals.dropGone();
+  CHECK(seals.count() == 2);
+  CHECK(seals.current() == first);
+  seals.breakCurrent();
+  CHECK(seals.current() == nullptr);
+  CHECK(seals.count() == 1);
+  const Seal* second = seals.find({places[2]});
+  REQUIRE(second);
+  const at::Tensor other = places[2].view({4});  // the same memory, which is there
+  CHECK(seals.find({other}) == second);
+  seals.breakAll();
+  CHECK(seals.count() == 0);
+}

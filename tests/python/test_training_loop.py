@@ -123,11 +123,14 @@ class Pair:
         if self.scalers[0] is not None:
             assert str(self.scalers[0].state_dict()) == str(self.scalers[1].state_dict())
 
-    def replays(self) -> list[int]:
+    def replays(self, name: str = "replays") -> list[int]:
         """Of the program that has the update in it, and of that of gradients alone."""
         compilers = self.step.gravure_step.compilers()  # type: ignore[attr-defined]
         programs = [[p for g in c.graphs for p in g.report().programs] for c in compilers]
-        return [sum(p.stats["replays"] for p in each) for each in programs]
+        return [sum(p.stats[name] for p in each) for each in programs]
+
+    def uncaptured(self) -> int:
+        return sum(self.replays("uncaptured_steps"))
 
     def compilations(self) -> int:
         compilers = self.step.gravure_step.compilers()  # type: ignore[attr-defined]
@@ -335,6 +338,30 @@ def test_a_cycle_that_ends_early() -> None:
     pair.calls = 0
     pair.compare()
     pair.run(8)
+
+
+# ---- random numbers
+
+
+class Dropped(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.dropout(torch.tanh(self.first(x))))
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_a_schedule_of_a_model_that_draws_is_replayed(make: Make) -> None:
+    """Numbers are not written into a capture that draws random numbers."""
+    pair = Pair(make, cosine, model=Dropped, max_norm=0.05)
+    for i in range(10):
+        x, state = torch.randn(5, 8), torch.get_rng_state()
+        found = pair.step(x)
+        torch.set_rng_state(state)
+        assert list(map(bits, found)) == list(map(bits, pair.eager(x)))
+        pair.compare()
+        if i == 5:
+            before = pair.replays()[0], pair.uncaptured()
+    assert pair.replays()[0] >= before[0] + 4 * 2  # gradients, and the update
+    assert pair.uncaptured() == before[1]
 
 
 # ---- a scaler

@@ -135,8 +135,10 @@ class Ending:
 class Update:
     """What one program updates: parameters and state stay the caller's tensors, and are inputs."""
 
-    def __init__(self, ending: Ending, inputs: Sequence[Any]) -> None:
+    def __init__(self, ending: Ending, inputs: Sequence[Any], *, draws: bool) -> None:
+        """`draws`: what stands before it draws random numbers."""
         self.ending = ending
+        self._draws = draws
         self._at = {id(value): i for i, value in enumerate(inputs)}
         self._name = type(ending.optimizer).__name__
         self.parameters: list[Tensor] = []
@@ -309,6 +311,7 @@ class Update:
                 ending.numbers,
                 ending.clipping,
                 scaler=self._scaling,
+                apart=self._draws,
             )
         except Exception as error:
             reason = error.reason if isinstance(error, ExportError) else repr(error)

@@ -11,11 +11,19 @@ from torch.optim import Optimizer
 
 from ..graphs.recorded_numbers import Unrecorded
 from ..graphs.update_recorder import Update, record
+from ..library.namespace import LIBRARY
 from .clipping import Clipping
 from .scaling import Scaling, decides_itself
 from .twin import run_step, twin_of
 
 _OWN_STEP = "its own step runs"
+
+# Stands between what computes gradients and what uses them, and is in no capture: numbers are not
+# written into one that draws random numbers.
+LIBRARY.define(
+    "before_update(Tensor(a!)[] gradients) -> ()", tags=(torch.Tag.cudagraph_unsafe,)
+)
+LIBRARY.impl("before_update", lambda gradients: None, "CompositeExplicitAutograd")
 
 
 class Held(NamedTuple):
@@ -73,10 +81,13 @@ def record_step(
     clipping: Clipping | None = None,
     scaling: Mapping[str, Tensor] | None = None,
     scaler: Scaling | None = None,
+    *,
+    apart: bool = False,
 ) -> Update:
     """Its inputs are parameters, their gradients, what is held, and what a scaler has set, or the
     tensors of `scaler`, in this order.
 
+    `apart`: it is captured by itself, not with what computes the gradients.
     With `clipping` its limit is the last of `numbers`, and the result is what clips. Raises
     Unrecorded with what stands in the way; Changing where it may not with the next step.
     """
@@ -95,6 +106,8 @@ def record_step(
         known = [*parameters, *others]
         stand_ins = {id(t): fake for t, fake in zip(known, own, strict=True)}
         grads = dict(zip(map(id, parameters), fakes[count : 2 * count], strict=True))
+        if apart:
+            torch.ops.gravure.before_update(list(grads.values()))
         limits = [] if clipping is None else values[-1:]
 
         def clip() -> list[Tensor]:

@@ -5,8 +5,9 @@
 bits: compile_step with scaler, accumulation and clipping beside the plain loop: every bit, which
 steps are replays, and whether one waits for the device. loop: the model of moe_step's `small` with
 clipping, AdamW and a cosine schedule: eager, model and optimizer compiled apart, compile_step, and
-one graph captured by hand, whose numbers are frozen. scaler: likewise with a GradScaler. dropout: with random numbers. host: the
-parts of a compiled optimizer's step(). trainer: transformers' Trainer on a GPT-2.
+one graph captured by hand, whose numbers are frozen. scaler: likewise with a GradScaler. dropout:
+with random numbers. host: the parts of a compiled optimizer's step(). trainer: transformers'
+Trainer on a GPT-2.
 
 step: median of synchronised steps. stream: steps back to back. ms. `--device cpu --tiny` tries the
 script itself, without the graph and without times that mean anything.
@@ -94,7 +95,9 @@ def bits() -> None:
         for scaled in (False, True):
             for accumulate in (1, 3):
                 for max_norm in (None, 0.05):
-                    if (scaled or accumulate > 1) and not (TINY and (accumulate, max_norm) != (3, 0.05)):
+                    if (scaled or accumulate > 1) and not (
+                        TINY and (accumulate, max_norm) != (3, 0.05)
+                    ):
                         _bits(name, make, scaled, accumulate, max_norm)
 
 
@@ -159,7 +162,9 @@ class Loop:
         dtype = torch.float32 if scaled else torch.bfloat16
         model = moe_step.Step(moe_step.Moe(config, moe=False))
         self.model: Any = model.to(device=DEVICE, dtype=dtype)
-        self.optimizer = optim.AdamW(self.model.parameters(), 1e-4, **({"fused": True} if fused else {}))
+        self.optimizer = optim.AdamW(
+            self.model.parameters(), 1e-4, **({"fused": True} if fused else {})
+        )
         self.schedule = optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)
         self.scaler = torch.amp.GradScaler(DEVICE, enabled=scaled)
         self.scaled = scaled
@@ -365,12 +370,15 @@ def trainer() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     layers, width, heads, seq, steps = (2, 32, 2, 16, 16) if TINY else (12, 384, 6, 128, 120)
-    config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, n_positions=seq, vocab_size=8192,
+    config = GPT2Config(n_layer=layers,
+                        n_embd=width, n_head=heads, n_positions=seq, vocab_size=8192,
                         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
 
     class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
         def __init__(self) -> None:
-            self.rows = torch.randint(8192, (4 * steps, seq), generator=torch.Generator().manual_seed(0))
+            self.rows = torch.randint(
+                8192, (4 * steps, seq), generator=torch.Generator().manual_seed(0)
+            )
 
         def __len__(self) -> int:
             return len(self.rows)
@@ -411,7 +419,9 @@ def trainer() -> None:
             clock = Clock()
             kind: Any = hf_trainer.Captured if captured else Trainer
             extra = [hf_trainer.Clip(1.0)] if captured else []
-            arguments = TrainingArguments(folder, max_grad_norm=0.0 if captured else 1.0, **settings)
+            arguments = TrainingArguments(
+                folder, max_grad_norm=0.0 if captured else 1.0, **settings
+            )
             kind(model, arguments, train_dataset=data, callbacks=[clock, *extra]).train()
         models[way], ms[way] = model, clock.ms
         say(part="trainer", way=way, step_ms=round(clock.ms, 3),
@@ -447,7 +457,14 @@ def _plain_gpt2(model: Any, rows: Tensor, steps: int) -> float:
     return (time.perf_counter() - begun) * 2e3 / steps
 
 
-PARTS = {"bits": bits, "loop": loop, "dropout": dropout, "scaler": scaler, "host": host, "trainer": trainer}
+PARTS = {
+    "bits": bits,
+    "loop": loop,
+    "dropout": dropout,
+    "scaler": scaler,
+    "host": host,
+    "trainer": trainer,
+}
 
 
 def main() -> None:

@@ -20,9 +20,7 @@ _OWN_STEP = "its own step runs"
 
 # Stands between what computes gradients and what uses them, and is in no capture: numbers are not
 # written into one that draws random numbers.
-LIBRARY.define(
-    "before_update(Tensor(a!)[] gradients) -> ()", tags=(torch.Tag.cudagraph_unsafe,)
-)
+LIBRARY.define("before_update(Tensor(a!)[] gradients) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
 LIBRARY.impl("before_update", lambda gradients: None, "CompositeExplicitAutograd")
 
 

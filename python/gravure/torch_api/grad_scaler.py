@@ -1,7 +1,8 @@
 """What a GradScaler keeps to itself: its tensors, its factors, and what it has begun.
 
-Private: `_scale`, `_growth_tracker`, `_per_optimizer_states` and `_maybe_opt_step` of GradScaler.
-Without them what a scaler does runs behind the step's program.
+Private: `_scale`, `_growth_tracker`, `_per_optimizer_states` and `_maybe_opt_step` of GradScaler,
+and `_refresh_per_optimizer_state`, what it begins with. Without them what a scaler does runs behind
+the step's program.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
+
+from .private_names import _refresh_per_optimizer_state
 
 _KINDS = (GradScaler, torch.cuda.amp.GradScaler, torch.cpu.amp.GradScaler)
 _OWN = {
@@ -60,9 +63,5 @@ def scaler_twin(
         step(found)
 
     twin._maybe_opt_step = decide  # type: ignore[method-assign, assignment]
-    twin._per_optimizer_states = defaultdict(_as_at_first)
+    twin._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
     return twin
-
-
-def _as_at_first() -> dict[str, Any]:
-    return torch.amp.grad_scaler._refresh_per_optimizer_state()

@@ -54,10 +54,12 @@ def compile_step(
         optimizer.zero_grad()
         scheduler.step()
 
-    in one program without scaler and accumulation, in captured parts with them. Numbers of the
-    optimizer's groups are read at each step. The first call, and those for which the step cannot be
-    in the program, run `optimizer.step()` behind it; a warning says why, once. `optimizer` is
-    compiled by itself, too (`compile_optimizer`). The step has two functions: `step.update()` ends
+    in one program; with accumulation in two, the last call of a cycle and the others. Numbers of
+    the optimizer's groups are read at each step. The first call, and those for which the step
+    cannot be in the program, run `optimizer.step()` behind it; a warning says why, once. So do all
+    with a scaler where the optimizer counts its steps on the host (Adam without `fused=True`):
+    GradScaler waits for the device there. `optimizer` is compiled by itself, too
+    (`compile_optimizer`). The step has two functions: `step.update()` ends
     a cycle of accumulation early, `step.grad_norm()` is the norm before the last clipping.
 
     Raises ValueError for an option that there is not, and for arguments that do not go together;
@@ -87,7 +89,7 @@ def compile_step(
         return step
     clipping, limit = _clipping(max_norm, clip_value)
     _check(optimizer, name, scheduler, scaler, accumulate)
-    ending = Ending(optimizer, clipping, limit)
+    ending = Ending(optimizer, clipping, limit, accumulates=accumulate > 1)
     with contextlib.suppress(ValueError):  # somebody replaced its step: that is called
         compile_optimizer(optimizer, options=_for_updates(options))
     loop = TrainingLoop(

@@ -123,6 +123,15 @@ class Pair:
         if self.scalers[0] is not None:
             assert str(self.scalers[0].state_dict()) == str(self.scalers[1].state_dict())
 
+    def replays(self, name: str = "replays") -> list[int]:
+        """Of the program that has the update in it, and of that of gradients alone."""
+        compilers = self.step.gravure_step.compilers()  # type: ignore[attr-defined]
+        programs = [[p for g in c.graphs for p in g.report().programs] for c in compilers]
+        return [sum(p.stats[name] for p in each) for each in programs]
+
+    def uncaptured(self) -> int:
+        return sum(self.replays("uncaptured_steps"))
+
     def compilations(self) -> int:
         compilers = self.step.gravure_step.compilers()  # type: ignore[attr-defined]
         return sum(compiler.programs for compiler in compilers)
@@ -272,7 +281,52 @@ def test_gradients_that_are_not_finite_are_clipped_as_eager_does() -> None:
 def test_accumulation(make: Make, clip: float | None) -> None:
     pair = Pair(make, cosine, accumulate=3, max_norm=clip)
     pair.run(18)
-    assert pair.compilations() == 1
+    assert pair.compilations() == 2  # the last call of a cycle, and the others
+    before = pair.replays()
+    pair.run(6)
+    assert pair.replays() == [before[0] + 2, before[1] + 4]
+
+
+def test_accumulation_into_gradients_that_the_caller_has() -> None:
+    """Held, replaced, cleared in place, of another layout, and missing."""
+    pair = Pair(adamw, cosine, accumulate=3, max_norm=0.05)
+    pair.run(9)
+    held = []
+    for i, change in enumerate((
+        lambda p: held.append(p.grad),
+        lambda p: setattr(p, "grad", p.grad.clone()),
+        lambda p: p.grad.zero_(),
+        lambda p: setattr(p, "grad", p.grad.t().contiguous().t() if p.dim() == 2 else p.grad),
+        lambda p: setattr(p, "grad", None),
+        lambda p: setattr(p, "grad", -p.grad),
+    )):  # fmt: skip
+        pair.run(1 + i % 2)
+        pair.each(lambda m, _, change=change: change(m.first.weight))
+        pair.run(2 - i % 2)
+    before = pair.replays()
+    pair.run(6)
+    assert pair.replays()[0] > before[0]
+
+
+def test_a_parameter_that_only_some_calls_of_a_cycle_reach() -> None:
+    pair = Pair(sgd, cosine, accumulate=2)
+    for i in range(6):
+        pair.run(1)
+        if i % 2:
+            pair.each(lambda m, _: m.unused(torch.ones(3, 2)).sum().backward())
+        pair.run(1)
+
+
+def test_an_error_in_the_last_call_of_a_cycle_leaves_the_gradients() -> None:
+    pair = Pair(adamw, accumulate=2)
+    pair.run(9)
+    before = pair.each(_all_of)
+    handle = pair.models[1].first.weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(RuntimeError, match="has a hook"):
+        pair.step(torch.randn(5, 8))
+    assert pair.each(_all_of) == before
+    handle.remove()
+    pair.run(5)
 
 
 def test_a_cycle_that_ends_early() -> None:
@@ -284,6 +338,30 @@ def test_a_cycle_that_ends_early() -> None:
     pair.calls = 0
     pair.compare()
     pair.run(8)
+
+
+# ---- random numbers
+
+
+class Dropped(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.dropout(torch.tanh(self.first(x))))
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_a_schedule_of_a_model_that_draws_is_replayed(make: Make) -> None:
+    """Numbers are not written into a capture that draws random numbers."""
+    pair = Pair(make, cosine, model=Dropped, max_norm=0.05)
+    for i in range(10):
+        x, state = torch.randn(5, 8), torch.get_rng_state()
+        found = pair.step(x)
+        torch.set_rng_state(state)
+        assert list(map(bits, found)) == list(map(bits, pair.eager(x)))
+        pair.compare()
+        if i == 5:
+            before = pair.replays()[0], pair.uncaptured()
+    assert pair.replays()[0] >= before[0] + 4 * 2  # gradients, and the update
+    assert pair.uncaptured() == before[1]
 
 
 # ---- a scaler
@@ -299,7 +377,33 @@ def test_a_scaler(make: Make, clip: dict[str, float], accumulate: int) -> None:
         pair.run(4)
         pair.run(2, scale=1e25)  # is skipped, and the scale follows
         pair.run(8)
+        before = pair.replays()
+        pair.run(4)
     assert pair.scalers[1].get_scale() != 1024.0
+    whole = 0 if make is adamw else 4 // accumulate  # whose step counts on the host
+    after = pair.replays()
+    assert after[0] == before[0] + whole
+    if accumulate == 1 and whole:
+        assert after == [before[0] + 4]
+    assert pair.compilations() <= (2 if whole else 1)
+
+
+def test_a_scaler_whose_first_steps_are_skipped() -> None:
+    pair = Pair(sgd, scaler=scaler)
+    pair.run(5, scale=1e25)
+    assert not pair.optimizers[1].state
+    pair.run(5)
+    before = pair.replays()
+    pair.run(2)
+    assert pair.replays() == [before[0] + 2]
+
+
+def test_what_a_scaler_waits_for_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair(adamw, scaler=scaler)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        pair.run(5)
+    (said,) = [text for text in _messages(caplog) if "GradScaler waits" in text]
+    assert "fused=True" in said
 
 
 def test_a_scaler_that_is_disabled_midway() -> None:
@@ -308,6 +412,68 @@ def test_a_scaler_that_is_disabled_midway() -> None:
     for each in pair.scalers:
         each._enabled = False
     pair.run(5)
+    for each in pair.scalers:
+        each._enabled = True
+    pair.run(3)
+
+
+@pytest.mark.parametrize("make", [sgd, fused])
+def test_a_scaler_is_changed_between_steps(make: Make) -> None:
+    pair = Pair(make, scaler=scaler)
+    pair.run(5)
+
+    def each(change: Callable[[Any], Any]) -> None:
+        for one in pair.scalers:
+            change(one)
+        pair.run(3)
+
+    kept = [copy.deepcopy(one.state_dict()) for one in pair.scalers]
+    each(lambda s: s.set_growth_factor(3.0))
+    each(lambda s: s.set_backoff_factor(0.25))
+    each(lambda s: s.set_growth_interval(2))
+    each(lambda s: s.load_state_dict(kept[0]))
+    each(lambda s: s.update(64.0))
+    each(lambda s: setattr(s, "_scale", torch.full((), 128.0)))
+    each(lambda s: setattr(s, "_growth_tracker", torch.full((), 1, dtype=torch.int32)))
+    assert pair.compilations() <= 5
+
+
+def test_a_scaler_of_ones_own_is_obeyed(caplog: pytest.LogCaptureFixture) -> None:
+    class Halved(torch.amp.GradScaler):
+        def update(self, new_scale: Any = None) -> None:
+            super().update(new_scale)
+            assert self._scale is not None
+            self._scale.mul_(0.5)
+
+    pair = Pair(sgd, scaler=lambda: Halved("cpu", init_scale=1024.0))
+    with caplog.at_level(logging.WARNING, "gravure"):
+        pair.run(6)
+    assert [text for text in _messages(caplog) if "Halved is not torch.amp's own" in text]
+    patched = Pair(fused, scaler=scaler)
+    patched.run(4)
+    for i, one in enumerate(patched.scalers):
+        one.update = partial(_update_twice, one, one.update, i)
+    patched.run(3)
+
+
+def _update_twice(scaler: Any, update: Any, _: int, new_scale: Any = None) -> None:
+    update(new_scale)
+    scaler._scale.mul_(2.0)
+
+
+def test_a_scaler_with_which_somebody_began() -> None:
+    """Gradients of another optimizer, unscaled by hand: their inf is the next update's, too."""
+    pair = Pair(sgd, scaler=scaler)
+    others = [nn.Linear(2, 2) for _ in range(2)]
+    others[1].load_state_dict(others[0].state_dict())
+    aside = [optim.SGD(other.parameters(), 0.1) for other in others]
+    pair.run(5)
+    for factor in (1.0, float("inf"), 1.0):
+        for other, optimizer, one in zip(others, aside, pair.scalers, strict=True):
+            one.scale(other(torch.ones(1, 2)).sum() * factor).backward()
+            one.unscale_(optimizer)
+            optimizer.zero_grad()
+        pair.run(2)
 
 
 # ---- what a program knows nothing of

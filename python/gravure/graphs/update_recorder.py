@@ -34,6 +34,7 @@ class Update:
     numbers: list[int]  # which of the numbers given
     conditions: list[str]  # Python, of all numbers given, `n`, and of the values of counters, `c`
     counters: list[int]  # which tensors have a value that conditions read
+    reads: bool  # tensors, on the host
 
 
 Run = Callable[[list[Tensor], list[float]], Sequence[Tensor] | None]
@@ -249,7 +250,8 @@ class _Recording(TorchDispatchMode):
                 self.graph.erase_node(node)
         conditions = list(dict.fromkeys(self.book.conditions))
         read = [i for i in range(len(self.inputs)) if any(f"c[{i}]" in c for c in conditions)]
-        return Update(fx.GraphModule(self.root, self.graph), numbers, conditions, read)
+        reads = bool(read or self.graph.find_nodes(op="call_function", target=_READ))
+        return Update(fx.GraphModule(self.root, self.graph), numbers, conditions, read, reads)
 
 
 def _refuse_unknown(arguments: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -14,6 +15,7 @@ from ..graphs.update_recorder import conditions_of
 from ..text.entries import StepEntry
 from ..text.fx_import import EntryWriter
 from ..torch_api.fake_tensors import unset_fake_temporarily
+from ..torch_api.grad_scaler import scaler_settings, why_unknown
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import has_step_hooks
 from ..torch_api.whether_compiled import not_compiling
@@ -22,6 +24,7 @@ from .clipping import Clipping
 from .loaded_update import write_number
 from .own_optimizers import is_replaced, scaling_of, stands_in_the_way
 from .recorded_step import Changing, Held, record_step, state_of
+from .scaling import Scaling
 from .settings import are_same, read_groups
 
 
@@ -37,10 +40,18 @@ class Ending:
     """What a step ends with: an optimizer, its settings as they are, what clips gradients."""
 
     def __init__(
-        self, optimizer: Optimizer, clipping: Clipping | None = None, limit: float = 0.0
+        self,
+        optimizer: Optimizer,
+        clipping: Clipping | None = None,
+        limit: float = 0.0,
+        *,
+        accumulates: bool = False,
     ) -> None:
+        """`accumulates`: gradients are added to those of earlier calls, before all else."""
         self.optimizer = optimizer
         self.clipping = clipping
+        self.accumulates = accumulates
+        self.scaler: torch.amp.GradScaler | None = None  # of the next step
         self.norm: Tensor | None = None  # of the last step's gradients, before they were clipped
         self.numbers: list[float] = []  # that the next step is given
         self.tensors: list[Tensor] = []  # likewise, of its settings
@@ -77,6 +88,11 @@ class Ending:
         numbers: list[float] = []
         key: list[Any] = []
         tensors: list[Tensor] = []
+        if self.scaler is not None:
+            reason = why_unknown(self.scaler)
+            if reason is not None:
+                return reason
+            key += ("scaler", *scaler_settings(self.scaler))
         try:
             read_groups(optimizer, key, numbers, tensors)
             hash(found := (self._lists, *key))
@@ -119,8 +135,10 @@ class Ending:
 class Update:
     """What one program updates: parameters and state stay the caller's tensors, and are inputs."""
 
-    def __init__(self, ending: Ending, inputs: Sequence[Any]) -> None:
+    def __init__(self, ending: Ending, inputs: Sequence[Any], *, draws: bool) -> None:
+        """`draws`: what stands before it draws random numbers."""
         self.ending = ending
+        self._draws = draws
         self._at = {id(value): i for i, value in enumerate(inputs)}
         self._name = type(ending.optimizer).__name__
         self.parameters: list[Tensor] = []
@@ -135,6 +153,12 @@ class Update:
         self._tensors: list[Tensor] = []
         self._numbers_at: list[int] = []
         self._bound: list[float] = []
+        self._scaling: Scaling | None = None
+        if ending.scaler is not None:
+            unscales = ending.clipping is not None
+            self._scaling = Scaling(ending.scaler, unscales=unscales)
+        self._tracker: Tensor | None = None  # of a scaler, as it is bound
+        self._tracker_at = -1
 
     def bind(self, program: Any) -> None:
         """Binds state and settings, where they are others now.
@@ -155,6 +179,11 @@ class Update:
             self._holds = self._conditions()
             program.bind("step", self.positions, [each.tensor for each in held])
             self._watch()
+        if self._scaling is not None:
+            _, tracker = self._scaling.tensors()
+            if tracker is not self._tracker:
+                program.bind("step", [self._tracker_at], [tracker])
+                self._tracker = tracker
         numbers = self.ending.numbers
         if self._holds is not None and not self._holds(numbers):
             raise OtherBranch
@@ -163,10 +192,32 @@ class Update:
             program.bind("step", self._numbers_at, given)
             self._bound = given
 
+    def take_gradients(self) -> list[Tensor]:
+        """Those of earlier calls, which the program is passed; nobody has them any more.
+
+        Raises Apart where one is missing, or of a kind that a program does not add to.
+        """
+        if not self.ending.accumulates:
+            return []
+        found = [p.grad for p in self.parameters]
+        for p, grad in zip(self.parameters, found, strict=True):
+            if grad is None or not _is_addable(grad, p):
+                raise Apart
+        for p in self.parameters:
+            p.grad = None
+        return found  # type: ignore[return-value]
+
+    def give_back(self, gradients: Sequence[Tensor]) -> None:
+        """The program did not run."""
+        if gradients:
+            for p, grad in zip(self.parameters, gradients, strict=True):
+                p.grad = grad
+
     def forget(self) -> None:
         """The next program has nothing bound."""
         self._same = never
         self._bound = []
+        self._tracker = None
 
     def refuse_others(self, found: dict[int, Any]) -> None:
         """Raises RuntimeError for another tensor where it updates a parameter.
@@ -200,13 +251,18 @@ class Update:
         with unset_fake_temporarily(), not_compiling():
             self._record()
         bound: list[Any] = [step.inputs[i] for i in self.parameters_at]
-        for p, _, (value, node) in taken:
-            bound.append(_of_strides(writer, value, node.meta["val"], p))
+        for i, (p, _, (value, node)) in enumerate(taken):
+            gradient = _of_strides(writer, value, node.meta["val"], p)
+            if self.ending.accumulates:
+                gradient = self._added(writer, gradient, node.meta["val"], p, self.names[i])
+            bound.append(gradient)
         first = len(writer.inputs)
         for each in self._held:
             spec = InputSpec("buffer", f"{self._name}.{self._full_name(each)}", None)
             bound.append(writer.add_input(spec, writer.types.of(each.tensor)))
         self.positions = list(range(first, len(writer.inputs)))
+        if self._scaling is not None:
+            bound += self._write_scaler(step, self._scaling)
         first = len(writer.inputs)
         bound += [write_number(writer, i) for i in self._update.numbers]
         self._numbers_at = list(range(first, len(writer.inputs)))
@@ -214,6 +270,32 @@ class Update:
             self.norm_at = len(step.outputs)
             step.outputs.append(f'{writer.env[result]} {{output "norm of gradients"}}')
         return set(self.parameters_at)
+
+    def _added(
+        self, writer: EntryWriter, value: str, example: Tensor, parameter: Tensor, name: str
+    ) -> str:
+        """The sum of a gradient and those of earlier calls."""
+        strides = torch.empty_like(parameter, device="meta").stride()  # which its gradient has
+        if example.dtype != parameter.dtype or strides != parameter.stride():
+            what = f'the gradient of "{name}" is of another kind than it'
+            raise StepUnknown(self._name, what, "let its own step run")
+        kind = writer.types.of(parameter.detach())
+        # By the end of its name the library knows that its memory comes and goes.
+        spec = InputSpec("buffer", f"sum of {name}.grad", None)
+        place = writer.add_input(spec, kind)
+        return writer.define("sum", kind, f"aten::add_.Tensor({place}, {value})")
+
+    def _write_scaler(self, step: StepEntry, scaling: Scaling) -> list[Any]:
+        """The scale, which is the first of what a step takes, and the scaler's count."""
+        writer = step.writer
+        scale, tracker = scaling.tensors()
+        at = self._at.get(id(scale))
+        if at is None:
+            what = "the loss is not scaled by its GradScaler's scale"
+            raise StepUnknown(self._name, what, "let its own step run")
+        self._tracker_at = len(writer.inputs)
+        spec = InputSpec("buffer", "GradScaler.growth_tracker", None)
+        return [step.inputs[at], writer.add_input(spec, writer.types.of(tracker))]
 
     def _record(self) -> None:
         """On a parameter as an example of its gradient, which has the same layout."""
@@ -228,6 +310,8 @@ class Update:
                 self._held,
                 ending.numbers,
                 ending.clipping,
+                scaler=self._scaling,
+                apart=self._draws,
             )
         except Exception as error:
             reason = error.reason if isinstance(error, ExportError) else repr(error)
@@ -257,6 +341,19 @@ class StepUnknown(ExportError):
 
 class StateMissing(StepUnknown):
     """The optimizer's own step makes it."""
+
+
+def _is_addable(grad: Tensor, parameter: Tensor) -> bool:
+    """Whether a program that was written for this parameter adds to it in place."""
+    return (
+        type(grad) is Tensor
+        and grad.layout is torch.strided
+        and grad.dtype == parameter.dtype
+        and grad.device == parameter.device
+        and grad.shape == parameter.shape
+        and grad.stride() == parameter.stride()
+        and not (grad.requires_grad or grad.is_conj() or grad.is_neg() or grad.is_inference())
+    )
 
 
 def _of_strides(writer: EntryWriter, value: str, example: Tensor, wanted: Tensor) -> str:

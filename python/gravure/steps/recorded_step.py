@@ -11,10 +11,17 @@ from torch.optim import Optimizer
 
 from ..graphs.recorded_numbers import Unrecorded
 from ..graphs.update_recorder import Update, record
+from ..library.namespace import LIBRARY
 from .clipping import Clipping
+from .scaling import Scaling, decides_itself
 from .twin import run_step, twin_of
 
 _OWN_STEP = "its own step runs"
+
+# Stands between what computes gradients and what uses them, and is in no capture: numbers are not
+# written into one that draws random numbers.
+LIBRARY.define("before_update(Tensor(a!)[] gradients) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
+LIBRARY.impl("before_update", lambda gradients: None, "CompositeExplicitAutograd")
 
 
 class Held(NamedTuple):
@@ -71,35 +78,52 @@ def record_step(
     numbers: Sequence[float],
     clipping: Clipping | None = None,
     scaling: Mapping[str, Tensor] | None = None,
+    scaler: Scaling | None = None,
+    *,
+    apart: bool = False,
 ) -> Update:
-    """Its inputs are parameters, their gradients, what is held, and what a scaler has set, in this
-    order.
+    """Its inputs are parameters, their gradients, what is held, and what a scaler has set, or the
+    tensors of `scaler`, in this order.
 
+    `apart`: it is captured by itself, not with what computes the gradients.
     With `clipping` its limit is the last of `numbers`, and the result is what clips. Raises
     Unrecorded with what stands in the way; Changing where it may not with the next step.
     """
     others = [each.tensor for each in held]
     count = len(parameters)
     scaling = scaling or {}
+    last = 2 * count + len(others)
     tensors = [*parameters, *gradients, *others, *scaling.values()]
+    tensors += [] if scaler is None else scaler.tensors()
     refuse_kinds(tensors)
     if len(set(map(id, parameters))) < count:
         raise Unrecorded("its step", "has a parameter twice", _OWN_STEP)
 
     def run(fakes: list[Tensor], values: list[float]) -> list[Tensor]:
-        last = len(fakes) - len(scaling)
         own = fakes[:count] + fakes[2 * count : last]
         known = [*parameters, *others]
         stand_ins = {id(t): fake for t, fake in zip(known, own, strict=True)}
         grads = dict(zip(map(id, parameters), fakes[count : 2 * count], strict=True))
-        results: list[Tensor] = []
-        if clipping is not None:
-            *values, limit = values
-            results = clipping.run(list(grads.values()), limit)
-        twin = twin_of(optimizer, stand_ins, grads, values)
-        vars(twin).update(zip(scaling, fakes[last:], strict=True))
-        if not run_step(twin):
+        if apart:
+            torch.ops.gravure.before_update(list(grads.values()))
+        limits = [] if clipping is None else values[-1:]
+
+        def clip() -> list[Tensor]:
+            return clipping.run(list(grads.values()), *limits) if clipping is not None else []
+
+        twin = twin_of(optimizer, stand_ins, grads, values[: len(values) - len(limits)])
+        if scaler is not None:
+            results, stays = scaler.run(fakes[last:], twin, own, clip)
+        else:
+            results = clip()
+            vars(twin).update(zip(scaling, fakes[last:], strict=True))
+            stays = run_step(twin)
+        if not stays:
             raise Changing("its step", "changes values of Python's in its state", _OWN_STEP)
         return results
 
-    return record(run, tensors, numbers)
+    update = record(run, tensors, numbers)
+    if scaler is not None and update.reads and not decides_itself(optimizer):
+        what = "counts on the host, so that GradScaler waits for the device; take fused=True"
+        raise Unrecorded("its step", what, _OWN_STEP)
+    return update

@@ -163,9 +163,28 @@ class StepProgram(Instance):
         rest = kept.rest_of(program, args)
         if self._hooked:
             _refuse_hooks(kept.named(program, args))
+        update = kept.update
+        if update is None:
+            results = self._results(program, run, args, rest)
+            return [results[i] if i >= 0 else None for i in self._positions]
+        gradients = update.take_gradients()
+        try:
+            results = self._results(program, run, args, (*rest, *gradients))
+        except BaseException:
+            update.give_back(gradients)
+            raise
+        if update.norm_at is not None:
+            update.ending.norm = results[update.norm_at]
+        return [results[i] if i >= 0 else None for i in self._positions]
+
+    def _results(
+        self, program: Any, run: Callable[..., Any], args: Sequence[Any], given: tuple[Any, ...]
+    ) -> Sequence[Any]:
+        """Those of a run with what is `given`, or why there was none."""
+        kept = self._kept
         # Nothing: then nothing has run.
-        while not (results := run(ENTRY, rest, not self._hooked)):
-            refusal, message = program.refusal(ENTRY, rest, not self._hooked)
+        while not (results := run(ENTRY, given, not self._hooked)):
+            refusal, message = program.refusal(ENTRY, given, not self._hooked)
             if refusal in (_FROZEN_OR_NOT, _SETTINGS):
                 values = [value for _, value in kept.named(program, args)]
                 trained = tuple([getattr(value, "requires_grad", False) for value in values])
@@ -175,10 +194,7 @@ class StepProgram(Instance):
             if refusal == _HOOK:
                 _refuse_hooks(kept.named(program, args))
                 self._hooked = True
-        update = kept.update
-        if update is not None and update.norm_at is not None:
-            update.ending.norm = results[update.norm_at]
-        return [results[i] if i >= 0 else None for i in self._positions]
+        return results  # type: ignore[no-any-return]
 
 
 def _refuse_hooks(named: Sequence[tuple[str, Any]]) -> None:

@@ -47,6 +47,8 @@ mark_loss = torch.ops.gravure.loss
 logger = logging.getLogger("gravure")
 
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+# What an update computes of step counts is written into its captured kernels.
+FOR_UPDATES = {"write_numbers": "1"}
 _NAMED_ARGUMENTS = 64  # further positional ones have numbers for names
 
 
@@ -161,6 +163,8 @@ class StepCompiler:
     def _load(self, written: WrittenStep, frozen: list[int]) -> Any:
         with unset_fake_temporarily():
             options = self.options.for_library()
+            if written.update is not None:
+                options = FOR_UPDATES | options
             with under_way(f"planning {written.label}"):
                 program = program_class().of_text(written.text, written.device, options)
             trace_program(written.label, program)
@@ -184,7 +188,9 @@ class StepCompiler:
         dynamo = DynamoGraph(graph=graph, inputs=list(inputs), context=TracingContext.get())
         traced, regions = self._traced(graph, dynamo, specs, label)
         _warn_of_lstms(traced, label)
-        update = Update(self.ending, inputs) if self.ending is not None else None
+        update = None
+        if self.ending is not None:
+            update = Update(self.ending, inputs, draws=_draws(traced))
         step = step_entry(traced, carries_python=True)
         used: set[int] = set()
         if update is not None:
@@ -244,6 +250,13 @@ class StepCompiler:
         )
         forward, *backward = made.modules
         return replace(traced, forward=forward, backward=next(iter(backward), None)), made
+
+
+def _draws(traced: TracedGraphs) -> bool:
+    """Whether it draws random numbers, or has an operator that may."""
+    nodes = [node for module in traced.modules for node in module.graph.nodes]
+    seeded = torch.Tag.nondeterministic_seeded
+    return any(seeded in getattr(node.target, "tags", ()) for node in nodes)
 
 
 def _warn_of_lstms(traced: TracedGraphs, label: str) -> None:

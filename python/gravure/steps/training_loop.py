@@ -1,8 +1,9 @@
 """The loop around a step: gradients, clipping, scaling, the update and the schedule.
 
-One program does forward, backward, clipping and update, where it can (`_whole`). Else the gradients
-are one program's, and the rest runs behind it as the loop that people write (`_apart`), out of the
-same parts: a compiled optimizer, captured clipping.
+One program does forward, backward, scaling, clipping and update, where it can (`_whole`); with
+accumulation it is that of the last call of a cycle. Else the gradients are one program's, and the
+rest runs behind it as the loop that people write (`_apart`), out of the same parts: a compiled
+optimizer, captured clipping.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..options import CompileOptions
+from ..torch_api.grad_scaler import scaler_tensors
 from ..torch_api.optimizers import note_step
 from .clip_programs import ClipPrograms
 from .optimizer_step import Apart, Ending, OtherBranch, StateMissing, StepUnknown
@@ -55,27 +57,28 @@ class TrainingLoop:
         self._scale_of: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        scaler = self._enabled_scaler()
-        if self.accumulate > 1 or scaler is not None or not self._may_be_whole():
+        self.ending.scaler = scaler = self._enabled_scaler()
+        if self._calls + 1 < self.accumulate or not self._may_be_whole():
             return self._apart(args, kwargs, scaler)
         try:
             result = self._whole(args, kwargs)
         except Apart:
-            return self._apart(args, kwargs, None)
+            return self._apart(args, kwargs, scaler)
         except StateMissing:
-            self._tries += 1
-            result = self._apart(args, kwargs, None)
-            if self._tries < _MOST_TRIES:
+            if scaler is None or self.optimizer.state:  # else its steps were skipped
+                self._tries += 1
+            result = self._apart(args, kwargs, scaler)
+            if self._tries < _MOST_TRIES and self.accumulate == 1:
                 self._apart_step = self._apart_compiler = None  # its memory goes with it
             return result
         except StepUnknown as error:
             self._refuse(error.reason)
-            return self._apart(args, kwargs, None)
+            return self._apart(args, kwargs, scaler)
         except RuntimeError:  # before anything has run
-            if not self._has_gradients():
+            if self.accumulate > 1 or not self._has_gradients():
                 raise
-            return self._apart(args, kwargs, None)
-        self._tries = 0
+            return self._apart(args, kwargs, scaler)
+        self._tries = self._calls = 0
         note_step(self.optimizer)
         self._end()
         return result
@@ -99,6 +102,9 @@ class TrainingLoop:
         if self._tries >= _MOST_TRIES:
             self._say("its step changes its state in each step")
             return False
+        scaler = self.ending.scaler
+        if scaler is not None and scaler_tensors(scaler) is None:
+            return False  # its first step, or one that somebody has begun
         reason = self.ending.read()
         if reason is not None:
             self._say(reason)
@@ -106,16 +112,18 @@ class TrainingLoop:
 
     def _whole(self, args: Any, kwargs: Any) -> Any:
         compiler, ending = self.compiler, self.ending
+        scaler = ending.scaler
+        scale = None if scaler is None else next(iter(scaler_tensors(scaler) or ()))
         for choice in ending.choices():
             compiler.settings = choice
             try:
-                result = self._step(None, *args, **kwargs)
+                result = self._step(scale, *args, **kwargs)
             except OtherBranch:
                 continue
             ending.chosen(choice)
             return result
         compiler.settings = choice = ending.add_choice()
-        result = self._step(None, *args, **kwargs)
+        result = self._step(scale, *args, **kwargs)
         ending.chosen(choice)
         return result
 

@@ -307,6 +307,7 @@ _ROWS = (
         "torch._inductor.fx_passes.post_grad", "decompose_auto_functionalized", Without.FUNCTIONAL
     ),
     # Optimizers.
+    Private("torch.amp.grad_scaler", "_refresh_per_optimizer_state", Without.OPTIMIZERS),
     Private("torch.optim.optimizer", "_default_to_fused_or_foreach", Without.OPTIMIZERS),
     Private("torch.optim.optimizer", "_global_optimizer_post_hooks", Without.OPTIMIZERS),
     Private("torch.optim.optimizer", "_global_optimizer_pre_hooks", Without.OPTIMIZERS),

@@ -84,7 +84,7 @@ class ShownProgram:
             return []
         planned, measured = detail["planned"], detail["measured"]
         partitions = sum(run.partition >= 0 for run in step.runs)
-        rows = [("graphs launched a step", f"{partitions:,}", *self._launched(partitions))]
+        rows = [self._partitions(partitions), self._launched(partitions), self._staged(detail)]
         for name, key in (("arena", "bytes"), ("most alive at once", "live_bytes")):
             there = bytes_text(measured[key]) if measured else "not yet"
             apart = _apart(planned[key], measured[key]) if measured else ""
@@ -101,12 +101,33 @@ class ShownProgram:
         there = time_text(costs.replayed) if costs.replayed else "not yet"
         return name, time_text(costs.predicted), there, apart
 
-    def _launched(self, partitions: int) -> tuple[str, str]:
-        runs = self.stats.get("steps", 0) - self.stats.get("uncaptured_steps", 0)
-        if not runs or not self.step:
-            return "not yet", ""
-        launched = self.stats["replays"] * len(self.step.entries) / runs
-        return f"{launched:,.4g}", _apart(partitions, launched)
+    def _partitions(self, planned: int) -> tuple[str, str, str, str]:
+        name = "partitions captured"
+        if not self.stats.get("captures"):
+            return name, f"{planned:,}", "not yet", ""
+        there = sum(state == "captured" for each in self.states.values() for state in each)
+        return name, f"{planned:,}", f"{there:,}", _apart(planned, there)
+
+    def _launched(self, planned: int) -> tuple[str, str, str, str]:
+        name, there = "graphs launched a step", self._last("launches")
+        if there is None:
+            return name, f"{planned:,}", "not yet", ""
+        return name, f"{planned:,}", f"{there:,}", _apart(planned, there)
+
+    def _staged(self, detail: Mapping[str, Any]) -> tuple[str, str, str, str]:
+        name, planned = "inputs copied in, a step", sum(detail.get("staged") or ())
+        there = self._last("staged_bytes")
+        if there is None:
+            return name, bytes_text(planned), "not yet", ""
+        return name, bytes_text(planned), bytes_text(there), _apart(planned, there)
+
+    def _last(self, what: str) -> int | None:
+        """Of the last replays, of all entries; None where one has none."""
+        times = self.found.get("times") or {}
+        entries = self.step.entries if self.step else []
+        if not entries or not all(times.get(f"{each}.replayed.runs") for each in entries):
+            return None
+        return sum(times[f"{each}.replayed.{what}"] for each in entries)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import torch
 
 from .library.load import program_class
 from .options import library_options
+from .report import write_program
 from .torch_api.fake_tensors import storage_key
 
 PROGRAM_FILE = "program.gv"
@@ -40,10 +41,11 @@ class Program:
 
     def __init__(self, path: str | os.PathLike[str], device: str, options: dict[str, str]) -> None:
         place = Path(path)
+        self._settings = {"device": device} | options
         file = place / PROGRAM_FILE if place.is_dir() else place
         self._program = program_class()(str(file), device, options)
         self._run = self._program.run  # looked up anew, it would cost as much as a launch
-        self._folder = file.parent
+        self._file, self._folder = file, file.parent
         self._device = torch.device("cpu" if device == "host" else device)
         self._slots: dict[str, list[Slot]] = {}
         self._open: dict[str, list[int]] = {}  # positions that are not bound
@@ -145,6 +147,15 @@ class Program:
         """`cold`, `warmed-up`, `captured` or `quarantined`, one a partition."""
         return self._program.partition_states(entry)
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page to look at, as `gravure.report(html=path)` does of compiled graphs.
+
+        Raises OSError, which names the path, where it cannot be written.
+        """
+        file = self._file
+        name = self._folder.name if file.name == PROGRAM_FILE else file.name
+        write_program(path, name or str(file), self._program, self._settings)
+
     def inject_fault(self, point: str, countdown: int = 1) -> None:
         """Fails a coming capture-begin, capture-call, capture-end, launch or allocation."""
         self._program.inject_fault(point, countdown)
@@ -215,6 +226,7 @@ def load(
     agree: str = "capture",
     poison: bool | None = None,
     shadow: int = 0,
+    times: bool = False,
 ) -> Program:
     """Reads an exported program, cuts it, and makes it ready to run on `device`.
 
@@ -230,7 +242,8 @@ def load(
     buffer of the caller's, its input `w.grad`. With collectives in graphs the ranks `agree` on how
     a step runs until all have captured it (`"capture"`), or always (`"step"`). With `shadow=N` each
     Nth run of an entry is compared with the uncaptured path, and a warning names the first value
-    that differs. Raises RuntimeError, which names the place or the node.
+    that differs. With `times`, runs of each entry are timed for the page (`Program.to_html`).
+    Raises RuntimeError, which names the place or the node.
     """
     options = library_options(
         host=host,
@@ -244,5 +257,6 @@ def load(
         agree=agree,
         poison=poison,
         shadow=shadow,
+        times=times,
     )
     return Program(path, device, options)

@@ -125,7 +125,7 @@ def test_another_program_is_chosen(opened: Browser) -> None:
     choose = "(() => {{ const s = document.getElementById('program'); s.value = {!r};"
     choose += "s.dispatchEvent(new Event('change')); }})()"
     calls = f"{_LINE}.data.find(t => t.type === 'heatmap').z[0].length"
-    shown = "[...document.querySelectorAll('[data-program]')].map(e => !e.hidden)"
+    shown = "[...document.querySelectorAll('#memory [data-program]')].map(e => !e.hidden)"
     opened.evaluate(choose.format("1"))
     assert opened.evaluate(calls) == 30 and opened.evaluate(shown) == [False, True]
     opened.evaluate(choose.format("0"))
@@ -181,7 +181,7 @@ def test_a_program_of_11000_calls(tmp_path: Path) -> None:
     with Browser() as shown:
         shown.open(file)
         assert shown.evaluate(f"{_LINE}.data.find(t => t.type === 'heatmap').z[0].length") == 11_000
-        assert "small tensors" in shown.evaluate(
+        assert "too small or short-lived" in shown.evaluate(
             "document.getElementById('memory-text').textContent"
         )
         assert shown.problems == []

@@ -44,6 +44,15 @@ class ShownProgram:
             return 0
         return self.step.captured(self.states if self.has_run else None)
 
+    @property
+    def graphs(self) -> int:
+        """CUDA graphs of a step that are captured; before a run, those that are planned."""
+        if self.step is None:
+            return 0
+        if self.has_run:
+            return sum(state == "captured" for each in self.states.values() for state in each)
+        return sum(run.partition >= 0 for run in self.step.runs)
+
     def least(self, path: str) -> int:
         """Nanoseconds of the shortest call on that path, of all entries; 0 if one has none."""
         times = self.found.get("times") or {}
@@ -105,8 +114,7 @@ class ShownProgram:
         name = "partitions captured"
         if not self.stats.get("captures"):
             return name, f"{planned:,}", "not yet", ""
-        there = sum(state == "captured" for each in self.states.values() for state in each)
-        return name, f"{planned:,}", f"{there:,}", _apart(planned, there)
+        return name, f"{planned:,}", f"{self.graphs:,}", _apart(planned, self.graphs)
 
     def _launched(self, planned: int) -> tuple[str, str, str, str]:
         name, there = "graphs launched a step", self._last("launches")
@@ -229,7 +237,7 @@ def _headline(
             "No program is here: the graphs were not called yet, or their captures were let go of "
             "(gravure.drop_captures, torch._dynamo.reset, a model that is gone)."
         )
-    launched = sum(run.partition >= 0 for p in programs if p.step for run in p.step.runs)
+    launched = sum(p.graphs for p in programs)
     ran = any(p.has_run for p in programs)
     verb = "are replayed" if ran else "will be replayed"
     text = (

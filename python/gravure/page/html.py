@@ -15,7 +15,7 @@ from .findings import Findings, ShownProgram, find, share_of_time, speed_of, tim
 from .step_data import Missed, Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
-_RECTANGLES = 2500  # buffers in the map of memory
+_RECTANGLES = 1200  # buffers in the map of memory: those with the largest areas
 _ROWS = 12  # of who holds memory
 _GROUPS = 100  # of what is not captured
 
@@ -106,7 +106,7 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
     if arena:
         measured = all(p.step.measured for p in found.programs if p.step and p.step.memory)
         how = "as recorded" if measured else "as planned from types"
-        text = f"of arena, {how}; {bytes_text(live)} alive at once"
+        text = f"for a step's tensors (the arena), {how}; {bytes_text(live)} alive at once"
         cards.append((text, bytes_text(arena), "arena"))
     waits = sum(m.waits for p in found.programs if p.step for m in p.step.missed)
     text = "of the processor for the device, in a step"
@@ -465,7 +465,10 @@ def _data_of(program: ShownProgram) -> dict[str, Any]:
     }
     memory = step.memory
     if memory is not None:
-        pairs = sorted(zip(makers(step), memory.buffers, strict=True), key=lambda p: -p[1].bytes)
+        pairs = sorted(
+            zip(makers(step), memory.buffers, strict=True),
+            key=lambda pair: -pair[1].bytes * (pair[1].end - pair[1].begin),
+        )
         drawn, rest = pairs[:_RECTANGLES], pairs[_RECTANGLES:]
         data["memory"] = {
             "bytes": memory.bytes,

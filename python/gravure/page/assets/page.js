@@ -316,7 +316,7 @@
     const [left, bytes] = memory.left_out;
     note.textContent = `Arena of ${size(memory.bytes)}, ${size(memory.live_bytes)} alive at the peak, ` +
       `${memory.measured ? "as recorded in runs" : "as planned from types"}.` +
-      (left ? ` ${count(left, "small tensor")}, ${size(bytes)} together, are not drawn.` : "");
+      (left ? ` ${count(left, "tensor")}, ${size(bytes)} together, are too small or short-lived to be drawn.` : "");
   }
 
   // Plotly's buttons have names; their pictures are decoration.

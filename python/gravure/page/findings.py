@@ -9,7 +9,7 @@ from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
 from .costs import Costs, costs_of
-from .graph_words import MANY, compiled_anew, frame_of, read_break, remedy_of
+from .graph_words import MANY, REASONS, compiled_anew, frame_of, read_break, remedy_of
 from .step_data import Missed, Step, read_step
 
 _FIRST = 4  # findings that are named on top
@@ -308,12 +308,12 @@ def _first(
     groups = [(p, missed) for p in programs for missed in p.missed]
     groups.sort(key=lambda pair: (pair[0].cost(pair[1]), pair[1].cost), reverse=True)
     for program, missed in groups:
-        what = (
-            f"{missed.reason}: {count_text(missed.calls, 'call')} on the host, which "
-            f"{'cut' if missed.calls > 1 else 'cuts'} the step {count_text(missed.cuts, 'time')}"
-        )
+        words = REASONS.get(missed.reason, missed.reason)
+        run, cut = ("run", "cut") if missed.calls > 1 else ("runs", "cuts")
+        what = f"{words} ({missed.reason}): {count_text(missed.calls, 'call')} {run} on the host"
+        what += f" and {cut} the step {count_text(missed.cuts, 'time')}"
         if cost := program.cost(missed):
-            what += f" and {'cost' if missed.calls > 1 else 'costs'} it {time_text(cost)}"
+            what += f", which costs it {time_text(cost)}"
         found.append(Finding(what, missed.source or program.title, missed.cure))
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))

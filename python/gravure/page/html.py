@@ -12,6 +12,7 @@ from typing import Any
 from ..sizes import bytes_text, count_text, share_text, time_text
 from .costs import Span
 from .findings import Findings, ShownProgram, find, share_of_time, speed_of, time_of
+from .graph_words import REASONS
 from .step_data import Missed, Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
@@ -174,6 +175,7 @@ Drag to zoom, double-click to see all, click a bar for its calls.</p>
 </div>
 <figure id="time-line" role="img" aria-label="Time line of one step. The tables below have the same
 numbers."></figure>
+<ul id="legend" class="legend" aria-label="Colours of single calls, by part of the model"></ul>
 <p id="time-line-text" class="note"></p>
 <div class="scroll" tabindex="0" role="region" aria-label="Calls"><table id="calls" hidden>
 <caption></caption>
@@ -215,7 +217,7 @@ def _not_captured(page: Mapping[str, Any], found: Findings) -> str:
         head += ["module"] + (["program"] if several else [])
         body = [
             [
-                f"<code>{escape(m.reason)}</code>",
+                f"<code>{escape(m.reason)}</code><br><small>{escape(REASONS.get(m.reason, ''))}</small>",
                 f"<code>{escape(m.source or '–')}</code>",
                 escape(m.cure),
                 *([_cost_text(p, m)] if timed else []),

@@ -205,14 +205,13 @@
         ? "widths are measured (on the GPU by CUPTI, on the processor by a clock) in uncaptured steps; where they begin is worked out as a replay runs them. "
         : "widths are what calls took the thread in an uncaptured step, one behind the other. ")
       : "In the order of calls, each as wide as the next" + (p.time ? ". " : `: no times were taken${p.why ? ` (${p.why})` : ", which the option times does"}. `);
-    const parts = [...known.known.keys()].slice(0, 6).join(", ");
+    legend(known);
     document.getElementById("order").closest("label").hidden = !p.time;
     document.getElementById("time-line-text").textContent = how +
       `${count(replayed.length, "graph")} and ${count(host.length, "stretch", "stretches")} on the host ` +
       `(grey: copies of arguments and results), ` +
       `${count(p.waits.length, "wait")}, ${count(calls.length, "call")}, ${p.captured.toLocaleString("en")} of ` +
-      `${count(p.operators, "operator call")} in graphs. Colours of single calls are parts of the model: ` +
-      `${parts}${known.known.size > 6 ? ", …" : ""}.`;
+      `${count(p.operators, "operator call")} in graphs.`;
     if (!line.hears) {
       line.hears = true;
       line.on("plotly_click", (event) => {
@@ -224,6 +223,17 @@
         }
       });
     }
+  }
+
+  // Parts of the model, in the colours of their calls. Those beyond share colours with them.
+  function legend(known) {
+    const parts = [...known.known.keys()];
+    document.getElementById("legend").replaceChildren(...parts.slice(0, PALETTE.length).map((name, k) => {
+      const item = document.createElement("li"), patch = document.createElement("span");
+      patch.style.background = PALETTE[k];
+      item.append(patch, k === PALETTE.length - 1 && parts.length > PALETTE.length ? `${name}, …` : name);
+      return item;
+    }));
   }
 
   function list(numbers, caption) {

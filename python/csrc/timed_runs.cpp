@@ -75,7 +75,8 @@ std::vector<c10::IValue> TimedRuns::runClocked(Runtime& runtime, const std::stri
   const CallClock clock;
   const Stopwatch watch(runtime.device());
   auto results = runtime.runTimed(name, std::move(inputs));
-  times.uncaptured = leastOf(times.uncaptured, std::max<int64_t>(1, watch.read() - clock.ownTime()));
+  times.uncaptured =
+      leastOf(times.uncaptured, std::max<int64_t>(1, watch.read() - clock.ownTime()));
   for (const auto& [call, time] : clock.times()) {
     int64_t& known = times.hostTimes[call];
     known = leastOf(known, time);

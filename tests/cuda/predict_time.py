@@ -4,8 +4,8 @@
 
 Each config in a process of its own, by torch.compile(backend="gravure") with the option `times`:
 one line of JSON each, in milliseconds (uncaptured, replayed, predicted, and how far the last two
-are apart), and the pace of the GPU that predictions use. Writes predict_time.json into $OUT, and for
-each config the page and what it was made of.
+are apart), and the pace of the GPU that predictions use. Writes predict_time.json into $OUT, and
+for each config the page and what it was made of.
 `apart` is to be within 10 %. `--device cpu` tries it with a small model.
 """
 

@@ -1,5 +1,5 @@
-"""What is predicted of a step before it runs is what it does: launches, partitions and bytes that are
-copied in; and the arena from the warm-up on."""
+"""What is predicted of a step before it runs is what it does: launches, partitions and bytes that
+are copied in; and the arena from the warm-up on."""
 
 from __future__ import annotations
 

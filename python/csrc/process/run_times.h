@@ -30,7 +30,7 @@ struct CallTimes {
 /// A call that captures, or fails, counts as neither.
 struct RunTimes {
   CallTimes uncaptured, replayed;
-  CallTimes plain;  // uncaptured, and nothing is recorded: what a shadow took
+  CallTimes plain;                        // uncaptured, and nothing is recorded: what a shadow took
   int64_t launches = 0, stagedBytes = 0;  // in the last call that was replayed
 
   void add(const RuntimeStats& before, const RuntimeStats& after, std::chrono::nanoseconds time) {

@@ -156,8 +156,9 @@ def _time_line(drawn: Sequence[ShownProgram], found: Findings) -> str:
     )
     left_out = len([p for p in found.programs if p.step]) - len(drawn)
     note = f"<p>The {count_text(len(drawn), 'largest program')} of {len(drawn) + left_out}.</p>"
-    body = f"""<p>From left to right. A green bar is one CUDA graph, which is replayed; what is orange
-is called from C++ on the processor, one by one; red is where the processor waits for the device.
+    body = f"""<p>From left to right. A green bar is one CUDA graph, which is replayed; what is
+orange is called from C++ on the processor, one by one; red is where the processor waits for the
+device.
 Drag to zoom, double-click to see all, click a bar for its calls.</p>
 {note if left_out > 0 else ""}
 <div class="controls">
@@ -217,7 +218,8 @@ def _not_captured(page: Mapping[str, Any], found: Findings) -> str:
         head += ["module"] + (["program"] if several else [])
         body = [
             [
-                f"<code>{escape(m.reason)}</code><br><small>{escape(REASONS.get(m.reason, ''))}</small>",
+                f"<code>{escape(m.reason)}</code><br>"
+                f"<small>{escape(REASONS.get(m.reason, ''))}</small>",
                 f"<code>{escape(m.source or '–')}</code>",
                 escape(m.cure),
                 *([_cost_text(p, m)] if timed else []),

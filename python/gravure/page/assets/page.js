@@ -316,7 +316,7 @@
         hovertext: all.map(label), hoverinfo: "text" },
     ];
     const { shapes, annotations } = borders(p, 1, (k) => p.runs[k][2]);
-    annotations.push({ x: memory.peak, y: scaled(peak), yref: "y2", text: `peak ${size(peak)}`, showarrow: true, arrowcolor: css("--ink"), ax: -70, ay: -12 });
+    annotations.push({ x: memory.peak, y: scaled(peak), yref: "y2", text: `peak ${size(peak)}`, showarrow: true, arrowcolor: css("--ink"), ax: memory.peak < n / 5 ? 70 : -70, ay: -12 });
     Plotly.react(map, traces, layout({
       xaxis: { range: [0, n], title: { text: "operator call" }, tickformat: ",d", anchor: "y" },
       yaxis: { domain: [0, 0.62], range: [0, scaled(memory.bytes)], title: { text: `offset, ${unit[0]}` } },

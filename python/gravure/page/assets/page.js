@@ -229,7 +229,7 @@
   function legend(known) {
     const parts = [...known.known.keys()];
     document.getElementById("legend").replaceChildren(...parts.slice(0, PALETTE.length).map((name, k) => {
-      const item = document.createElement("li"), patch = document.createElement("span");
+      const item = document.createElement("li"), patch = document.createElement("i");
       patch.style.background = PALETTE[k];
       item.append(patch, k === PALETTE.length - 1 && parts.length > PALETTE.length ? `${name}, …` : name);
       return item;

@@ -3,6 +3,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/value_types.h"
 #include "passes/pipeline/program_plan.h"
+#include "passes/report/step_detail.h"
 
 namespace gravure {
 namespace {
@@ -78,11 +79,8 @@ void noteResult(const Program& program, PlanReport& report) {
   for (const Entry& entry : program.entries) {
     for (const Node* node : entry.graph->nodes()) {
       if (isPartition(node)) report.partitions.push_back(partitionRow(entry, node));
-      if (node->kind() != cg::stage) continue;
-      for (const Value* value : node->outputs()) {
-        report.stagedBytes += storageBytes(*value->type()).value_or(0);
-      }
     }
+    report.stagedBytes += stagedBytes(entry);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/location.h"
+#include "ir/facts/op_facts.h"
 #include "ir/memory/timeline.h"
 #include "passes/plan_memory.h"
 
@@ -91,6 +92,15 @@ std::vector<CallRow> callRows(const Program& program) {
   return rows;
 }
 
+int64_t stagedBytes(const Entry& entry) {
+  int64_t bytes = 0;
+  for (const Node* node : entry.graph->nodes()) {
+    if (node->kind() != cg::stage) continue;
+    for (const Value* value : node->outputs()) bytes += storageBytes(*value->type()).value_or(0);
+  }
+  return bytes;
+}
+
 void printStepDetail(const Program& program, const PassOptions& options, const MemoryPlan* measured,
                      llvm::raw_ostream& os) {
   const std::vector<CallRow> rows = callRows(program);
@@ -102,6 +112,9 @@ void printStepDetail(const Program& program, const PassOptions& options, const M
   json.object([&] {
     json.attributeArray("entries", [&] {
       for (const Entry& entry : program.entries) json.value(entry.name);
+    });
+    json.attributeArray("staged", [&] {
+      for (const Entry& entry : program.entries) json.value(stagedBytes(entry));
     });
     json.attributeArray("calls", [&] { printCalls(rows, json); });
     json.attributeBegin("planned");

@@ -5,6 +5,8 @@
 #include "ir/memory/memory_plan.h"
 #include "passes/pass.h"
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 namespace llvm {
@@ -29,8 +31,12 @@ struct CallRow {
 /// `program` has passed emit-runtime-calls. Linear in nodes.
 std::vector<CallRow> callRows(const Program& program);
 
+/// Bytes that a step of the entry copies into buffers of its graphs, of those whose size the program says.
+int64_t stagedBytes(const Entry& entry);
+
 /// One JSON object:
 ///   entries   names
+///   staged    stagedBytes, by entry
 ///   calls     one array a call: the fields of CallRow, in order
 ///   planned   the arena as planned from types: bytes, live_bytes, alignment, and buffers, one array
 ///             each: first call, one past the last call, bytes, offset, label

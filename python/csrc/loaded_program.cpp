@@ -601,6 +601,8 @@ c10::Dict<std::string, int64_t> LoadedProgram::runTimes() const {
   for (const auto& [entry, times] : times_) {
     times.uncaptured.insertInto(named, entry + ".uncaptured.");
     times.replayed.insertInto(named, entry + ".replayed.");
+    named.insert(entry + ".replayed.launches", times.launches);
+    named.insert(entry + ".replayed.staged_bytes", times.stagedBytes);
     if (times.plain.runs > 0) times.plain.insertInto(named, entry + ".plain.");
   }
   return named;

@@ -6,9 +6,10 @@ import atexit
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .calls import reports
 from .calls.device_pace import device_pace
@@ -64,32 +65,41 @@ def report(*, html: str | os.PathLike[str] | None = None) -> Report:
     """
     found = _in_order(graph.report(detailed=html is not None) for graph in followed())
     if html is not None:
-        write_page(html, _page(found))
+        write_page(html, _page(found.graphs))
     return found
+
+
+def write_program(
+    path: str | os.PathLike[str], name: str, program: Any, options: Mapping[str, Any]
+) -> None:
+    """The page of one program that is of no compiled graph. Raises as `report`."""
+    graph = GraphReport(0, name, "", [reports.report_of_program(program, detailed=True)])
+    graph.kernels, graph.options = "", dict(options)
+    write_page(path, _page([graph]) | {"title": f"Report of {name}", "skipped": []})
 
 
 def _in_order(graphs: Iterable[GraphReport]) -> Report:
     return Report(sorted(graphs, key=lambda graph: graph.number))
 
 
-def _page(found: Report) -> dict[str, object]:
+def _page(graphs: Sequence[GraphReport]) -> dict[str, Any]:
     return {
         "title": "Report of a training run",
         "nothing": (
             "No graph was compiled. Call the compiled model or step first: "
             'torch.compile(model, backend="gravure"), or gravure.compile_step.'
         ),
-        "graphs": [asdict(graph) for graph in found.graphs],
+        "graphs": [asdict(graph) for graph in graphs],
         "skipped": list(skipped_frames()),
-        "settings": settings(graph.options for graph in found.graphs),
+        "settings": settings(graph.options for graph in graphs),
         "versions": versions(),
-        "pace": _pace(found),
+        "pace": _pace(graphs),
     }
 
 
-def _pace(found: Report) -> dict[str, float]:
+def _pace(graphs: Sequence[GraphReport]) -> dict[str, float]:
     """What times are predicted with, of the GPU; empty where nothing was timed, or on the host."""
-    timed = any(program.call_times for graph in found.graphs for program in graph.programs)
+    timed = any(program.call_times for graph in graphs for program in graph.programs)
     try:
         return device_pace() if timed else {}
     except RuntimeError as error:  # as where somebody captures, or the GPU is lost
@@ -115,7 +125,7 @@ def _at_exit() -> None:
 def _write(path: str) -> None:
     found = _in_order([*reports.ended, *(graph.whole_report() for graph in followed())])
     if PAGE_AT_EXIT:
-        write_page(path, _page(found))
+        write_page(path, _page(found.graphs))
     else:
         write_text(path, found.as_json() if path.endswith(".json") else f"{found}\n")
 

@@ -13,6 +13,7 @@ import torch
 from .graphs.devices import SPARE, free_bytes
 from .library.load import program_class
 from .options import library_options
+from .report import write_program
 from .torch_api.fake_tensors import storage_key
 
 PROGRAM_FILE = "program.gv"
@@ -54,6 +55,7 @@ class Program:
         max_in_flight: int = 1,
     ) -> None:
         place = Path(path)
+        self._settings = {"device": device} | options
         file = place / PROGRAM_FILE if place.is_dir() else place
         self._load = lambda: program_class()(str(file), device, options)
         self._program = self._load()
@@ -66,7 +68,7 @@ class Program:
         self._last = 0
         self._bound: dict[str, dict[int, Any]] = {}  # by position
         self._readers: dict[str, bool] = {}  # entries, and whether they are given saved values
-        self._folder = file.parent
+        self._file, self._folder = file, file.parent
         self._device = torch.device("cpu" if device == "host" else device)
         self._slots: dict[str, list[Slot]] = {}
         self._open: dict[str, list[int]] = {}  # positions that are not bound
@@ -237,6 +239,15 @@ class Program:
         """`cold`, `warmed-up`, `captured` or `quarantined`, one a partition."""
         return self._program.partition_states(entry)
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page to look at, as `gravure.report(html=path)` does of compiled graphs.
+
+        Raises OSError, which names the path, where it cannot be written.
+        """
+        file = self._file
+        name = self._folder.name if file.name == PROGRAM_FILE else file.name
+        write_program(path, name or str(file), self._program, self._settings)
+
     def inject_fault(self, point: str, countdown: int = 1) -> None:
         """Fails a coming capture-begin, capture-call, capture-end, launch or allocation."""
         self._program.inject_fault(point, countdown)
@@ -309,6 +320,7 @@ def load(
     poison: bool | None = None,
     shadow: int = 0,
     max_in_flight: int = 32,
+    times: bool = False,
 ) -> Program:
     """Reads an exported program, cuts it, and makes it ready to run on `device`.
 
@@ -325,8 +337,9 @@ def load(
     a step runs until all have captured it (`"capture"`), or always (`"step"`). With `shadow=N` each
     Nth run of an entry is compared with the uncaptured path, and a warning names the first value
     that differs. Calls of a forward before its backward are captured for up to `max_in_flight` of
-    them, where no collectives are in graphs and results are owned or copied. Raises RuntimeError,
-    which names the place or the node.
+    them, where no collectives are in graphs and results are owned or copied. With `times`, runs of
+    each entry are timed for the page (`Program.to_html`). Raises RuntimeError, which names the place
+    or the node.
     """
     options = library_options(
         host=host,
@@ -340,6 +353,7 @@ def load(
         agree=agree,
         poison=poison,
         shadow=shadow,
+        times=times,
     )
     several = results in ("owned", "copied") and not uncaptured
     return Program(path, device, options, max_in_flight if several else 1)

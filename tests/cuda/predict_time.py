@@ -4,7 +4,8 @@
 
 Each config in a process of its own, by torch.compile(backend="gravure") with the option `times`:
 one line of JSON each, in milliseconds (uncaptured, replayed, predicted, and how far the last two
-are apart), and the pace of the GPU that predictions use. Writes predict_time.json into $OUT.
+are apart), and the pace of the GPU that predictions use. Writes predict_time.json into $OUT, and
+for each config the page and what it was made of.
 `apart` is to be within 10 %. `--device cpu` tries it with a small model.
 """
 
@@ -38,20 +39,23 @@ def one(config: str, device: str) -> dict[str, Any]:
     torch._dynamo.config.capture_scalar_outputs = True
     torch.autograd.set_multithreading_enabled(False)
     torch.manual_seed(0)
-    step = moe_step.Step(moe_step.Moe(sizes, moe=moe)).to(device)
+    model = moe_step.Step(moe_step.Moe(sizes, moe=moe)).to(device)
     if device == "cuda":
-        step = step.to(torch.bfloat16)
-    compiled = torch.compile(step, backend="gravure", options={"times": True})
+        model = model.to(torch.bfloat16)
+    compiled = torch.compile(model, backend="gravure", options={"times": True})
     for i in range(STEPS.get(config, 20)):
         compiled(*moe_step.batch(sizes, device, i)).backward()
-        step.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
     folder = Path(os.environ.get("OUT", "."))
     found = gravure.report(html=folder / f"predict_{config}.html")
     programs = [p for graph in found.graphs for p in graph.programs if p.stats["captures"]]
     program = max(programs, key=lambda each: each.stats["replays"])
     assert program.detail is not None
     pace = device_pace()
-    costs = costs_of(read_step(program.detail), program.call_times, pace)
+    kept = {"detail": program.detail, "call_times": program.call_times, "pace": pace}
+    (folder / f"predict_{config}.json").write_text(json.dumps(kept))
+    step = read_step(program.detail)
+    costs = costs_of(step, program.call_times, pace)
     rows = [row for entry in program.call_times.values() for row in entry["calls"]]
     apart = costs.predicted / costs.replayed - 1 if costs.replayed else 0.0
     return {
@@ -64,6 +68,8 @@ def one(config: str, device: str) -> dict[str, Any]:
         "kernel_ms": round(sum(row[2] for row in rows) / 1e6, 4),
         "calls": len(rows),
         "share": round(costs.share, 4),
+        "host_ms": round(_of_host(rows, step) / 1e6, 4),
+        "waits": sum(call.waits for call in step.calls),
         "why": costs.why,
         "pace_ns": {name: round(value) for name, value in pace.items()},
         "worst": sorted(((round(v / 1e3, 1), *k) for k, v in costs.missed.items()), reverse=True)[
@@ -71,6 +77,12 @@ def one(config: str, device: str) -> dict[str, Any]:
         ],
         "stats": {k: program.stats[k] for k in ("steps", "uncaptured_steps", "replays")},
     }
+
+
+def _of_host(rows: list[list[int]], step: Any) -> float:
+    """Nanoseconds of the thread for calls outside of graphs that do not wait."""
+    calls = step.calls
+    return sum(r[1] for r in rows if calls[r[0]].partition < 0 and not calls[r[0]].waits)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_PATIENCE = 60.0  # seconds
+_PATIENCE = 180.0  # seconds: a busy machine takes many
 
 
 def found() -> str | None:

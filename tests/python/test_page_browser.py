@@ -125,11 +125,68 @@ def test_another_program_is_chosen(opened: Browser) -> None:
     choose = "(() => {{ const s = document.getElementById('program'); s.value = {!r};"
     choose += "s.dispatchEvent(new Event('change')); }})()"
     calls = f"{_LINE}.data.find(t => t.type === 'heatmap').z[0].length"
-    shown = "[...document.querySelectorAll('[data-program]')].map(e => !e.hidden)"
+    shown = "[...document.querySelectorAll('#memory [data-program]')].map(e => !e.hidden)"
     opened.evaluate(choose.format("1"))
     assert opened.evaluate(calls) == 30 and opened.evaluate(shown) == [False, True]
     opened.evaluate(choose.format("0"))
     assert opened.evaluate(calls) == 60 and opened.evaluate(shown) == [True, False]
+
+
+def timed_page(gpu: bool) -> str:
+    """Of one program whose calls took a microsecond of the thread and two of the GPU."""
+    detail = program()
+    rows = [[i, 1000, 2000 if gpu else 0, int(gpu)] for i in range(len(detail["calls"]))]
+    times = {"step": {"uncaptured_ns": 120_000, "replayed_ns": 100_000, "calls": rows}}
+    found = {"sizes": [], "detail": detail, "call_times": times}
+    graph = {"label": "graph 0", "failure": "", "programs": [found]}
+    pace = {"gap": 1000.0, "launch": 5000.0, "each": 0.0, "start": 3000.0, "copy": 1.0}
+    page = {"title": "A report", "nothing": "", "graphs": [graph]}
+    return page_of(page | {"pace": pace if gpu else None})
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "host"])
+def test_a_step_in_time(gpu: bool, tmp_path: Path) -> None:
+    """With a GPU by two clocks: graphs lie where the GPU runs them, calls where the thread does."""
+    file = tmp_path / "report.html"
+    file.write_text(timed_page(gpu))
+    replayed = f"{_LINE}.data.find(t => t.name === 'replayed')"
+    host = f"{_LINE}.data.find(t => t.name === 'on the host')"
+    lanes = f"{_LINE}.layout.yaxis.ticktext"
+    order = "(() => {{ const s = document.getElementById('order'); s.value = {!r};"
+    order += "s.dispatchEvent(new Event('change')); }})()"
+    note = "document.getElementById('time-line-text').textContent"
+
+    def near(expression: str, expected: list[float]) -> None:
+        assert shown.evaluate(expression) == pytest.approx(expected, abs=1e-6)
+
+    with Browser() as shown:
+        shown.open(file)
+        assert ("GPU" in shown.evaluate(lanes)) is gpu
+        assert shown.evaluate(note).startswith("By time, a replayed step of ")
+        if gpu:  # launched, 20 kernels with gaps; read: 2 behind them, 1 to know; 3 calls; launched
+            near(f"[...{replayed}.base]", [0.005, 0.005 + 0.06 + 0.002 + 0.001 + 0.003 + 0.005])
+            near(f"[...{replayed}.x]", [0.06, 36 * 0.003])
+            near(f"[...{host}.base]", [0.005])
+            assert shown.evaluate(f"{_LINE}.data.find(t => t.name === 'waiting').x.length") == 1
+        else:  # one behind the other
+            near(f"[...{replayed}.base]", [0.0, 0.024])
+            near(f"[...{host}.base]", [0.02])
+        _search(shown, "host-sync")
+        shown.wait_for("document.getElementById('matches').textContent === '1 call found'")
+        takes = "document.querySelector('#calls tbody tr').cells[6].textContent"
+        assert shown.evaluate(takes) == ("63.0 µs" if gpu else "1.00 µs")
+        _search(shown, "")
+        shown.evaluate(order.format("order"))
+        assert shown.evaluate(f"{_LINE}.layout.xaxis.range.map(Number)") == [0, 60]
+        assert shown.evaluate(f"[...{replayed}.base]") == [0, 24]
+        assert shown.evaluate(note).startswith("In the order of calls")
+        assert shown.problems == []
+
+
+def test_without_times_the_page_says_so(opened: Browser) -> None:
+    note = opened.evaluate("document.getElementById('time-line-text').textContent")
+    assert "no times were taken" in note and "the option times" in note
+    assert not opened.evaluate("document.getElementById('order').checkVisibility()")
 
 
 def test_it_can_be_read_on_its_screen(opened: Browser) -> None:
@@ -181,7 +238,7 @@ def test_a_program_of_11000_calls(tmp_path: Path) -> None:
     with Browser() as shown:
         shown.open(file)
         assert shown.evaluate(f"{_LINE}.data.find(t => t.type === 'heatmap').z[0].length") == 11_000
-        assert "small tensors" in shown.evaluate(
+        assert "too small or short-lived" in shown.evaluate(
             "document.getElementById('memory-text').textContent"
         )
         assert shown.problems == []

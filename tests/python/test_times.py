@@ -131,7 +131,7 @@ def step_of(rows: list[tuple[int, str, str]]) -> Step:
 def times_of(*calls: tuple[int, int]) -> dict[str, Any]:
     """By call what the thread takes and what its one kernel takes."""
     rows = [[i, host, device, 1] for i, (host, device) in enumerate(calls)]
-    return {"step": {"uncaptured_ns": 0, "replayed_ns": 0, "watched_ns": 0, "calls": rows}}
+    return {"step": {"uncaptured_ns": 0, "replayed_ns": 0, "calls": rows}}
 
 
 def test_a_captured_step_is_its_kernels_and_the_gaps_between_them() -> None:
@@ -158,12 +158,6 @@ def test_a_call_on_the_host_that_the_device_does_not_wait_for_costs_nothing() ->
     assert hidden.missed[key] < 5 and shown.missed[key] > 800
 
 
-def test_the_watch_s_own_time_is_taken_out() -> None:
-    times = times_of((100, 0))
-    times["step"] |= {"uncaptured_ns": 50, "watched_ns": 100}
-    assert costs_of(step_of([(0, "", "aten::mm")]), times, {}).predicted == 50
-
-
 def test_worst_first_is_by_time_where_that_is_known() -> None:
     rows = [(0, "", "aten::mm"), (-1, "host-sync", "aten::item"), (1, "", "aten::mm")]
     rows += [(-1, "cpu-tensor", "aten::neg"), (2, "", "aten::mm")]
@@ -178,7 +172,7 @@ def test_worst_first_is_by_time_where_that_is_known() -> None:
         "planned": {"bytes": 0, "live_bytes": 0, "alignment": 512, "buffers": []},
         "measured": None,
     }
-    times = {"step": {"uncaptured_ns": 9000, "watched_ns": 9000, "calls": calls}}
+    times = {"step": {"uncaptured_ns": 9000, "calls": calls}}
     for call_times, worst in ((times, "cpu-tensor"), ({}, "host-sync")):
         program = {"sizes": [], "detail": detail, "call_times": call_times}
         graph = {"label": "graph", "failure": "", "programs": [program]}

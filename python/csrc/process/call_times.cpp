@@ -6,8 +6,10 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -53,7 +55,6 @@ class Marks {
       if (!isMark(event)) continue;
       CallTime time;
       time.step = std::stoll(event.name());
-      time.hostTime = static_cast<int64_t>(event.durationNs());
       byCorrelation_[event.correlationId()] = times_.size();
       byBegin_[event.startNs()] = times_.size();
       ends_.push_back(event.endNs());
@@ -133,6 +134,53 @@ std::vector<CallTime> CallWatch::end() {
     why_ = textOf(error);
     return {};
   }
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct BegunCall : at::ObserverContext {
+  Clock::time_point begin;
+};
+
+thread_local CallClock* clockOfThread = nullptr;
+
+int64_t nanoseconds(Clock::duration time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+}
+
+}  // namespace
+
+std::unique_ptr<at::ObserverContext> CallClock::begin(const at::RecordFunction&) {
+  auto begun = std::make_unique<BegunCall>();
+  begun->begin = Clock::now();
+  return begun;
+}
+
+void CallClock::end(const at::RecordFunction& mark, at::ObserverContext* begun) {
+  const auto time = Clock::now() - static_cast<BegunCall*>(begun)->begin;
+  if (!clockOfThread) return;
+  ++clockOfThread->marks_;
+  clockOfThread->times_[std::stoll(mark.name())] += nanoseconds(time);
+}
+
+CallClock::CallClock() {
+  TORCH_INTERNAL_ASSERT(!clockOfThread, "two clocks of calls on one thread");
+  handle_ = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(&CallClock::begin, &CallClock::end).scopes({kCallScope}));
+  clockOfThread = this;
+  constexpr int64_t kTried = 64;
+  const auto before = Clock::now();
+  for (int64_t i = 0; i < kTried; ++i) const CallMark empty(i);
+  markTime_ = nanoseconds(Clock::now() - before) / kTried;
+  marks_ = 0;
+  times_.clear();
+}
+
+CallClock::~CallClock() {
+  clockOfThread = nullptr;
+  at::removeCallback(handle_);
 }
 
 }  // namespace gravure

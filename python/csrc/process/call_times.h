@@ -1,18 +1,20 @@
 #pragma once
-// What each call of a run takes: the thread that makes it, and the device.
+// What each call of a run takes: of the thread that makes it, and of the device.
 
+#include <ATen/record_function.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace gravure {
 
-/// Times in nanoseconds.
+/// What a call puts on the device, in nanoseconds.
 struct CallTime {
   int64_t step = 0;         // the call, as CallMark names it
-  int64_t hostTime = 0;     // of the thread, with what the watch itself takes
   int64_t deviceTime = 0;   // of its kernels and copies, as CUPTI measured them
   int64_t deviceItems = 0;  // how many these are
 };
@@ -34,6 +36,29 @@ class CallWatch {
  private:
   bool watches_ = false;
   std::string why_;
+};
+
+/// While alive, what the thread takes for each of its CallMarks, by call, in nanoseconds. Nothing but a clock is
+/// read: a profiler would make each call longer by as much as a kernel's launch takes. One at a time on a
+/// thread.
+class CallClock {
+ public:
+  CallClock();
+  ~CallClock();
+  CallClock(const CallClock&) = delete;
+  CallClock& operator=(const CallClock&) = delete;
+
+  const std::map<int64_t, int64_t>& times() const { return times_; }
+  /// What the marks themselves have taken so far, outside of these times.
+  int64_t ownTime() const { return marks_ * markTime_; }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& mark);
+  static void end(const at::RecordFunction& mark, at::ObserverContext* begun);
+
+  uint64_t handle_;
+  int64_t marks_ = 0, markTime_ = 0;
+  std::map<int64_t, int64_t> times_;
 };
 
 }  // namespace gravure

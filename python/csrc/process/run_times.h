@@ -30,13 +30,16 @@ struct CallTimes {
 /// A call that captures, or fails, counts as neither.
 struct RunTimes {
   CallTimes uncaptured, replayed;
-  CallTimes plain;  // uncaptured, and nothing is recorded: what a shadow took
+  CallTimes plain;                        // uncaptured, and nothing is recorded: what a shadow took
+  int64_t launches = 0, stagedBytes = 0;  // in the last call that was replayed
 
   void add(const RuntimeStats& before, const RuntimeStats& after, std::chrono::nanoseconds time) {
     if (after.uncapturedSteps > before.uncapturedSteps) {
       uncaptured.add(time.count());
     } else if (after.captures == before.captures && after.replays > before.replays) {
       replayed.add(time.count());
+      launches = after.replays - before.replays;
+      stagedBytes = after.stagedBytes;
     }
   }
 };

@@ -81,27 +81,33 @@ def program_report(
     instance: Instance, options: CompileOptions, *, detailed: bool = False
 ) -> ProgramReport:
     """What became of the program of `instance`, which has one. `detailed`: with every call."""
-    program, captures = instance.program, instance.captures and not options.uncaptured
-    remarks = json.loads(program.remarks_json())
-    missed = Counter(missed_otherwise(remarks))
+    found = report_of_program(instance.program, detailed=detailed)
+    missed = Counter(found.remarks)
     missed.update(instance.missed)
-    states = {entry: program.partition_states(entry) for entry in program.entries()}
-    stats = dict(program.stats())
-    cold = captures and set(states.get("backward", ())) == {"cold"}
-    if cold and stats["steps"] > _PATIENCE:
+    times, backward = found.times, set(found.partitions.get("backward", ()))
+    ran = any(times.get(f"backward.{path}.runs") for path in ("uncaptured", "replayed"))
+    captures = instance.captures and not options.uncaptured
+    if captures and backward == {"cold"} and not ran and found.stats["steps"] > _PATIENCE:
         missed[
             "backward-missing: its backward has not run, so the forward is captured alone; use "
             "torch.no_grad() where there is none"
         ] = 1
+    found.sizes, found.instance = list(instance.sizes), instance.number
+    found.remarks = dict(missed.most_common())
+    return found
+
+
+def report_of_program(program: Any, *, detailed: bool) -> ProgramReport:
+    """`program`: of the library's class."""
+    remarks = json.loads(program.remarks_json())
     return ProgramReport(
-        sizes=list(instance.sizes),
-        partitions=states,
+        sizes=[],
+        partitions={entry: program.partition_states(entry) for entry in program.entries()},
         host_nodes=host_nodes(remarks),
-        remarks=dict(missed.most_common()),
-        stats=stats,
+        remarks=dict(Counter(missed_otherwise(remarks)).most_common()),
+        stats=dict(program.stats()),
         times=dict(program.run_times()),
         plan=program.plan(),
-        instance=instance.number,
         detail=json.loads(program.detail_json()) if detailed else None,
         call_times=json.loads(program.call_times_json()) if detailed else {},
     )

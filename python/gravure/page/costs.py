@@ -3,7 +3,7 @@ not capturing adds to it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,6 +40,24 @@ class Pace:
 NO_GPU = Pace()
 
 
+class Span(NamedTuple):
+    """In nanoseconds from a step's begin."""
+
+    begin: float
+    end: float
+
+
+@dataclass
+class Schedule:
+    """When what runs in a replay, as worked out of the times of its calls."""
+
+    calls: list[Span]  # on the device; those of the host, and all without a GPU, on the thread
+    runs: list[Span]  # by run of the step, likewise
+    launches: dict[int, Span]  # by run: until its graph is launched, on the thread; with a GPU
+    waits: dict[int, Span]  # by call: until the device has caught up
+    end: float
+
+
 @dataclass
 class Costs:
     """Of one program's step. Times in nanoseconds; 0 where nothing was timed."""
@@ -50,6 +68,7 @@ class Costs:
     share: float = 0.0  # of the calls' time uncaptured, that of calls in graphs; 0 to 1
     why: str = ""  # why calls have no times
     missed: dict[tuple[str, str], float] = field(default_factory=dict)  # by reason and source
+    schedule: Schedule | None = None  # of a replay
 
     @property
     def is_known(self) -> bool:
@@ -69,26 +88,18 @@ def costs_of(step: Step, times: Mapping[str, Any], pace: Mapping[str, float] | N
     found.why = next((each["why"] for each in whole if each.get("why")), "")
     if not all(each.get("calls") for each in whole):
         return found
-    timeline = _Timeline(step, _scaled(whole), Pace(**pace) if pace else NO_GPU)
-    found.predicted = timeline.time()
+    timeline = _Timeline(step, _times(whole), Pace(**pace) if pace else NO_GPU)
+    found.schedule = timeline.schedule()
+    found.predicted = found.schedule.end
     found.share = timeline.share()
     for missed in _by_own_time(step.missed, timeline)[:_WEIGHED]:
         found.missed[missed.reason, missed.source] = timeline.cost(missed.numbers)
     return found
 
 
-def _scaled(whole: Sequence[Mapping[str, Any]]) -> dict[int, CallTime]:
-    """By call. Who watches a run makes it longer: the thread's times are scaled to a plain one."""
-    found: dict[int, CallTime] = {}
-    for entry in whole:
-        watched, plain = entry.get("watched_ns") or 0, entry.get("uncaptured_ns") or 0
-        scale = min(1.0, plain / watched) if watched and plain else 1.0
-        for number, host, device, items in entry["calls"]:
-            before = found.get(number, CallTime(0.0, 0.0, 0))
-            found[number] = CallTime(
-                before.host + host * scale, before.device + device, before.items + items
-            )
-    return found
+def _times(whole: Sequence[Mapping[str, Any]]) -> dict[int, CallTime]:
+    """By call."""
+    return {row[0]: CallTime(*row[1:]) for entry in whole for row in entry["calls"]}
 
 
 def _by_own_time(missed: Sequence[Missed], timeline: _Timeline) -> list[Missed]:
@@ -120,45 +131,65 @@ class _Timeline:
             return self.own(numbers)
         return max(0.0, self.time() - self.time(frozenset(numbers)))
 
-    def time(self, captured: Collection[int] = ()) -> float:
+    def time(self, captured: frozenset[int] = frozenset()) -> float:
         """Of a step. `captured`: calls on the host that are taken to be in graphs."""
-        whole = 0.0
-        for entry in range(len(self._step.entries)):
-            whole += self._entry(entry, captured)
-        return whole
+        return self.schedule(captured).end
 
-    def _entry(self, entry: int, captured: Collection[int]) -> float:
-        pace, host, device = self._pace, 0.0, 0.0
+    def schedule(self, captured: frozenset[int] = frozenset()) -> Schedule:
+        """Likewise."""
+        none = Span(0.0, 0.0)
+        found = Schedule([none] * len(self._step.calls), [none] * len(self._step.runs), {}, {}, 0.0)
+        for entry in range(len(self._step.entries)):
+            self._entry(entry, captured, found)
+        return found
+
+    def _entry(self, entry: int, captured: frozenset[int], found: Schedule) -> None:
+        """From an idle device to an idle device. A wait is where the two clocks meet."""
+        pace, host, device = self._pace, found.end, found.end
         begins = True  # the next partition is a graph of its own
-        for run in self._step.runs:
+        for r, run in enumerate(self._step.runs):
             if run.entry != entry:
                 continue
             if run.partition >= 0:
                 times = [self._times.get(i, self._none) for i in range(run.begin, run.end)]
-                if not pace.is_gpu:
-                    host += sum(time.host for time in times)
-                    continue
                 kernels = sum(time.items for time in times)
-                if kernels:
+                if pace.is_gpu and kernels:
+                    before = host
                     host += (pace.launch if begins else 0.0) + pace.each * kernels
-                    device = max(device, host) + pace.gap * kernels
-                    device += sum(time.device for time in times)
-                begins = False
+                    found.launches[r] = Span(before, host)
+                    device = max(device, host)
+                begins = True
+                at = device if pace.is_gpu else host
+                first = at
+                for i, time in zip(range(run.begin, run.end), times, strict=True):
+                    took = time.device + pace.gap * time.items if pace.is_gpu else time.host
+                    found.calls[i] = Span(at, at + took)
+                    at += took
+                found.runs[r] = Span(first, at)
+                host, device = (host, at) if pace.is_gpu else (at, at)
                 continue
-            for i in range(run.begin, run.end):
+            first = host
+            numbers = range(run.begin, run.end)
+            # In one graph with what is before and behind it.
+            begins = captured.isdisjoint(numbers) or any(
+                self._step.calls[i].is_operator and i not in captured for i in numbers
+            )
+            for i in numbers:
                 time, call = self._times.get(i, self._none), self._step.calls[i]
+                before = host
                 if i in captured:
                     device += time.device + pace.gap * time.items
                     host += pace.each * time.items
                 elif call.is_ours:
-                    host, device = host + pace.copy, device + pace.copy
+                    host, device = host + pace.copy, max(device, host) + pace.copy
                 elif call.waits and pace.is_gpu:
-                    begins = True
                     device = max(device, host) + time.device
                     host = max(host, device) + min(time.host, pace.start)
+                    found.waits[i] = Span(before, host)
                 else:
-                    begins = begins or call.is_operator
                     host += time.host
                     if time.items:
                         device = max(device, host) + time.device
-        return max(host, device) + pace.start
+                found.calls[i] = Span(before, host)
+            found.runs[r] = Span(first, host)
+        found.end = max(host, device) + pace.start

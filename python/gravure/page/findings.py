@@ -9,7 +9,7 @@ from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
 from .costs import Costs, costs_of
-from .graph_words import MANY, compiled_anew, frame_of, read_break, remedy_of
+from .graph_words import MANY, REASONS, compiled_anew, frame_of, read_break, remedy_of
 from .step_data import Missed, Step, read_step
 
 _FIRST = 4  # findings that are named on top
@@ -43,6 +43,15 @@ class ShownProgram:
         if self.step is None:
             return 0
         return self.step.captured(self.states if self.has_run else None)
+
+    @property
+    def graphs(self) -> int:
+        """CUDA graphs of a step that are captured; before a run, those that are planned."""
+        if self.step is None:
+            return 0
+        if self.has_run:
+            return sum(state == "captured" for each in self.states.values() for state in each)
+        return sum(run.partition >= 0 for run in self.step.runs)
 
     def least(self, path: str) -> int:
         """Nanoseconds of the shortest call on that path, of all entries; 0 if one has none."""
@@ -84,7 +93,7 @@ class ShownProgram:
             return []
         planned, measured = detail["planned"], detail["measured"]
         partitions = sum(run.partition >= 0 for run in step.runs)
-        rows = [("graphs launched a step", f"{partitions:,}", *self._launched(partitions))]
+        rows = [self._partitions(partitions), self._launched(partitions), self._staged(detail)]
         for name, key in (("arena", "bytes"), ("most alive at once", "live_bytes")):
             there = bytes_text(measured[key]) if measured else "not yet"
             apart = _apart(planned[key], measured[key]) if measured else ""
@@ -101,12 +110,32 @@ class ShownProgram:
         there = time_text(costs.replayed) if costs.replayed else "not yet"
         return name, time_text(costs.predicted), there, apart
 
-    def _launched(self, partitions: int) -> tuple[str, str]:
-        runs = self.stats.get("steps", 0) - self.stats.get("uncaptured_steps", 0)
-        if not runs or not self.step:
-            return "not yet", ""
-        launched = self.stats["replays"] * len(self.step.entries) / runs
-        return f"{launched:,.4g}", _apart(partitions, launched)
+    def _partitions(self, planned: int) -> tuple[str, str, str, str]:
+        name = "partitions captured"
+        if not self.stats.get("captures"):
+            return name, f"{planned:,}", "not yet", ""
+        return name, f"{planned:,}", f"{self.graphs:,}", _apart(planned, self.graphs)
+
+    def _launched(self, planned: int) -> tuple[str, str, str, str]:
+        name, there = "graphs launched a step", self._last("launches")
+        if there is None:
+            return name, f"{planned:,}", "not yet", ""
+        return name, f"{planned:,}", f"{there:,}", _apart(planned, there)
+
+    def _staged(self, detail: Mapping[str, Any]) -> tuple[str, str, str, str]:
+        name, planned = "inputs copied in, a step", sum(detail.get("staged") or ())
+        there = self._last("staged_bytes")
+        if there is None:
+            return name, bytes_text(planned), "not yet", ""
+        return name, bytes_text(planned), bytes_text(there), _apart(planned, there)
+
+    def _last(self, what: str) -> int | None:
+        """Of the last replays, of all entries; None where one has none."""
+        times = self.found.get("times") or {}
+        entries = self.step.entries if self.step else []
+        if not entries or not all(times.get(f"{each}.replayed.runs") for each in entries):
+            return None
+        return sum(times[f"{each}.replayed.{what}"] for each in entries)
 
 
 @dataclass
@@ -208,7 +237,7 @@ def _headline(
             "No program is here: the graphs were not called yet, or their captures were let go of "
             "(gravure.drop_captures, torch._dynamo.reset, a model that is gone)."
         )
-    launched = sum(run.partition >= 0 for p in programs if p.step for run in p.step.runs)
+    launched = sum(p.graphs for p in programs)
     ran = any(p.has_run for p in programs)
     verb = "are replayed" if ran else "will be replayed"
     text = (
@@ -280,12 +309,12 @@ def _first(
     groups = [(p, missed) for p in programs for missed in p.missed]
     groups.sort(key=lambda pair: (pair[0].cost(pair[1]), pair[1].cost), reverse=True)
     for program, missed in groups:
-        what = (
-            f"{missed.reason}: {count_text(missed.calls, 'call')} on the host, which "
-            f"{'cut' if missed.calls > 1 else 'cuts'} the step {count_text(missed.cuts, 'time')}"
-        )
+        words = REASONS.get(missed.reason, missed.reason)
+        run, cut = ("run", "cut") if missed.calls > 1 else ("runs", "cuts")
+        what = f"{words} ({missed.reason}): {count_text(missed.calls, 'call')} {run} on the host"
+        what += f" and {cut} the step {count_text(missed.cuts, 'time')}"
         if cost := program.cost(missed):
-            what += f" and {'cost' if missed.calls > 1 else 'costs'} it {time_text(cost)}"
+            what += f", which costs it {time_text(cost)}"
         found.append(Finding(what, missed.source or program.title, missed.cure))
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))

@@ -23,6 +23,26 @@ _BREAKS = (
     ("logging", "log behind the step"),
 )
 _UNKNOWN = "keep it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
+# By host reason (docs/remarks.md): what happens, said to somebody who has not met the name.
+REASONS = {
+    "host-sync": "the processor reads a value of the device, and waits",
+    "cpu-tensor": "a tensor of the CPU takes part",
+    "pageable-copy": "it copies between the device and ordinary CPU memory, and waits",
+    "dynamic-shape": "sizes differ from step to step",
+    "data-dependent-shape": "a size follows from data, and the processor waits for it",
+    "host-number": "it takes a number that was read in this step",
+    "opaque-callable": "it calls code that cannot be looked into",
+    "uncapturable-rng": "it draws from a saved random state",
+    "open-collective": "a collective that cannot be captured whole",
+    "blocking-collective": "a collective that the processor waits for",
+    "unsafe-tag": "PyTorch says that it is not to be captured",
+    "unsafe-operator": "it goes wrong when it is captured",
+    "unsupported-device": "it runs on another kind of device",
+    "control-flow": "the processor decides which way it goes",
+    "too-small": "too few calls for a graph",
+    "user-request": "the option host names it",
+    "capture-failed": "its capture failed",
+}
 _FRAME = re.compile(r"graph (\d+)/\d+ at (\S+)$")
 MANY = 3  # graphs of the same code, where there should be one, or two with other sizes
 

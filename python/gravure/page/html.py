@@ -10,11 +10,13 @@ from importlib import resources
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
+from .costs import Span
 from .findings import Findings, ShownProgram, find, share_of_time, speed_of, time_of
+from .graph_words import REASONS
 from .step_data import Missed, Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
-_RECTANGLES = 2500  # buffers in the map of memory
+_RECTANGLES = 1200  # buffers in the map of memory: those with the largest areas
 _ROWS = 12  # of who holds memory
 _GROUPS = 100  # of what is not captured
 
@@ -63,7 +65,7 @@ def page_of(page: Mapping[str, Any]) -> str:
 <a class="skip" href="#main">Skip to the report</a>
 {body}
 <script type="application/json" id="gravure-data">{data}</script>
-<script>{plotly}</script>
+<script type="text/plain" id="plotly">{plotly}</script>
 <script>{_asset("page.js")}</script>
 </body>
 </html>
@@ -105,7 +107,7 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
     if arena:
         measured = all(p.step.measured for p in found.programs if p.step and p.step.memory)
         how = "as recorded" if measured else "as planned from types"
-        text = f"of arena, {how}; {bytes_text(live)} alive at once"
+        text = f"for a step's tensors (the arena), {how}; {bytes_text(live)} alive at once"
         cards.append((text, bytes_text(arena), "arena"))
     waits = sum(m.waits for p in found.programs if p.step for m in p.step.missed)
     text = "of the processor for the device, in a step"
@@ -154,12 +156,15 @@ def _time_line(drawn: Sequence[ShownProgram], found: Findings) -> str:
     )
     left_out = len([p for p in found.programs if p.step]) - len(drawn)
     note = f"<p>The {count_text(len(drawn), 'largest program')} of {len(drawn) + left_out}.</p>"
-    body = f"""<p>Operator calls in the order in which they run, from left to right. A bar on
-<em>replayed</em> is one CUDA graph; what stands between is called from C++, one by one. Drag to
-zoom, double-click to see all, click a bar for its calls.</p>
+    body = f"""<p>From left to right. A green bar is one CUDA graph, which is replayed; what is
+orange is called from C++ on the processor, one by one; red is where the processor waits for the
+device.
+Drag to zoom, double-click to see all, click a bar for its calls.</p>
 {note if left_out > 0 else ""}
 <div class="controls">
 <label{"" if len(drawn) > 1 else " hidden"}>Program <select id="program">{options}</select></label>
+<label>Drawn <select id="order"><option value="time">by time</option>
+<option value="order">in order</option></select></label>
 <span class="buttons" role="group" aria-label="Zoom of the time line">
 <button type="button" data-zoom="in">Zoom in</button>
 <button type="button" data-zoom="out">Zoom out</button>
@@ -171,13 +176,25 @@ zoom, double-click to see all, click a bar for its calls.</p>
 </div>
 <figure id="time-line" role="img" aria-label="Time line of one step. The tables below have the same
 numbers."></figure>
+<ul id="legend" class="legend" aria-label="Colours of single calls, by part of the model"></ul>
 <p id="time-line-text" class="note"></p>
 <div class="scroll" tabindex="0" role="region" aria-label="Calls"><table id="calls" hidden>
 <caption></caption>
 <thead><tr><th scope="col">call</th><th scope="col">operator</th><th scope="col">result</th>
-<th scope="col">module</th><th scope="col">source line</th><th scope="col">runs</th></tr></thead>
-<tbody></tbody></table></div>"""
+<th scope="col">module</th><th scope="col">source line</th><th scope="col">runs</th>
+<th scope="col">takes</th></tr></thead>
+<tbody></tbody></table></div>
+{"".join(_compared(p, i) for i, p in enumerate(drawn))}"""
     return _section("step", "One step", body)
+
+
+def _compared(program: ShownProgram, number: int) -> str:
+    rows = [list(map(escape, row)) for row in program.predicted_and_measured()]
+    if not rows:
+        return ""
+    head = ["", "predicted", "measured", "apart"]
+    table = _table("Predicted and measured", head, rows, numbers={1, 2, 3})
+    return f'<div data-program="{number}"{" hidden" if number else ""}>{table}</div>'
 
 
 def _cost_text(program: ShownProgram, missed: Missed) -> str:
@@ -201,7 +218,8 @@ def _not_captured(page: Mapping[str, Any], found: Findings) -> str:
         head += ["module"] + (["program"] if several else [])
         body = [
             [
-                f"<code>{escape(m.reason)}</code>",
+                f"<code>{escape(m.reason)}</code><br>"
+                f"<small>{escape(REASONS.get(m.reason, ''))}</small>",
                 f"<code>{escape(m.source or '–')}</code>",
                 escape(m.cure),
                 *([_cost_text(p, m)] if timed else []),
@@ -272,11 +290,11 @@ def _memory(drawn: Sequence[ShownProgram]) -> str:
         if step is None or step.memory is None:
             continue
         hidden = " hidden" if i else ""
-        parts.append(f'<div data-program="{i}"{hidden}>{_peak(program, step)}</div>')
+        parts.append(f'<div data-program="{i}"{hidden}>{_peak(step)}</div>')
     return _section("memory", "Memory over the step", "\n".join(parts))
 
 
-def _peak(program: ShownProgram, step: Step) -> str:
+def _peak(step: Step) -> str:
     memory = step.memory
     assert memory is not None
     alive = alive_at_peak(step)
@@ -309,9 +327,6 @@ def _peak(program: ShownProgram, step: Step) -> str:
         )
     head = ["made by", "type", "bytes", "share", "module", "source line", "alive in calls"]
     largest = _table("The largest of them", head, rows, numbers={2, 3})
-    rows = [list(map(escape, row)) for row in program.predicted_and_measured()]
-    head = ["", "predicted from types", "measured", "apart"]
-    compared = _table("Predicted and measured", head, rows, numbers={1, 2, 3})
     how = (
         "As recorded in runs."
         if step.measured
@@ -320,7 +335,7 @@ def _peak(program: ShownProgram, step: Step) -> str:
     return f"""<h3>At the peak</h3>
 <p>{bytes_text(memory.live_bytes)} of {bytes_text(memory.bytes)} are alive {where}.
 {how}</p>
-<div class="columns">{modules}{compared}</div>
+{modules}
 {largest}"""
 
 
@@ -448,11 +463,16 @@ def _data_of(program: ShownProgram) -> dict[str, Any]:
         "waits": [i for i, call in enumerate(step.calls) if call.waits],
         "operators": step.operators,
         "captured": program.captured,
+        "time": _times_of(program),
+        "why": program.costs.why,
         "memory": None,
     }
     memory = step.memory
     if memory is not None:
-        pairs = sorted(zip(makers(step), memory.buffers, strict=True), key=lambda p: -p[1].bytes)
+        pairs = sorted(
+            zip(makers(step), memory.buffers, strict=True),
+            key=lambda pair: -pair[1].bytes * (pair[1].end - pair[1].begin),
+        )
         drawn, rest = pairs[:_RECTANGLES], pairs[_RECTANGLES:]
         data["memory"] = {
             "bytes": memory.bytes,
@@ -468,3 +488,22 @@ def _data_of(program: ShownProgram) -> dict[str, Any]:
         }
     data["strings"] = list(strings)
     return data
+
+
+def _times_of(program: ShownProgram) -> dict[str, Any] | None:
+    """When what runs, in milliseconds; None where no times were taken."""
+    schedule = program.costs.schedule
+    if schedule is None:
+        return None
+
+    def span(each: Span) -> tuple[float, float]:
+        return round(each.begin / 1e6, 6), round(each.end / 1e6, 6)
+
+    return {
+        "gpu": bool(schedule.launches),
+        "end": round(schedule.end / 1e6, 6),
+        "calls": [span(each) for each in schedule.calls],
+        "runs": [span(each) for each in schedule.runs],
+        "launches": [(run, *span(each)) for run, each in schedule.launches.items()],
+        "waits": [(call, *span(each)) for call, each in schedule.waits.items()],
+    }

@@ -4,12 +4,14 @@
   const programs = JSON.parse(document.getElementById("gravure-data").textContent);
   const [PARTITION, OP, RESULT, TYPE, SOURCE, MODULE, REASON] = [0, 1, 2, 3, 4, 5, 6];
   const LANES = ["module", "waits", "on the host", "replayed"];
+  // With two clocks: the thread's below, the device's above.
+  const GPU_LANES = ["the calls", "waits", "processor", "GPU", "its calls"];
   const SHOWN = 300; // rows of the table of calls
   // Told apart by people who see few colours, on light and on dark (Okabe and Ito).
   const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8d8d3a", "#7d6bb0"];
   const line = document.getElementById("time-line");
   const map = document.getElementById("memory-map");
-  let current = 0;
+  let current = 0, byTime = true;
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const count = (n, one, several) => `${n.toLocaleString("en")} ${n === 1 ? one : several || one + "s"}`;
@@ -22,6 +24,12 @@
       }
     }
     return count(bytes, "byte");
+  }
+  function duration(ms) {
+    for (const [unit, s] of [["s", 1e3], ["ms", 1]]) {
+      if (ms >= s) return `${(ms / s).toPrecision(3)} ${unit}`;
+    }
+    return `${(ms * 1e3).toPrecision(ms < 1e-4 ? 1 : 3)} µs`;
   }
   const text = (p, i, field) => p.strings[p.calls[i][field]];
 
@@ -42,6 +50,23 @@
     return (p.colours = { of, calls: p.calls.map((call) => of(p.strings[call[MODULE]])), known });
   }
 
+  // Where calls and runs of the step lie on the axis: by time where that is known and wished, else in order.
+  function axisOf(p) {
+    const t = byTime ? p.time : null;
+    if (!t) {
+      return { t, lanes: LANES, end: p.calls.length, title: "operator call", format: ",d",
+        call: (i) => [i, i + 1], run: (k) => [p.runs[k][2], p.runs[k][3]] };
+    }
+    return { t, lanes: t.gpu ? GPU_LANES : LANES, end: t.end, title: "ms, from the step's begin", format: "",
+      call: (i) => t.calls[i], run: (k) => t.runs[k] };
+  }
+  const onGpu = (p, i) => p.time.gpu && p.calls[i][PARTITION] >= 0;
+  function took(p, i) {
+    if (!p.time) return "";
+    const [begin, end] = p.time.calls[i];
+    return end > begin ? duration(end - begin) : "";
+  }
+
   function state(p, run) {
     const [, partition] = run;
     return partition < 0 ? "on the host" : p.states[partition] || "planned";
@@ -51,10 +76,11 @@
     return [
       `<b>${safe(text(p, i, OP))}</b> ${safe(text(p, i, TYPE))}`,
       module && `in ${safe(module)}`, source && `at ${safe(source)}`, reason && `on the host: ${reason}`,
-      `call ${i.toLocaleString("en")}`,
+      took(p, i) && `${took(p, i)} ${onGpu(p, i) ? "on the GPU" : "of the thread"}`, `call ${i.toLocaleString("en")}`,
     ].filter(Boolean).join("<br>");
   }
-  function describedRun(p, run) {
+  function describedRun(p, k) {
+    const run = p.runs[k];
     const [entry, partition, begin, end] = run;
     const host = run[4] === "copies" ? "copies of arguments or results" : "on the host";
     const name = partition < 0 ? host : `partition ${partition}, ${state(p, run)}`;
@@ -68,6 +94,7 @@
     return [
       `<b>${p.entries[entry]}, ${name}</b>`,
       `${count(end - begin, "call")}, from ${begin.toLocaleString("en")}`,
+      p.time && `${duration(p.time.runs[k][1] - p.time.runs[k][0])} ${p.time.gpu && partition >= 0 ? "on the GPU" : "of the thread"}`,
       listed && `in ${safe(listed)}`, reasons.size && [...reasons].join(", "),
     ].filter(Boolean).join("<br>");
   }
@@ -91,12 +118,12 @@
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
 
   // Where one entry ends and the next one begins.
-  function borders(p, top) {
+  function borders(p, top, at) {
     const shapes = [], annotations = [];
     p.entries.forEach((name, e) => {
-      const runs = p.runs.filter((run) => run[0] === e);
-      if (!runs.length) return;
-      const begin = runs[0][2];
+      const first = p.runs.findIndex((run) => run[0] === e);
+      if (first < 0) return;
+      const begin = at(first);
       annotations.push({ x: begin, y: top, yref: "paper", xanchor: "left", yanchor: "bottom",
         text: name, showarrow: false, font: { color: css("--soft") } });
       if (begin > 0) {
@@ -107,55 +134,106 @@
     return { shapes, annotations };
   }
 
-  function bars(p, runs, lane, colour) {
-    return { type: "bar", orientation: "h", name: lane, y: runs.map(() => LANES.indexOf(lane)),
-      base: runs.map((run) => run[2]), x: runs.map((run) => run[3] - run[2]), width: 0.8,
-      marker: { color: colour, line: { color: css("--panel"), width: runs.length > 400 ? 0 : 1 } },
-      customdata: runs, hovertext: runs.map((run) => describedRun(p, run)), hoverinfo: "text" };
+  // `spans`: where each bar begins and ends; `numbers`: the runs that they are of.
+  function bars(name, lane, spans, colour, numbers, texts) {
+    return { type: "bar", orientation: "h", name, y: spans.map(() => lane),
+      base: spans.map(([begin]) => begin), x: spans.map(([begin, end]) => end - begin), width: 0.8,
+      marker: { color: colour, line: { color: css("--panel"), width: spans.length > 100 ? 0 : 1 } },
+      customdata: numbers, hovertext: texts, hoverinfo: "text" };
+  }
+  // A strip of calls, coloured by part of the model. They follow one another.
+  function strip(p, known, axis, lane, numbers) {
+    const steps = Math.max(known.known.size - 1, 1), scale = [];
+    for (let k = 0; k <= steps; ++k) scale.push([k / steps, PALETTE[k % PALETTE.length]]);
+    const trace = { type: "heatmap", name: "module", y: [lane], zmin: 0, zmax: steps, colorscale: scale,
+      showscale: false, hoverinfo: "text", ygap: 0 };
+    if (!axis.t) {
+      return { ...trace, x0: 0.5, dx: 1, z: [numbers.map((i) => known.calls[i])], hovertext: [numbers.map((i) => described(p, i))] };
+    }
+    const edges = [], z = [], texts = [], least = axis.end * 1e-9;
+    let last = 0;
+    for (const i of numbers) {
+      const [begin, end] = axis.call(i);
+      if (!(end - begin > least)) continue;
+      if (begin - last > least || !edges.length) {  // nothing runs until it begins
+        if (edges.length) { z.push(null); texts.push(""); }
+        edges.push(begin);
+      }
+      edges.push(last = Math.max(end, edges[edges.length - 1] + least));
+      z.push(known.calls[i]);
+      texts.push(described(p, i));
+    }
+    return { ...trace, x: edges, z: [z], hovertext: [texts] };
   }
 
   function drawLine() {
-    const p = programs[current], known = colours(p), n = p.calls.length;
-    const replayed = p.runs.filter((run) => run[1] >= 0), host = p.runs.filter((run) => run[4] === "host");
-    const others = p.runs.filter((run) => run[1] < 0);
-    const captured = replayed.map((run) =>
-      ["captured", "planned"].includes(state(p, run)) ? css("--accent") : css("--soft"));
-    const steps = Math.max(known.known.size - 1, 1), scale = [];
-    for (let k = 0; k <= steps; ++k) scale.push([k / steps, PALETTE[k % PALETTE.length]]);
+    const p = programs[current], known = colours(p), axis = axisOf(p), { t, lanes } = axis, gpu = t && t.gpu;
+    const runs = [...p.runs.keys()];
+    const replayed = runs.filter((k) => p.runs[k][1] >= 0), others = runs.filter((k) => p.runs[k][1] < 0);
+    const host = runs.filter((k) => p.runs[k][4] === "host");
+    const captured = replayed.map((k) =>
+      ["captured", "planned"].includes(state(p, p.runs[k])) ? css("--accent") : css("--soft"));
+    const [hostLane, replayLane, waitLane] = [lanes.indexOf(gpu ? "processor" : "on the host"), lanes.indexOf(gpu ? "GPU" : "replayed"), 1];
+    const calls = [...p.calls.keys()], middle = (i) => { const [begin, end] = axis.call(i); return (begin + end) / 2; };
+    const inGraphs = (i) => p.calls[i][PARTITION] >= 0;
     const traces = [
-      { type: "heatmap", name: "module", y: [0], x0: 0.5, dx: 1, z: [known.calls], zmin: 0, zmax: steps,
-        colorscale: scale, showscale: false, hoverinfo: "text", hovertext: [p.calls.map((_, i) => described(p, i))] },
-      bars(p, replayed, "replayed", captured), bars(p, others, "on the host", others.map((run) => css(run[4] === "host" ? "--host" : "--line"))),
-      { type: "scatter", mode: "markers", name: "waits", x: p.waits.map((i) => i + 0.5), y: p.waits.map(() => LANES.indexOf("waits")),
+      strip(p, known, axis, 0, gpu ? calls.filter((i) => !inGraphs(i)) : calls),
+      bars("replayed", replayLane, replayed.map(axis.run), captured, replayed, replayed.map((k) => describedRun(p, k))),
+      bars("on the host", hostLane, others.map(axis.run), others.map((k) => css(p.runs[k][4] === "host" ? "--host" : "--line")), others,
+        others.map((k) => describedRun(p, k))),
+      { type: "scatter", mode: "markers", name: "waits", x: p.waits.map(middle), y: p.waits.map(() => waitLane),
         marker: { symbol: "diamond", size: 11, color: css("--wait") }, hoverinfo: "text",
         hovertext: p.waits.map((i) => "the processor waits<br>" + described(p, i)) },
       { type: "scatter", mode: "markers", name: "found", x: [], y: [], hoverinfo: "text", hovertext: [],
         marker: { symbol: "triangle-down", size: 11, color: css("--found"), line: { color: css("--panel"), width: 1 } } },
     ];
-    const { shapes, annotations } = borders(p, 1);
+    if (t && t.gpu) {
+      traces.push(strip(p, known, axis, lanes.indexOf("its calls"), calls.filter(inGraphs)),
+        bars("launches", hostLane, t.launches.map(([, begin, end]) => [begin, end]), css("--launch"), t.launches.map(([k]) => k),
+          t.launches.map(([k, begin, end]) => `<b>launch of partition ${p.runs[k][1]}</b><br>${duration(end - begin)} of the thread`)),
+        bars("waiting", waitLane, t.waits.map(([, begin, end]) => [begin, end]), css("--wait"), undefined,
+          t.waits.map(([i, begin, end]) => `the processor waits ${duration(end - begin)}<br>` + described(p, i))));
+    }
+    const { shapes, annotations } = borders(p, 1, (k) => axis.run(k)[0]);
     Plotly.react(line, traces, layout({
-      xaxis: { range: [0, n], title: { text: "operator call" }, tickformat: ",d" },
-      yaxis: { tickvals: LANES.map((_, i) => i), ticktext: LANES, zeroline: false, range: [-0.6, 3.6], fixedrange: true, showgrid: false },
-      shapes, annotations, bargap: 0,
+      xaxis: { range: [0, axis.end], title: { text: axis.title }, tickformat: axis.format },
+      yaxis: { tickvals: lanes.map((_, i) => i), ticktext: lanes, zeroline: false, range: [-0.6, lanes.length - 0.4], fixedrange: true, showgrid: false },
+      shapes, annotations, bargap: 0, barmode: "overlay",
     }), CONFIG);
-    const parts = [...known.known.keys()].slice(0, 6).join(", ");
-    document.getElementById("time-line-text").textContent =
+    const how = t
+      ? `By time, a replayed step of ${duration(t.end)}: ` + (t.gpu
+        ? "widths are measured (on the GPU by CUPTI, on the processor by a clock) in uncaptured steps; where they begin is worked out as a replay runs them. "
+        : "widths are what calls took the thread in an uncaptured step, one behind the other. ")
+      : "In the order of calls, each as wide as the next" + (p.time ? ". " : `: no times were taken${p.why ? ` (${p.why})` : ", which the option times does"}. `);
+    legend(known);
+    document.getElementById("order").closest("label").hidden = !p.time;
+    document.getElementById("time-line-text").textContent = how +
       `${count(replayed.length, "graph")} and ${count(host.length, "stretch", "stretches")} on the host ` +
       `(grey: copies of arguments and results), ` +
-      `${count(p.waits.length, "wait")}, ${count(n, "call")}, ${p.captured.toLocaleString("en")} of ` +
-      `${count(p.operators, "operator call")} in graphs. Colours of the lane "module" are parts of the model: ` +
-      `${parts}${known.known.size > 6 ? ", …" : ""}.`;
+      `${count(p.waits.length, "wait")}, ${count(calls.length, "call")}, ${p.captured.toLocaleString("en")} of ` +
+      `${count(p.operators, "operator call")} in graphs.`;
     if (!line.hears) {
       line.hears = true;
       line.on("plotly_click", (event) => {
-        const run = event.points[0].customdata;
-        if (Array.isArray(run)) {
+        const run = programs[current].runs[event.points[0].customdata];
+        if (run) {
           const what = run[1] < 0 ? "on the host" : `in partition ${run[1]}`;
           const numbers = Array.from({ length: run[3] - run[2] }, (_, k) => run[2] + k);
           list(numbers, `${count(numbers.length, "call")} of ${programs[current].entries[run[0]]} ${what}`);
         }
       });
     }
+  }
+
+  // Parts of the model, in the colours of their calls. Those beyond share colours with them.
+  function legend(known) {
+    const parts = [...known.known.keys()];
+    document.getElementById("legend").replaceChildren(...parts.slice(0, PALETTE.length).map((name, k) => {
+      const item = document.createElement("li"), patch = document.createElement("i");
+      patch.style.background = PALETTE[k];
+      item.append(patch, k === PALETTE.length - 1 && parts.length > PALETTE.length ? `${name}, …` : name);
+      return item;
+    }));
   }
 
   function list(numbers, caption) {
@@ -167,7 +245,7 @@
       const where = p.calls[i][PARTITION] < 0
         ? "on the host" + (text(p, i, REASON) ? `: ${text(p, i, REASON)}` : "") : `partition ${p.calls[i][PARTITION]}`;
       for (const cell of [i.toLocaleString("en"), text(p, i, OP), `${text(p, i, RESULT)} ${text(p, i, TYPE)}`,
-        text(p, i, MODULE), text(p, i, SOURCE), where]) {
+        text(p, i, MODULE), text(p, i, SOURCE), where, took(p, i) || "–"]) {
         row.insertCell().textContent = cell;
       }
       return row;
@@ -184,25 +262,26 @@
       });
     }
     document.getElementById("matches").textContent = wanted ? count(found.length, "call") + " found" : "";
-    const lane = (i) => LANES.indexOf(p.calls[i][PARTITION] < 0 ? "on the host" : "replayed");
-    Plotly.restyle(line, { x: [found.map((i) => i + 0.5)], y: [found.map(lane)],
-      hovertext: [found.map((i) => described(p, i))] }, [4]);
+    const axis = axisOf(p), gpu = axis.t && axis.t.gpu;
+    const lane = (i) => axis.lanes.indexOf(p.calls[i][PARTITION] < 0 ? (gpu ? "processor" : "on the host") : gpu ? "GPU" : "replayed");
+    Plotly.restyle(line, { x: [found.map((i) => (axis.call(i)[0] + axis.call(i)[1]) / 2)], y: [found.map(lane)],
+      hovertext: [found.map((i) => described(p, i))] }, [line.data.findIndex((trace) => trace.name === "found")]);
     if (found.length) {
-      const [first, last] = [found[0], found[found.length - 1]];
-      const room = Math.max(2, (last - first) * 0.05);
-      zoomTo(first - room, last + 1 + room);
+      const first = Math.min(...found.map((i) => axis.call(i)[0])), last = Math.max(...found.map((i) => axis.call(i)[1]));
+      const room = Math.max(axis.t ? axis.end / 1e4 : 2, (last - first) * 0.05);
+      zoomTo(first - room, last + room);
     } else if (!wanted) {
-      zoomTo(0, p.calls.length);
+      zoomTo(0, axis.end);
     }
     list(found, `${count(found.length, "call")} with “${wanted}”`);
   }
 
   function zoomTo(begin, end) {
-    const n = programs[current].calls.length;
+    const n = axisOf(programs[current]).end;
     Plotly.relayout(line, { "xaxis.range": [Math.max(0, begin), Math.min(n, end)] });
   }
   function zoom(how) {
-    const n = programs[current].calls.length;
+    const n = axisOf(programs[current]).end;
     const [begin, end] = line.layout.xaxis.range.map(Number), width = end - begin;
     if (how === "in") zoomTo(begin + width / 4, end - width / 4);
     if (how === "out") zoomTo(begin - width / 2, end + width / 2);
@@ -236,8 +315,8 @@
           line: { color: css("--panel"), width: all.length > 800 ? 0.3 : 1 } },
         hovertext: all.map(label), hoverinfo: "text" },
     ];
-    const { shapes, annotations } = borders(p, 1);
-    annotations.push({ x: memory.peak, y: scaled(peak), yref: "y2", text: `peak ${size(peak)}`, showarrow: true, arrowcolor: css("--ink"), ax: -70, ay: -12 });
+    const { shapes, annotations } = borders(p, 1, (k) => p.runs[k][2]);
+    annotations.push({ x: memory.peak, y: scaled(peak), yref: "y2", text: `peak ${size(peak)}`, showarrow: true, arrowcolor: css("--ink"), ax: memory.peak < n / 5 ? 70 : -70, ay: -12 });
     Plotly.react(map, traces, layout({
       xaxis: { range: [0, n], title: { text: "operator call" }, tickformat: ",d", anchor: "y" },
       yaxis: { domain: [0, 0.62], range: [0, scaled(memory.bytes)], title: { text: `offset, ${unit[0]}` } },
@@ -247,22 +326,38 @@
     const [left, bytes] = memory.left_out;
     note.textContent = `Arena of ${size(memory.bytes)}, ${size(memory.live_bytes)} alive at the peak, ` +
       `${memory.measured ? "as recorded in runs" : "as planned from types"}.` +
-      (left ? ` ${count(left, "small tensor")}, ${size(bytes)} together, are not drawn.` : "");
+      (left ? ` ${count(left, "tensor")}, ${size(bytes)} together, are too small or short-lived to be drawn.` : "");
   }
 
-  function draw() {
-    drawLine();
-    drawMap();
-    document.querySelectorAll("[data-program]").forEach((each) => { each.hidden = each.dataset.program !== String(current); });
-    // Decoration of plotly's: its buttons have names.
+  // Plotly's buttons have names; their pictures are decoration.
+  function hidePictures() {
     document.querySelectorAll("svg.icon, #js-plotly-tester").forEach((each) => each.setAttribute("aria-hidden", "true"));
   }
+  // What is looked at first is drawn first.
+  function draw() {
+    document.querySelectorAll("[data-program]").forEach((each) => { each.hidden = each.dataset.program !== String(current); });
+    drawLine();
+    hidePictures();
+    setTimeout(() => {
+      drawMap();
+      hidePictures();
+      document.documentElement.dataset.drawn ||= String(Math.round(performance.now()));
+    });
+  }
 
-  if (programs.length) {
+  function begin() {
+    const code = document.createElement("script");
+    code.textContent = document.getElementById("plotly").textContent;
+    document.head.append(code);
     draw();
     document.getElementById("program").addEventListener("change", (event) => {
       current = Number(event.target.value);
       draw();
+      search();
+    });
+    document.getElementById("order").addEventListener("change", (event) => {
+      byTime = event.target.value === "time";
+      drawLine();
       search();
     });
     let typing;
@@ -273,5 +368,11 @@
     document.querySelectorAll("[data-zoom]").forEach((button) => button.addEventListener("click", () => zoom(button.dataset.zoom)));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   }
-  document.documentElement.dataset.drawn = String(Math.round(performance.now()));
+
+  // Words and tables are read while plotly, which is large, is made ready.
+  if (programs.length) {
+    requestAnimationFrame(() => setTimeout(begin));
+  } else {
+    document.documentElement.dataset.drawn = String(Math.round(performance.now()));
+  }
 })();

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import titan_on_cpu
 import torch
-from running import need_library
+from gravure.calls.graph_passes import GraphPasses
+from running import bits, need_library
 from titan_model import STEPS, batch, is_installed, llama, loss_of, optimizer_of, replays
 
 need_library()
@@ -145,3 +146,37 @@ def test_the_module_names_torchtitans_configurations(plugin: types.ModuleType) -
     assert config.compile.pass_pipeline == "cudagraph"
     with pytest.raises(AttributeError, match="no_such_model"):
         _ = plugin.no_such_model
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_mesh_among_the_results_is_handed_on() -> None:
+    """With torch 2.15 a graph takes the mesh of its DTensors, and returns it beside gradients."""
+
+    class Mesh:
+        pass
+
+    graph = torch.fx.Graph()
+    weight, x, mesh = (graph.placeholder(name) for name in ("weight", "x", "mesh"))
+    product = graph.call_function(torch.ops.aten.mm.default, (x, weight))
+    doubled = graph.call_function(torch.ops.aten.mul.Tensor, (product, 2.0))
+    graph.output([mesh, doubled, product, mesh])
+    given = torch.randn(3, 4), torch.randn(2, 3), Mesh()
+    fake = torch._subclasses.FakeTensorMode()
+    for node, value in zip((weight, x), given, strict=False):
+        node.meta["val"] = fake.from_tensor(value)
+    mesh.meta["val"] = given[2]
+    with fake:
+        product.meta["val"] = weight.meta["val"].new_empty(2, 4)
+        doubled.meta["val"] = weight.meta["val"].new_empty(2, 4)
+    module = torch.fx.GraphModule({}, graph)
+    expected = module(given[0].clone(), *given[1:])
+    passes = GraphPasses()
+    passes.configure({"on_missed": "raise", "min_partition_size": 1})
+    step = passes.step(module, [0])
+    for _ in range(5):
+        other = Mesh()
+        first, *middle, last = step(*given[:2], other)
+        assert first is other and last is other
+        assert list(map(bits, middle)) == list(map(bits, expected[1:3]))
+    assert replays() > 0
+    passes.shutdown()

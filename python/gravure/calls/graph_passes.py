@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,10 +85,14 @@ class GraphPasses:
         fold_constants(module)
         kept = set(static_inputs)
         graph = self._new_graph("step")
-        placeholders = module.graph.find_nodes(op="placeholder")
+        handed_on = _handed_on(module)
+        step = _without_results(module, handed_on) if handed_on else _copy(module)
+        placeholders = step.graph.find_nodes(op="placeholder")
         specs = [_plain_spec(node, i in kept) for i, node in enumerate(placeholders)]
-        graph.take(_traced(graph.label, _copy(module), unique_names(specs)), native=False)
+        graph.take(_traced(graph.label, step, unique_names(specs)), native=False)
         run = graph.run_forward
+        if handed_on:
+            run = _handing_on(run, handed_on)
         return _replaced(module, lambda *args: run(list(args)), is_boxed=False)
 
     def shutdown(self) -> None:
@@ -186,6 +190,42 @@ def _traced(
     """Without its backward, which comes later, if there is one."""
     own = _result_count(forward) if own_results is None else own_results
     return TracedGraphs(label, FrameNamer(), forward, None, inputs, (), (), own, None)
+
+
+def _handed_on(module: fx.GraphModule) -> dict[int, int]:
+    """Results that are arguments and no tensors, as meshes of DTensors are: which is which."""
+    arguments = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
+    known = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+    return {
+        i: arguments[node]
+        for i, node in enumerate(_results(module))
+        if isinstance(node, fx.Node)
+        and node in arguments
+        and not isinstance(node.meta.get("val", 0), known)
+    }
+
+
+def _without_results(module: fx.GraphModule, left_out: Container[int]) -> fx.GraphModule:
+    """A copy that does not return these."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(module.graph, copies)
+    results = (node for i, node in enumerate(_results(module)) if i not in left_out)
+    graph.output([copies[node] if isinstance(node, fx.Node) else node for node in results])
+    return fx.GraphModule(module, graph)
+
+
+def _handing_on(run: Run, handed_on: dict[int, int]) -> Run:
+    """`run`, and among its results these arguments."""
+
+    def whole(args: list[Any]) -> list[Any]:
+        found = {result: args[argument] for result, argument in handed_on.items()}
+        others = list(run(args))
+        for result in sorted(found):
+            others.insert(result, found[result])
+        return others
+
+    return whole
 
 
 def _plain_spec(node: fx.Node, kept: bool) -> InputSpec | None:

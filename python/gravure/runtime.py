@@ -338,8 +338,8 @@ def load(
     Nth run of an entry is compared with the uncaptured path, and a warning names the first value
     that differs. Calls of a forward before its backward are captured for up to `max_in_flight` of
     them, where no collectives are in graphs and results are owned or copied. With `times`, runs of
-    each entry are timed for the page (`Program.to_html`). Raises RuntimeError, which names the place
-    or the node.
+    each entry are timed for the page (`Program.to_html`). Raises RuntimeError, which names the
+    location or the node.
     """
     options = library_options(
         host=host,

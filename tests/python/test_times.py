@@ -30,6 +30,15 @@ class Reading(nn.Module):
         return self.second(y * (y > 0).sum().item()).square().mean()
 
 
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square().mean()
+
+
 def train(model: nn.Module, steps: int, **options: Any) -> tuple[Any, list[Any]]:
     compiled = torch.compile(model, backend="gravure", options=options)
     losses = []
@@ -91,6 +100,15 @@ def test_the_page_says_what_a_step_takes_and_what_each_reason_costs(tmp_path: Pa
     assert "time of a step" in page and 'data-number="timed"' in page
     assert 'data-number="speed"' in page and "a step takes " in page
     del alive, found
+
+
+def test_a_backward_that_ran_while_it_was_timed_is_not_missing(tmp_path: Path) -> None:
+    """Timed runs record nothing, so its partitions are as if it had not run."""
+    alive, _ = train(Plain(), 5, times=True)
+    _, program = timed(tmp_path)
+    assert set(program.partitions["backward"]) == {"cold"}
+    assert not any("backward-missing" in remark for remark in program.remarks)
+    del alive
 
 
 @pytest.mark.usefixtures("whole_graph")

@@ -202,7 +202,7 @@
     }), CONFIG);
     const how = t
       ? `By time, a replayed step of ${duration(t.end)}: ` + (t.gpu
-        ? "widths are measured (on the GPU by CUPTI, on the processor by a clock) in uncaptured steps; where they begin is worked out as a replay runs them. "
+        ? "widths are measured (on the GPU by CUPTI, on the processor by a clock) in uncaptured steps; where they begin is worked out as a replay runs them. Kernels that the processor launches one by one are not drawn on the GPU. "
         : "widths are what calls took the thread in an uncaptured step, one behind the other. ")
       : "In the order of calls, each as wide as the next" + (p.time ? ". " : `: no times were taken${p.why ? ` (${p.why})` : ", which the option times does"}. `);
     legend(known);

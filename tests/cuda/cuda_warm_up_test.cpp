@@ -285,13 +285,15 @@ TEST_CASE("a warm-up ends while somebody else's allocations are routed to a pool
     CHECK(WarmUpMemory::anyContains(first.data_ptr()));
     CHECK(WarmUpMemory::anyContains(second.data_ptr()));
   }
-  SECTION("somebody else's, which cannot be") {
+  SECTION("somebody else's, which is not ours to pause") {
     CUDAAllocator& pytorch = device.allocator().base();
     const auto pool = at::cuda::graph_pool_handle();
     pytorch.beginAllocateToPool(0, pool, [](cudaStream_t) { return false; });
     device.dropWarmUp();
     device.tidyWarmUp();
-    CHECK(reserved() >= before + 100 * kMiB);
+    // To torch before 2.13 a routed pool is a capture, during which nothing is given back.
+    const int64_t kept = reserved() - before;
+    CHECK((kept == 0 || kept >= 100 * kMiB));
     pytorch.endAllocateToPool(0, pool);
     pytorch.releasePool(0, pool);
   }

@@ -15,8 +15,7 @@ from torch import fx
 from .calls.compiled_graph import CompiledGraph
 from .calls.frame import FrameRequest
 from .calls.instance import Instance
-from .calls.live_graphs import followed
-from .calls.reports import choices, counts, host_nodes, kernels_of, missed_otherwise
+from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
 from .errors import ExportError
 from .graphs.codegen import ATEN
 from .library.load import program_class
@@ -56,8 +55,6 @@ class GraphPlan:
     held_bytes: int = 0
     max_in_flight: int = 0
     max_shapes: int = 0  # sets of sizes that have programs; 0 where sizes are fixed
-    # What there is of it by now: sizes, instances, bytes and replays. Empty before it was called.
-    made: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -90,7 +87,6 @@ class GraphPlan:
                 "  each set of sizes has a program, whose arena shares pages with the others; "
                 f"{self.max_shapes} at most (max_shapes)"
             )
-        lines += [f"  by now: {each}" for each in self.made]
         return lines + [f"  {remark}" for remark in missed_otherwise(self.remarks)]
 
 
@@ -293,7 +289,6 @@ class _PlannedGraph(CompiledGraph):
             if len(plan.plan["entries"]) > 1 and self._may_be_several:
                 plan.held_bytes = _held(plan.detail)
                 plan.max_in_flight = self.options.max_in_flight
-            plan.made = _made(self.label)
         except (ExportError, RuntimeError) as error:
             self.failure = str(error).splitlines()[0]
             plan = GraphPlan(self.label, device, list(sizes), self.failure, {}, {}, [], "")
@@ -309,13 +304,6 @@ def _held(detail: dict[str, Any] | None) -> int:
     assert detail is not None
     border = sum(1 for call in detail["calls"] if call[0] == 0)
     return sum(b[2] for b in detail["planned"]["buffers"] if b[0] < border < b[1])
-
-
-def _made(label: str) -> list[str]:
-    """Of graphs of that name which were compiled, and are alive: each program in a line."""
-    graphs = [graph for graph in followed() if graph.label == label]
-    reports = [each.report() for each in sorted(graphs, key=lambda graph: graph.number)]
-    return [line for each in reports for line in counts(each.programs)]
 
 
 @boxed

@@ -384,21 +384,13 @@ def test_reports_say_what_a_call_in_flight_holds() -> None:
     assert "held until the backward" in str(graph)
 
 
-def test_explain_says_what_a_call_in_flight_would_hold_and_what_there_is() -> None:
+def test_explain_says_what_a_call_in_flight_would_hold() -> None:
     model = Net().to(DEVICE)
     call = torch.compile(model, backend="gravure")
     before = gravure.explain(call, (batch(0),)).graphs[0]
     assert before.held_bytes > 0
     assert before.max_in_flight == 32
-    assert before.made == []
     assert "each call in flight has an instance, which holds" in str(before)
-    for i in range(5):
-        siamese(nn.ModuleDict({"a": model}), {"a": call}, i)
-        model.zero_grad()
-    found = gravure.explain(call, (batch(0),)).graphs[0]
-    assert "1 further instances, since 2 calls were in flight at once" in found.made[0]
-    assert sum("replays" in line for line in found.made) == 3
-    assert "by now: " in str(found)
     with torch.no_grad():
         alone = gravure.explain(call, (batch(0),)).graphs[0]
     assert alone.max_in_flight == 0

@@ -192,20 +192,6 @@ def _counted(programs: list[ProgramReport]) -> list[str]:
     return found
 
 
-def counts(programs: list[ProgramReport]) -> list[str]:
-    """How many there are, why, and a line each: bytes and replays."""
-    return [*_counted(programs), *map(_count, programs)]
-
-
-def _count(program: ProgramReport) -> str:
-    name = f"sizes {program.sizes}" if program.sizes else "the program"
-    if program.instance:
-        name += f", call {1 + program.instance} in flight"
-    s = program.stats
-    held = f", {bytes_text(s['held_bytes'])} held until the backward" if s["held_bytes"] else ""
-    return f"{name}: arena of {bytes_text(s['arena_bytes'])}{held}, {s['replays']} replays"
-
-
 def _lines(graph: GraphReport) -> list[str]:
     if graph.failure and not graph.programs:
         return [f"{graph.label}: runs as it is: {graph.failure}"]

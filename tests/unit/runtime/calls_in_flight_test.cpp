@@ -2,6 +2,8 @@
 #include "runtime/calls_in_flight.h"
 #include "tests/unit/shared_pages_fixture.h"
 
+#include <ATen/Parallel.h>
+
 using namespace gravure;
 
 namespace {
@@ -36,7 +38,9 @@ graph backward(%x : Float(4096, strides=[1], device=cpu) {saved "x"}, %g : Float
 struct Loop {
   explicit Loop(std::string text, std::vector<at::Tensor> parameters, int64_t rows)
       : text(std::move(text)), rows(rows), parameters(std::move(parameters)),
-        reference(makeReference(this->text)) {}
+        reference(makeReference(this->text)) {
+    at::set_num_threads(1);  // what it computes is small
+  }
 
   std::vector<c10::IValue> forwardInputs() const {
     const at::Tensor x = rows > 0 ? at::randn({rows, 4}) : at::randn(parameters[0].sizes());

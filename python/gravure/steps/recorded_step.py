@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..graphs.recorded_numbers import Unrecorded
+from ..graphs.recorded_numbers import Number, Unrecorded
 from ..graphs.update_recorder import Update, record
 from .clipping import Clipping
-from .twin import run_step, twin_of
+from .settings import counted_in
+from .twin import Counts, run_step, twin_of
 
 _OWN_STEP = "its own step runs"
 
@@ -71,13 +73,18 @@ def record_step(
     numbers: Sequence[float],
     clipping: Clipping | None = None,
     scaling: Mapping[str, Tensor] | None = None,
+    counted: frozenset[str] | None = None,
 ) -> Update:
     """Its inputs are parameters, their gradients, what is held, and what a scaler has set, in this
     order.
 
-    With `clipping` its limit is the last of `numbers`, and the result is what clips. Raises
-    Unrecorded with what stands in the way; Changing where it may not with the next step.
+    With `clipping` its limit is the last of `numbers`, and the result is what clips. `counted`:
+    names of Python's numbers that it changes, which are among `numbers`, too; None: it changes
+    none. Raises Unrecorded with what stands in the way; Changing where it may not with the next
+    step; Counts for numbers that it changes and that are not counted.
     """
+    known = counted or frozenset()
+    after: tuple[str, ...] = ()
     others = [each.tensor for each in held]
     count = len(parameters)
     scaling = scaling or {}
@@ -89,17 +96,38 @@ def record_step(
     def run(fakes: list[Tensor], values: list[float]) -> list[Tensor]:
         last = len(fakes) - len(scaling)
         own = fakes[:count] + fakes[2 * count : last]
-        known = [*parameters, *others]
-        stand_ins = {id(t): fake for t, fake in zip(known, own, strict=True)}
+        real = [*parameters, *others]
+        stand_ins = {id(t): fake for t, fake in zip(real, own, strict=True)}
         grads = dict(zip(map(id, parameters), fakes[count : 2 * count], strict=True))
         results: list[Tensor] = []
         if clipping is not None:
             *values, limit = values
             results = clipping.run(list(grads.values()), limit)
-        twin = twin_of(optimizer, stand_ins, grads, values)
+        nonlocal after
+        twin = twin_of(optimizer, stand_ins, grads, values, known)
         vars(twin).update(zip(scaling, fakes[last:], strict=True))
-        if not run_step(twin):
+        own_parameters = [p for group in twin.param_groups for p in group["params"]]
+        before = counted_in(twin, own_parameters, known)
+        try:
+            kept = run_step(twin, known)
+        except Counts:
+            if counted is not None:
+                raise
+            kept = False
+        left = counted_in(twin, own_parameters, known)
+        places = [[(id(holder), name) for holder, name in each] for each in (before, left)]
+        if not kept or places[0] != places[1]:
             raise Changing("its step", "changes values of Python's in its state", _OWN_STEP)
+        after = tuple([_as_python(holder[name]) for holder, name in left])
         return results
 
-    return record(run, tensors, numbers)
+    update = record(run, tensors, numbers)
+    return replace(update, after=after)
+
+
+def _as_python(value: Any) -> str:
+    """A number as the step leaves it, by those that it was given."""
+    source = value.source if isinstance(value, Number) else repr(value)
+    if source is None:
+        raise Unrecorded("its step", "keeps a number that the program computes", _OWN_STEP)
+    return str(source)

@@ -28,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ def one(way: Way) -> Train:
 def graph(way: Way) -> Train:
     """Of eager's kernels, with the numbers of the step that was captured."""
     # torch.optim refuses a capture by this, since its numbers freeze; here they may.
-    way.optimizer._cuda_graph_capture_health_check = lambda: None  # type: ignore[method-assign]
+    for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
+        setattr(way.optimizer, name, lambda: None)
     held: list[Tensor] = []
     captured, loss = torch.cuda.CUDAGraph(), torch.empty(0)
     plain = eager(way)
@@ -222,7 +223,7 @@ def schedule(config: moe_step.Config, device: str, steps: int) -> list[dict[str,
     return rows
 
 
-def trainer(device: str, steps: int) -> list[dict[str, Any]]:
+def trainer(device: str, steps: int) -> Iterator[dict[str, Any]]:
     import hf_trainer
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback
 
@@ -265,7 +266,6 @@ def trainer(device: str, steps: int) -> list[dict[str, Any]]:
     WARM = 12  # noqa: N806
     tiny = device != "cuda"
     layers, width = (2, 32) if tiny else (12, 256)
-    rows = []
     ends = {}
     for name in ("eager", "model", "all"):
         torch.manual_seed(0)
@@ -294,15 +294,14 @@ def trainer(device: str, steps: int) -> list[dict[str, Any]]:
             data = hf_trainer.Tokens()
             kind(model, arguments, train_dataset=data, callbacks=[*callbacks, clock]).train()
         ends[name] = [p.detach().clone() for p in model.parameters()]
-        rows.append({
+        yield {
             "part": "trainer",
             "way": name,
             "step_ms": round((clock.ended - clock.began) / steps * 1e3, 3),
             "parameters": len(ends[name]),
             "host": clock.parts(),
             "eagers_bits": all(map(torch.equal, ends[name], ends["eager"])),
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
 
 
 def main() -> None:
@@ -319,6 +318,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {where}", flush=True)
     config = CONFIGS[chosen.config]
     rows: list[dict[str, Any]] = []
+    found: Iterable[dict[str, Any]]
     for part in chosen.parts.split(","):
         if part == "loop":
             found = loop(config, chosen.device, chosen.rounds, chosen.steps)

@@ -427,6 +427,26 @@ def test_a_step_without_gradients_changes_nothing() -> None:
     pair.compare()
 
 
+@pytest.mark.parametrize("other", ["meta", *DEVICES[1:]])
+@pytest.mark.parametrize("way", [{"foreach": True}, {"foreach": False}], ids=str)
+def test_a_parameter_on_another_device(other: str, way: dict[str, bool]) -> None:
+    class Apart(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.far = nn.Parameter(torch.ones(3, device=other))
+
+    pair = Pair(lambda m: adamw(m, **way), cosine, Apart)
+    for _ in range(5):
+        pair.backward()
+        for m, o, s in zip(pair.models, pair.optimizers, pair.schedulers, strict=True):
+            m.far.grad = torch.full_like(m.far, 0.5)
+            o.step()
+            s.step()
+        one, other_side = ([bits(p) for n, p in m.named_parameters() if n != "far" or p.is_cuda]
+                           for m in pair.models)  # fmt: skip
+        assert one == other_side
+
+
 def test_a_scaler_that_is_left_in_a_fused_optimizer() -> None:
     pair = Pair(lambda m: adamw(m, fused=True))
     for _ in range(3):

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from .options import CompileOptions
 from .steps.compiled_update import CompiledUpdate
-from .steps.own_optimizers import OWN
 from .torch_api.optimizers import is_schedulers, mark_as_schedulers, with_hooks
 
 Kind = TypeVar("Kind", bound=Optimizer)
@@ -27,9 +26,10 @@ def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = No
     they are. State, `state_dict`, pickling, `zero_grad` and hooks stay the optimizer's own; groups
     may be added, and parameters may have no gradient in some steps. A copy of it is not compiled.
 
-    A closure is called first, and the program runs behind it. A step that cannot be a program (a
-    sparse gradient, an optimizer that is not one of torch.optim's own) is the optimizer's own step,
-    and a warning says why, once. Raises TypeError for what is no optimizer, and ValueError for an
+    A closure is called first, and the program runs behind it. Of somebody's own class the step is a
+    program where all that its code reads is known. A step that cannot be a program (a sparse
+    gradient, code that does more than change tensors) is the optimizer's own step, and a warning
+    says why, once. Raises TypeError for what is no optimizer, and ValueError for an
     option that there is not.
     """
     if not isinstance(optimizer, Optimizer):
@@ -48,7 +48,7 @@ def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = No
             "is wrapped, and the wrapper will call the compiled step"
         )
     update = CompiledUpdate(chosen)
-    if type(optimizer) not in OWN:  # which may have no hooks, as what wraps another one
+    if not update.knows(optimizer):  # which may have no hooks, as what wraps another one
         update.refuse(optimizer)
         return optimizer
 

@@ -11,6 +11,7 @@ of the time. "straight": the part of the steps in which nothing but numbers was 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -29,6 +30,15 @@ import gravure  # noqa: E402
 STEPS = 15
 
 
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 class Side:
     """An optimizer on parameters of its own, with a learning rate that changes."""
 
@@ -42,7 +52,7 @@ class Side:
         self.anew = anew
         torch.manual_seed(0)
         shapes = [(64,) if i % 3 else (96, 32) for i in range(count)]
-        self.parameters = [torch.randn(s, device="cuda", requires_grad=True) for s in shapes]
+        self.parameters = [torch.randn(s, device=device(), requires_grad=True) for s in shapes]
         for p in self.parameters:
             p.grad = torch.randn_like(p) * 0.1
         self.optimizer = make(self.parameters)
@@ -67,22 +77,24 @@ class Side:
         took = []
         for _ in range(rounds):
             self.gradients()
-            torch.cuda.synchronize()
+            wait()
             begun = time.perf_counter()
             self.step()
             took.append(time.perf_counter() - begun)
-        torch.cuda.synchronize()
+        wait()
         return statistics.median(took) * 1e6
 
     def gpu_us(self) -> float:
+        if not torch.cuda.is_available():
+            return 0.0
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
+        wait()
         torch.cuda._sleep(800_000_000)  # the host enqueues all steps meanwhile
         begin.record()
         for _ in range(STEPS):
             self.step()
         end.record()
-        torch.cuda.synchronize()
+        wait()
         return begin.elapsed_time(end) * 1e3 / STEPS
 
     def straight(self) -> float:
@@ -98,6 +110,50 @@ class Side:
         return programs[-1].stats() if programs else {}
 
 
+def bare_replay_us(kernels: int, rounds: int) -> float:
+    if not torch.cuda.is_available():
+        return 0.0
+    x = torch.zeros(8, device=device())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(kernels):
+            x.add_(1.0)
+    return best_us(graph.replay, rounds)
+
+
+def best_us(call: Callable[[], Any], rounds: int) -> float:
+    """Of one call, the device idle: the median."""
+    took = []
+    for _ in range(rounds):
+        wait()
+        begun = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - begun)
+    return round(statistics.median(took) * 1e6, 2)
+
+
+def parts(side: Side, rounds: int) -> dict[str, Any]:
+    """Changes nothing but parameters and state."""
+    if not side.update._standing:
+        return {}
+    standing = side.update._standing[0]
+    program = standing.program._program
+    kernels = side.stats().get("written_kernels", 0)
+    found: dict[str, Any] = {"look": best_us(lambda: standing._is_same(side.optimizer), rounds)}
+    numbers = standing._numbers
+    found["conditions"] = best_us(
+        lambda: program._holds_of_counts(numbers, program._counts), rounds
+    )
+    others = [[*numbers], [*numbers]]
+    others[1][0] *= 0.5  # the learning rate: the first number is the rate
+    turn = itertools.cycle(others)
+    found["one rate"] = best_us(lambda: standing.program.repeat(numbers), rounds)
+    found["rates in turns"] = best_us(lambda: standing.program.repeat(next(turn)), rounds)
+    found["bare replay"] = bare_replay_us(max(kernels, 1), rounds)
+    found["kernels"] = kernels
+    return found
+
+
 def sides(count: int) -> dict[str, Side]:
     def make(**way: Any) -> Callable[[Any], optim.Optimizer]:
         return lambda p: optim.AdamW(p, 1e-3, **way)
@@ -107,6 +163,7 @@ def sides(count: int) -> dict[str, Side]:
         "eager fused": Side(count, make(fused=True), False),
         "compiled foreach": Side(count, make(foreach=True), True),
         "compiled fused": Side(count, make(fused=True), True),
+        "compiled sgd": Side(count, lambda p: optim.SGD(p, 1e-3, momentum=0.9, foreach=True), True),
         "compiled foreach, anew": Side(count, make(foreach=True), True, anew=True),
     }
 
@@ -117,7 +174,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", help="a file for all lines")
     chosen = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "the host device"
+    print(f"torch {torch.__version__}, {where}")
     lines: list[dict[str, Any]] = []
     for count in map(int, chosen.counts.split(",")):
         all_sides = sides(count)
@@ -131,6 +189,16 @@ def main() -> None:
             for name, side in all_sides.items():
                 host[name].append(side.host_us(chosen.rounds))
                 gpu[name].append(side.gpu_us())
+        same = all(
+            torch.equal(a, b)
+            for a, b in zip(
+                all_sides["eager foreach"].parameters,
+                all_sides["compiled foreach"].parameters,
+                strict=True,
+            )
+        )
+        lines.append({"parameters": count, "same_bits": same})
+        print(f"bits of {count} parameters after all steps, foreach: {'same' if same else 'OTHER'}")
         for name, side in all_sides.items():
             compiled = name.startswith("compiled")
             found = side.stats() if compiled else {}
@@ -144,19 +212,10 @@ def main() -> None:
                 "uncaptured": found.get("uncaptured_steps"),
                 "straight": side.straight() if compiled else None,
                 "most_us": 40 + 0.8 * found["written_kernels"] if found else None,
+                "parts": parts(side, chosen.rounds) if compiled else None,
             }
             lines.append(line)
             print(json.dumps(line), flush=True)
-        same = all(
-            torch.equal(a, b)
-            for a, b in zip(
-                all_sides["eager foreach"].parameters,
-                all_sides["compiled foreach"].parameters,
-                strict=True,
-            )
-        )
-        lines.append({"parameters": count, "same_bits": same})
-        print(f"bits of {count} parameters after all steps, foreach: {'same' if same else 'OTHER'}")
     if chosen.json:
         Path(chosen.json).write_text(json.dumps(lines, indent=1))
 

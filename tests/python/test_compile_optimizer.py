@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import warnings
 from collections.abc import Callable
@@ -232,15 +231,12 @@ def test_an_optimizer_in_another_one_updates_in_each_step() -> None:
     assert pair.update.programs == 1
 
 
-def test_an_attribute_that_a_foreign_step_reads(caplog: pytest.LogCaptureFixture) -> None:
-    pair = Pair(lambda m: Scaled(m.parameters()))
-    with caplog.at_level(logging.WARNING, "gravure"):
-        for i in range(4):
-            pair.each(lambda _, o, i=i: setattr(o, "scale", 1.0 + i))
-            pair.step()
-    said = [r.getMessage() for r in caplog.records if "Scaled" in r.getMessage()]
-    assert len(said) == 1
-    assert "not one of torch.optim's own" in said[0]
+def test_an_attribute_that_a_foreign_step_reads() -> None:
+    pair = Pair(lambda m: Scaled([*m.first.parameters(), *m.second.parameters()]))
+    for i in range(4):
+        pair.each(lambda _, o, i=i: setattr(o, "scale", 1.0 + i))
+        pair.step()
+    assert pair.update.programs == 4  # the attribute is part of what a program is for
 
 
 def test_a_gradient_that_comes_from_elsewhere_is_applied() -> None:
@@ -425,6 +421,26 @@ def test_a_step_without_gradients_changes_nothing() -> None:
     pair.each(lambda _, o: o.zero_grad())
     pair.each(lambda _, o: o.step())
     pair.compare()
+
+
+@pytest.mark.parametrize("other", ["meta", *DEVICES[1:]])
+@pytest.mark.parametrize("way", [{"foreach": True}, {"foreach": False}], ids=str)
+def test_a_parameter_on_another_device(other: str, way: dict[str, bool]) -> None:
+    class Apart(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.far = nn.Parameter(torch.ones(3, device=other))
+
+    pair = Pair(lambda m: adamw(m, **way), cosine, Apart)
+    for _ in range(5):
+        pair.backward()
+        for m, o, s in zip(pair.models, pair.optimizers, pair.schedulers, strict=True):
+            m.far.grad = torch.full_like(m.far, 0.5)
+            o.step()
+            s.step()
+        one, other_side = ([bits(p) for n, p in m.named_parameters() if n != "far" or p.is_cuda]
+                           for m in pair.models)  # fmt: skip
+        assert one == other_side
 
 
 def test_a_scaler_that_is_left_in_a_fused_optimizer() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +13,8 @@ import gravure
 import pytest
 import torch
 from gravure.steps.compiled_update import CompiledUpdate
+from optimizers_of_torch import SCHEDULES, WHOLE, Matrices, kinds
+from optimizers_of_torch import make as of_kind
 from running import bits, need_library
 from torch import Tensor, optim
 from torch.optim import Optimizer, lr_scheduler
@@ -166,3 +171,41 @@ def test_a_schedule_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(WARM + STEPS):
             pair.step()
     assert "guard-failed" not in caplog.text
+
+
+#: Of all optimizers with all schedulers; which third: GRAVURE_THIRD.
+PRODUCT = [
+    pytest.param(*pair.values, schedule, id=f"{pair.id}-{schedule}")
+    for i, (pair, schedule) in enumerate(itertools.product(kinds(), SCHEDULES))
+    if WHOLE or i % 3 == int(os.environ.get("GRAVURE_THIRD", "0"))
+    if pair.id != "Adagrad-fused"  # which PyTorch has for CPUs alone
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*epoch parameter.*")
+@pytest.mark.parametrize(("kind", "way", "schedule"), PRODUCT)
+def test_a_third_of_the_product(kind: Any, way: dict[str, bool], schedule: str) -> None:
+    torch.manual_seed(0)
+    models = [Matrices().cuda()]
+    models += [copy.deepcopy(models[0]) for _ in range(2)]
+    optimizers = [of_kind(kind, way, model) for model in models]
+    schedulers = [SCHEDULES[schedule](optimizer) for optimizer in optimizers]
+    gravure.compile_optimizer(optimizers[1])
+    whole = gravure.compile_step(
+        lambda x: models[2](x).square().mean(), optimizer=optimizers[2], scheduler=schedulers[2]
+    )
+    for step in range(10):
+        x = torch.randn(5, 8, device="cuda")
+        for i in range(2):
+            models[i](x).square().mean().backward()
+            optimizers[i].step()
+            optimizers[i].zero_grad()
+            schedulers[i].step()
+        whole(x)
+        found = [
+            [o.param_groups[0]["lr"], [[bits(p), *map(bits, o.state[p].values())]
+                                       for p in model.parameters()]]
+            for model, o in zip(models, optimizers, strict=True)
+        ]  # fmt: skip
+        assert found[1] == found[0], f"compile_optimizer, step {step}"
+        assert found[2] == found[0], f"compile_step, step {step}"

@@ -7,9 +7,11 @@ argument parsers, which take a float and forget which one it was.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import fx
@@ -34,11 +36,15 @@ class NumberBook:
         self._at = _FIRST + shift * 2.0**-12
         self._of_mark: dict[float, Number] = {}
 
-    def make(self, node: fx.Node, real: float, source: str | None) -> Number:
-        """`source`: it as Python; None where only the program can compute it."""
+    def make(
+        self, node: fx.Node, real: float, source: str | None, *, whole: bool = False
+    ) -> Number:
+        """`source`: it as Python; None where only the program can compute it. `whole`: Python has
+        an int there."""
         self._at += _STEP
         number = Number(self._at)
         number.book, number.node, number.real, number.source = self, node, real, source
+        number.whole = whole
         node.meta["val"] = real
         self._of_mark[self._at] = number
         return number
@@ -57,8 +63,11 @@ class NumberBook:
         real = function(*[o.real if isinstance(o, Number) else o for o in operands])
         if not isinstance(real, float):
             raise Unrecorded("a number of its step", f"becomes a {type(real).__name__}", _LEAVE)
+        whole = function in _OF_INTS and all(
+            o.whole if isinstance(o, Number) else isinstance(o, int) for o in operands
+        )
         return self.make(self.graph.call_function(function, tuple(nodes)), real,
-                         _source(sign, operands))  # fmt: skip
+                         _source(sign, operands), whole=whole)  # fmt: skip
 
     def decide(self, function: Callable[..., bool], sign: str, *operands: Any) -> bool:
         """A branch: the graph holds for as long as the condition has the same outcome."""
@@ -73,6 +82,7 @@ class NumberBook:
 
 
 _LEAVE = "its own step runs"
+_OF_INTS = (operator.add, operator.sub, operator.mul, operator.neg)  # an int of ints
 
 
 def _source(sign: str, operands: tuple[Any, ...]) -> str | None:
@@ -115,12 +125,13 @@ def _refused(what: str) -> Any:
 class Number(float):
     """A float whose arithmetic is recorded."""
 
-    __slots__ = ("book", "node", "real", "source")
+    __slots__ = ("book", "node", "real", "source", "whole")
 
     book: NumberBook
     node: fx.Node
     real: float
     source: str | None
+    whole: bool
 
     def mark(self) -> float:
         """It as operators see it, for code that hands it on and does nothing else with it."""
@@ -165,3 +176,34 @@ class Number(float):
     __float__ = _refused("is made a plain float")
     __repr__ = __str__ = __format__ = _refused("is written as text")
     is_integer = as_integer_ratio = hex = _refused("is taken apart")
+
+
+_sqrt = math.sqrt
+_recordings = 0
+_lock = threading.Lock()
+
+
+def _recorded_sqrt(value: Any, /) -> float:
+    if not isinstance(value, Number):
+        return _sqrt(value)
+    if value < 0.0:
+        raise ValueError("math domain error")
+    found: float = value.book.compute(_sqrt, "sqrt({})", value)
+    return found
+
+
+@contextlib.contextmanager
+def recorded_functions() -> Iterator[None]:
+    """Python's own functions of a float know no stand-in: math.sqrt would take the mark. Other
+    threads' numbers pass through."""
+    global _recordings
+    with _lock:
+        _recordings += 1
+        math.sqrt = _recorded_sqrt
+    try:
+        yield
+    finally:
+        with _lock:
+            _recordings -= 1
+            if _recordings == 0:
+                math.sqrt = _sqrt

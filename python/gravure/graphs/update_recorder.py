@@ -6,6 +6,7 @@ host is; what it creates from Python's values is a constant.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import struct
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..torch_api.dispatch import TorchDispatchMode
 from ..torch_api.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from ..torch_api.operators import pytree, schema_of
-from .recorded_numbers import Number, NumberBook, Unrecorded
+from .recorded_numbers import Number, NumberBook, Unrecorded, recorded_functions
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _OWN_STEP = "its own step runs"
@@ -35,6 +36,7 @@ class Update:
     conditions: list[str]  # Python, of all numbers given, `n`, and of the values of counters, `c`
     counters: list[int]  # which tensors have a value that conditions read
     reads: bool  # tensors, on the host
+    after: tuple[str, ...] = ()  # Python, of `n`: numbers of Python's as the update leaves them
 
 
 Run = Callable[[list[Tensor], list[float]], Sequence[Tensor] | None]
@@ -51,7 +53,7 @@ def conditions_of(
         return None
     text = " and ".join(update.conditions)
     code = compile(f"lambda n, c: {text}", "<conditions>", "eval")
-    holds = eval(code, {"rounded": rounded})
+    holds = eval(code, _names())
     read = {i: tensors[i] for i in update.counters}
     if not read:
         return lambda numbers: bool(holds(numbers, None))
@@ -74,8 +76,21 @@ def conditions_on_counts(update: Update) -> Callable[[list[float], list[float]],
     second = " and ".join(on_counts)
     text = f"({first}) and all({second} for c in counts)" if second else first
     code = compile(f"lambda n, counts: {text}", "<conditions>", "eval")
-    holds: Callable[[list[float], list[float]], bool] = eval(code, {"rounded": rounded})
+    holds: Callable[[list[float], list[float]], bool] = eval(code, _names())
     return holds
+
+
+def left_by(update: Update) -> Callable[[list[float]], list[float]] | None:
+    """What an update leaves of Python's numbers, of those that it is given."""
+    if not update.after:
+        return None
+    code = compile(f"lambda n: [{', '.join(update.after)}]", "<numbers>", "eval")
+    found: Callable[[list[float]], list[float]] = eval(code, _names())
+    return found
+
+
+def _names() -> dict[str, Any]:
+    return {"rounded": rounded, "sqrt": math.sqrt}
 
 
 def record(run: Run, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Update:
@@ -142,6 +157,7 @@ class _Recording(TorchDispatchMode):
             raise Unrecorded("its step", f"draws random numbers ({func})", _OWN_STEP)
         if func is not torch.ops.aten.lift_fresh.default:
             _refuse_unknown((args, kwargs))
+        self._refuse_ints(func, (args, kwargs))
         taken = pytree.tree_map(self._argument, (tuple(args), dict(kwargs)))
         result = func(*args, **kwargs)
         node = self.graph.call_function(func, *taken)
@@ -155,6 +171,16 @@ class _Recording(TorchDispatchMode):
                 if isinstance(member, Tensor) and id(member) not in self.nodes:
                     self.know(member, self.graph.call_function(operator.getitem, (node, i)))
         return result
+
+    def _refuse_ints(self, func: Any, arguments: Any) -> None:
+        """Raises Unrecorded for an int of Python's where its being one decides what is computed:
+        the program has a float."""
+        leaves = pytree.tree_leaves(arguments)
+        if any(isinstance(v, Tensor) and v.dtype.is_floating_point for v in leaves):
+            return
+        numbers = [self.book.marked(v) for v in leaves if type(v) is float]
+        if any(number is not None and number.whole for number in numbers):
+            raise Unrecorded("its step", f"gives an int that changes to {func}", _OWN_STEP)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -321,8 +347,9 @@ def _record(
     for i, value in enumerate(numbers):
         node = recording.graph.placeholder(f"number{i}")
         recording.given.append(node)
-        made.append(recording.book.make(node, value, f"n[{i}]"))
-    with mode, recording, _Reads(recording), torch.no_grad():
+        whole = isinstance(value, int)
+        made.append(recording.book.make(node, float(value), f"n[{i}]", whole=whole))
+    with mode, recording, _Reads(recording), torch.no_grad(), recorded_functions():
         results = run(fakes, made)
     recording.results = [recording.result(value) for value in results or ()]
     return recording

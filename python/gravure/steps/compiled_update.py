@@ -6,17 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from ..errors import ExportError
 from ..options import CompileOptions
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import has_step_hooks, note_step, plain_step, step_name
-from .own_optimizers import scaling_of, stands_in_the_way
+from .foreign_step import ForeignStep, foreign_step
+from .own_optimizers import OWN, scaling_of, stands_in_the_way
 from .recorded_step import Changing, state_of
 from .said_once import SaidOnce
-from .settings import are_same, read_groups
+from .settings import are_same, counted_in, read_groups, read_state
 from .standing_step import StandingStep, parameters_without
+from .twin import Counts
 from .update_program import UpdateProgram
 
 _MOST_PROGRAMS = 16
@@ -48,6 +50,23 @@ class CompiledUpdate:
         self._kinds: dict[Any, _Kind] = {}
         self._standing: list[StandingStep] = []  # the last one first
         self._said = SaidOnce()
+        self._foreign: ForeignStep | None = None  # what is known of a class of somebody's
+        self._counted: frozenset[str] = frozenset()  # Python's numbers that its step changes
+
+    def knows(self, optimizer: Optimizer) -> bool:
+        """Whether its step can be a program, by what its class is."""
+        return type(optimizer) in OWN or self._in_the_way(optimizer) is None
+
+    def _in_the_way(self, optimizer: Optimizer) -> str | None:
+        kind = type(optimizer)
+        if kind in (*OWN, LBFGS, SparseAdam):
+            return stands_in_the_way(optimizer)
+        if self._foreign is None or not self._foreign.is_same():
+            self._kinds.clear()
+            self._foreign, why = foreign_step(optimizer)
+            if self._foreign is None:
+                return why
+        return stands_in_the_way(optimizer, known=True)
 
     def repeats(self, optimizer: Optimizer) -> bool:
         """The whole step, where it is as it was but for numbers. False, and nothing has run or is
@@ -69,7 +88,9 @@ class CompiledUpdate:
 
     def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
         note_step(optimizer)
-        reason = stands_in_the_way(optimizer)
+        reason = self._in_the_way(optimizer)
+        if reason is None and closure is not None and self._foreign is not None:
+            reason = "a closure is called within the step"
         if reason is not None:
             self._say(optimizer, reason)
             self.own_steps += 1
@@ -85,7 +106,7 @@ class CompiledUpdate:
 
     def refuse(self, optimizer: Optimizer) -> None:
         """Says why its steps run as they are."""
-        reason = stands_in_the_way(optimizer)
+        reason = self._in_the_way(optimizer)
         inner = getattr(optimizer, "optimizer", None)
         if isinstance(inner, Optimizer):
             reason = f"{reason}; compile the {type(inner).__name__} that it wraps"
@@ -99,23 +120,31 @@ class CompiledUpdate:
         gradients: list[Tensor] = []
         settings: list[Tensor] = []
         scaling = scaling_of(optimizer)
+        without = False
         try:
-            read_groups(optimizer, key, numbers, settings)
+            read_groups(optimizer, key, numbers, settings, self._counted)
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     grad = p.grad
                     if grad is None:
+                        without = True
                         continue
                     parameters.append(p)
                     gradients.append(grad)
                     key += (id(p), p.dtype, p.shape, p.stride(), grad.dtype, grad.stride())
             key += ((name, t.dtype, t.device) for name, t in scaling.items())
+            if self._foreign is not None:
+                self._foreign.read(optimizer, key)
+                read_state(optimizer, parameters, key, numbers, self._counted)
             found = self._kinds.get(tuple(key))
         except (TypeError, RuntimeError) as error:  # no key; or a sparse gradient has no strides
             self._say(optimizer, f"its settings or gradients are of a kind apart ({error})")
             return False
         if not parameters:
             return False  # nothing to do, but for the step's own words
+        if without and self._foreign is not None:
+            self._say(optimizer, "not all of its parameters have a gradient")
+            return False
         if found is None:
             found = self._kinds[tuple(key)] = _Kind()
         if found.own:
@@ -134,7 +163,12 @@ class CompiledUpdate:
                 return False
             program = made
         program.run([*gradients, *scaling.values()], numbers)
-        self._stand(optimizer, found, program, parameters, numbers)
+        if self._foreign is None:
+            self._stand(optimizer, found, program, parameters, numbers)
+        elif program.left is not None:
+            holders = counted_in(optimizer, parameters, self._counted)
+            for (holder, name), value in zip(holders, program.left(numbers), strict=True):
+                holder[name] = value
         return True
 
     def _stand(
@@ -177,7 +211,13 @@ class CompiledUpdate:
             )
             return None
         try:
-            program = UpdateProgram(optimizer, parameters, numbers, self.options)
+            counted = None if self._foreign is None else self._counted
+            program = UpdateProgram(optimizer, parameters, numbers, self.options, counted)
+        except Counts as error:
+            if error.names <= self._counted:
+                kind.own = True
+            self._counted |= error.names  # with the next step; they are part of what a kind is
+            return None
         except Changing as error:
             kind.tries += 1
             if kind.tries >= _MOST_TRIES:

@@ -57,7 +57,8 @@ class LoadedUpdate:
 
     def run(self, tensors: Sequence[Tensor], numbers: list[float]) -> list[Any]:
         """Those that are not bound; and all numbers. What the update returns."""
-        return list(self._run(_ENTRY, [*tensors, *[numbers[i] for i in self._update.numbers]]))
+        given = [float(numbers[i]) for i in self._update.numbers]
+        return list(self._run(_ENTRY, [*tensors, *given]))
 
     def keep(
         self,

@@ -37,19 +37,20 @@ def _is_own_step(kind: type[Optimizer]) -> bool:
     return False
 
 
-def stands_in_the_way(optimizer: Optimizer) -> str | None:
+def stands_in_the_way(optimizer: Optimizer, *, known: bool = False) -> str | None:
     """Why a program would not know what a step of this optimizer does, now; None if it would.
 
     A replaced `step` is no reason: who asks was called by it. Hooks run around the program.
+    `known`: what a step of its class reads is known, whoever wrote it.
     """
     kind = type(optimizer)
-    if kind not in OWN:
+    if not known and kind not in OWN:
         if kind is LBFGS:
             return "a closure is called within the step"
         if kind is SparseAdam:
             return "it takes sparse gradients"
         return f"{kind.__name__} is not one of torch.optim's own"
-    if not _is_own_step(kind):
+    if not known and not _is_own_step(kind):
         return f"somebody replaced {kind.__name__}.step"
     for key in vars(optimizer):
         if key != "step" and callable(getattr(kind, key, None)):

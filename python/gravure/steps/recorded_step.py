@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..graphs.recorded_numbers import Unrecorded
+from ..graphs.recorded_numbers import Number, Unrecorded
 from ..graphs.update_recorder import Update, record
 from ..library.namespace import LIBRARY
 from .clipping import Clipping
 from .scaling import Scaling, decides_itself
-from .twin import run_step, twin_of
+from .settings import counted_in
+from .twin import Counts, run_step, twin_of
 
 _OWN_STEP = "its own step runs"
 
@@ -79,6 +81,7 @@ def record_step(
     clipping: Clipping | None = None,
     scaling: Mapping[str, Tensor] | None = None,
     scaler: Scaling | None = None,
+    counted: frozenset[str] | None = None,
     *,
     apart: bool = False,
 ) -> Update:
@@ -86,9 +89,13 @@ def record_step(
     tensors of `scaler`, in this order.
 
     `apart`: it is captured by itself, not with what computes the gradients.
-    With `clipping` its limit is the last of `numbers`, and the result is what clips. Raises
-    Unrecorded with what stands in the way; Changing where it may not with the next step.
+    With `clipping` its limit is the last of `numbers`, and the result is what clips. `counted`:
+    names of Python's numbers that it changes, which are among `numbers`, too; None: it changes
+    none. Raises Unrecorded with what stands in the way; Changing where it may not with the next
+    step; Counts for numbers that it changes and that are not counted.
     """
+    known = counted or frozenset()
+    after: tuple[str, ...] = ()
     others = [each.tensor for each in held]
     count = len(parameters)
     scaling = scaling or {}
@@ -101,8 +108,8 @@ def record_step(
 
     def run(fakes: list[Tensor], values: list[float]) -> list[Tensor]:
         own = fakes[:count] + fakes[2 * count : last]
-        known = [*parameters, *others]
-        stand_ins = {id(t): fake for t, fake in zip(known, own, strict=True)}
+        real = [*parameters, *others]
+        stand_ins = {id(t): fake for t, fake in zip(real, own, strict=True)}
         grads = dict(zip(map(id, parameters), fakes[count : 2 * count], strict=True))
         if apart:
             torch.ops.gravure.before_update(list(grads.values()))
@@ -111,19 +118,39 @@ def record_step(
         def clip() -> list[Tensor]:
             return clipping.run(list(grads.values()), *limits) if clipping is not None else []
 
-        twin = twin_of(optimizer, stand_ins, grads, values[: len(values) - len(limits)])
-        if scaler is not None:
-            results, stays = scaler.run(fakes[last:], twin, own, clip)
-        else:
-            results = clip()
-            vars(twin).update(zip(scaling, fakes[last:], strict=True))
-            stays = run_step(twin)
-        if not stays:
+        nonlocal after
+        twin = twin_of(optimizer, stand_ins, grads, values[: len(values) - len(limits)], known)
+        own_parameters = [p for group in twin.param_groups for p in group["params"]]
+        before = counted_in(twin, own_parameters, known)
+        results: list[Tensor] = []
+        try:
+            if scaler is not None:
+                results, stays = scaler.run(fakes[last:], twin, own, clip)
+            else:
+                results = clip()
+                vars(twin).update(zip(scaling, fakes[last:], strict=True))
+                stays = run_step(twin, known)
+        except Counts:
+            if counted is not None:
+                raise
+            stays = False
+        left = counted_in(twin, own_parameters, known)
+        names = [[(id(holder), name) for holder, name in each] for each in (before, left)]
+        if not stays or names[0] != names[1]:
             raise Changing("its step", "changes values of Python's in its state", _OWN_STEP)
+        after = tuple([_as_python(holder[name]) for holder, name in left])
         return results
 
     update = record(run, tensors, numbers)
     if scaler is not None and update.reads and not decides_itself(optimizer):
         what = "counts on the host, so that GradScaler waits for the device; take fused=True"
         raise Unrecorded("its step", what, _OWN_STEP)
-    return update
+    return replace(update, after=after)
+
+
+def _as_python(value: Any) -> str:
+    """A number as the step leaves it, by those that it was given."""
+    source = value.source if isinstance(value, Number) else repr(value)
+    if source is None:
+        raise Unrecorded("its step", "keeps a number that the program computes", _OWN_STEP)
+    return str(source)

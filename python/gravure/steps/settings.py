@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,14 +11,63 @@ from torch.optim import Optimizer
 
 
 def read_groups(
-    optimizer: Optimizer, key: list[Any], numbers: list[float], tensors: list[Tensor]
+    optimizer: Optimizer,
+    key: list[Any],
+    numbers: list[float],
+    tensors: list[Tensor],
+    counted: frozenset[str] = frozenset(),
 ) -> None:
-    """Adds to each of the lists. Raises TypeError for a setting that no program knows."""
+    """Adds to each of the lists. Raises TypeError for a setting that no program knows.
+
+    `counted`: names of ints that are numbers, too.
+    """
     for group in optimizer.param_groups:
         for name, value in group.items():
-            if name != "params":
+            if name in counted and type(value) is int:
+                numbers.append(value)
+                key += (name, int)
+            elif name != "params":
                 key.append(name)
                 _read(value, key, numbers, tensors)
+
+
+def read_state(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    key: list[Any],
+    numbers: list[float],
+    counted: frozenset[str],
+) -> None:
+    """Adds what Python has in the state of these parameters besides tensors."""
+    for parameter in parameters:
+        for name, value in optimizer.state.get(parameter, {}).items():
+            key.append(name)
+            if name in counted and type(value) in (int, float):
+                numbers.append(value)
+                key.append(type(value))
+            elif not isinstance(value, Tensor):
+                _read_plain(value, key)
+
+
+def counted_in(
+    optimizer: Optimizer, parameters: Sequence[Tensor], counted: frozenset[str]
+) -> list[tuple[dict[Any, Any], str]]:
+    """Where the numbers of these names are."""
+    holders = [
+        *optimizer.param_groups,
+        *[optimizer.state[p] for p in parameters if p in optimizer.state],
+    ]
+    return [(h, n) for h in holders for n, v in h.items() if n in counted and _is_number(v)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and type(value) is not bool
+
+
+def _read_plain(value: Any, key: list[Any]) -> None:
+    if value is not None and not isinstance(value, (bool, int, float, str, torch.dtype)):
+        raise TypeError(f"its state has a {type(value).__name__}")
+    key += (type(value), repr(value))
 
 
 def _read(value: Any, key: list[Any], numbers: list[float], tensors: list[Tensor]) -> None:

@@ -18,9 +18,11 @@ def twin_of(
     tensors: Mapping[int, Tensor],
     gradients: Mapping[int, Tensor],
     numbers: Sequence[float],
+    counted: frozenset[str] = frozenset(),
 ) -> Optimizer:
     """`tensors`: by `id` of a parameter, of a tensor of its state or of a setting. Parameters that
-    are not among them are left out. `numbers` are those of numbers_of(), in order."""
+    are not among them are left out. `numbers` are those of read_groups() and of read_state(), in
+    order."""
     twin: Optimizer = object.__new__(type(optimizer))
     twin.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     twin.state = defaultdict(dict)
@@ -34,8 +36,19 @@ def twin_of(
             return next(rest)
         return type(value)(map(changed, value)) if type(value) in (tuple, list) else value
 
-    for group in optimizer.param_groups:
-        own = {key: changed(value) for key, value in group.items() if key != "params"}
+    def setting(key: str, value: Any) -> Any:
+        return next(rest) if key in counted and type(value) is int else changed(value)
+
+    def of_state(key: Any, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tensors[id(value)]
+        return next(rest) if key in counted and type(value) in (int, float) else value
+
+    settings = [
+        {key: setting(key, value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
         own["params"] = []
         for parameter in group["params"]:
             if id(parameter) not in gradients:
@@ -44,27 +57,53 @@ def twin_of(
             stand_in.grad = gradients[id(parameter)]
             own["params"].append(stand_in)
             if parameter in optimizer.state:
-                twin.state[stand_in] = {
-                    key: tensors[id(value)] if isinstance(value, Tensor) else value
-                    for key, value in optimizer.state[parameter].items()
-                }
+                found = optimizer.state[parameter].items()
+                twin.state[stand_in] = {key: of_state(key, value) for key, value in found}
         if group.get("foreach", True) is None and group.get("fused") is None:
             own["foreach"] = chooses_foreach(group)
         twin.param_groups.append(own)
     return twin
 
 
-def run_step(twin: Optimizer) -> bool:
-    """The step, without what is around it. Whether it changed tensors alone, and no other value."""
+class Counts(Exception):
+    """The step changes numbers of Python's that have these names."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
+        self.names = names
+
+
+def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
+    """The step, without what is around it. Whether it changed tensors alone, and no other value but
+    numbers that are counted. Raises Counts for numbers that it changes and that are not."""
     before = python_side(twin)
     try:
-        plain_step(type(twin))(twin)
+        result = plain_step(type(twin))(twin)
     except Unrecorded:
         if before.keys() == python_side(twin).keys():
             raise  # else it stumbles over the state that it makes
         return False
+    if result is not None:
+        raise Unrecorded("its step", "returns something", "its own step runs")
     after = python_side(twin)
-    return before.keys() == after.keys() and all(before[k] is after[k] for k in before)
+    if before.keys() != after.keys():
+        return False
+    changed = [k for k in before if before[k] is not after[k] and not _is_counted(k, counted)]
+    if not changed:
+        return True
+    if all(type(k) is tuple and _is_number(before[k], after[k]) for k in changed):
+        raise Counts(frozenset(k[1] for k in changed))
+    return False
+
+
+def _is_counted(key: Any, counted: frozenset[str]) -> bool:
+    return type(key) is tuple and key[1] in counted
+
+
+def _is_number(before: Any, after: Any) -> bool:
+    if type(before) is int:
+        return type(after) is int
+    return isinstance(before, float) and isinstance(after, float)
 
 
 def python_side(optimizer: Optimizer) -> dict[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..graphs.update_recorder import left_by
 from ..options import CompileOptions
 from .loaded_update import LoadedUpdate
 from .own_optimizers import scaling_of
@@ -20,12 +21,23 @@ class UpdateProgram:
         parameters: list[Tensor],
         numbers: list[float],
         options: CompileOptions,
+        counted: frozenset[str] | None = None,
     ) -> None:
-        """Raises Unrecorded, and ExportError, with what stands in the way."""
+        """Raises Unrecorded, and ExportError, with what stands in the way; Counts."""
         self.held = state_of(optimizer, parameters)
         gradients = [p.grad for p in parameters]
         scaling = scaling_of(optimizer)
-        update = record_step(optimizer, parameters, gradients, self.held, numbers, scaling=scaling)
+        update = record_step(
+            optimizer,
+            parameters,
+            gradients,
+            self.held,
+            numbers,
+            scaling=scaling,
+            counted=counted,
+        )
+        # What it leaves of Python's numbers, of all numbers; None: it changes none.
+        self.left = left_by(update)
         name = type(optimizer).__name__
         count = len(parameters)
         inputs = [("parameter", f"p{i}", p) for i, p in enumerate(parameters)]

@@ -42,7 +42,7 @@ SCALAR_OPERATORS: dict[Any, str] = {
     operator.abs: "prim::abs",
     abs: "prim::abs",
 }
-SCALAR_OPERATORS |= dict.fromkeys(SYM_SQRT, "aten::sqrt")
+SCALAR_OPERATORS |= dict.fromkeys((*SYM_SQRT, math.sqrt), "aten::sqrt")
 
 NOT_OPERATORS = (operator.not_, torch.sym_not)
 

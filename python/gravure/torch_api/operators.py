@@ -18,6 +18,7 @@ __all__ = [
     "OpOverload",
     "SYM_SQRT",
     "higher_order_name",
+    "is_torchs_function",
     "opname_of",
     "pytree",
     "schema_of",
@@ -35,6 +36,14 @@ __all__ = [
 # The square root of a symbolic number, whose public name some releases lack. Without it such a
 # number is refused.
 SYM_SQRT = [getattr(torch, name) for name in ("sym_sqrt", "_sym_sqrt") if hasattr(torch, name)]
+
+
+def is_torchs_function(name: str) -> bool:
+    """Whether `torch.name` calls an operator, and does nothing else.
+
+    By `_VariableFunctions`. Without it a step that is not torch.optim's own runs as it is.
+    """
+    return hasattr(getattr(torch._C, "_VariableFunctions", None), name)
 
 
 def schema_of(target: Any) -> Any:

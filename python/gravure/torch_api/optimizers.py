@@ -30,6 +30,12 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     )
 
 
+def is_whole(optimizer: Optimizer) -> bool:
+    """Whether it has what Optimizer's own __init__ makes, as what wraps another one may not have.
+    Without it such a one has no hooks to run."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
 def is_schedulers(step: Any, own: Any) -> bool:
     """Whether it only notes that `own` was called, for a learning rate scheduler's sake.
 

@@ -1,0 +1,296 @@
+"""Somebody's own optimizer: what its step reads besides parameters, gradients, state and settings.
+
+It is read off the step's byte code, and that of all it calls, before anything runs. Each name in
+there must be one of: an operator, arithmetic, an attribute or a global that is a plain value, which
+is watched, or a function of the same kind. Whatever else there is, the step may do something that
+is no operator, or read something that nobody watches: its name is the reason why it runs as it is.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..graphs.recorded_numbers import Unrecorded
+from ..torch_api.operators import is_torchs_function
+from ..torch_api.optimizers import is_whole, plain_step
+
+_OWN_STEP = "its own step runs"
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.memory_format)
+_BUILTINS = frozenset(
+    "abs all any bool dict enumerate filter float frozenset int isinstance len list map max min "
+    "pow range reversed set sorted str sum tuple zip None NotImplemented Ellipsis".split()
+)
+_OF_TENSORS = frozenset("T data device dtype grad is_cuda is_sparse layout mT ndim shape".split())
+# What a stand-in answers otherwise, what changes a tensor unseen, and what leaves PyTorch.
+_NOT_OF_TENSORS = frozenset(
+    "apply_ backward data_ptr detach_ is_inference is_leaf is_pinned is_shared is_set_to map_ "
+    "map2_ names numpy pin_memory record_stream register_hook rename rename_ requires_grad_ "
+    "resize_ resize_as_ retain_grad set_ share_memory_ storage tolist type untyped_storage "
+    "__setstate__ __reduce__ __reduce_ex__ __class__ __dict__ __array__ __dlpack__".split()
+)
+_OF_OTHERS = frozenset(
+    name
+    for kind in (dict, list, tuple, set, str)
+    for name in vars(kind)
+    if not name.startswith("__")
+) | {"is_floating_point", "is_complex", "itemsize", "type", "index", "eps", "tiny"}
+_OF_TORCH = frozenset(
+    "Tensor as_tensor enable_grad finfo inf is_tensor linalg nan no_grad norm pi tensor".split()
+)
+# Called by others than the step.
+_NOT_OF_STEPS = frozenset(
+    "__init__ __setstate__ __getstate__ __repr__ __deepcopy__ add_param_group load_state_dict "
+    "state_dict zero_grad".split()
+)
+_WRAPPERS = ("torch.utils._contextlib", "torch.optim.optimizer")
+
+
+class ForeignStep:
+    """Of one class, as its code is now."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """Raises Unrecorded with what a program would not know."""
+        self._kind = type(optimizer)
+        self._functions: dict[int, FunctionType] = {}
+        self._same: list[tuple[Callable[[], Any], Any]] = []
+        self._plain: dict[Any, Callable[[Optimizer], Any]] = {}
+        for name in ("__getattr__", "__getattribute__"):
+            if self._is_foreign(name):
+                self._refuse(f"its class has a {name}")
+        self._watch(lambda: self._kind.step)
+        self._follow(plain_step(self._kind), optimizer)
+        for kind in self._foreign_classes():  # which PyTorch's own may call
+            for name, value in list(vars(kind).items()):
+                if isinstance(value, FunctionType) and name not in (*_NOT_OF_STEPS, "step"):
+                    self._method(name, optimizer)
+
+    def is_same(self) -> bool:
+        """Whether its code, and all it calls, is as it was."""
+        return all(look() is found for look, found in self._same)
+
+    def read(self, optimizer: Optimizer, key: list[Any]) -> None:
+        """Adds the values that its code reads. Raises TypeError where one is no plain value."""
+        for name, look in self._plain.items():
+            key += (name, _frozen(look(optimizer), name))
+
+    # ---- what it reads
+
+    def _foreign_classes(self) -> list[type]:
+        return [kind for kind in self._kind.__mro__ if not _is_torchs(kind) and kind is not object]
+
+    def _is_foreign(self, name: str) -> bool:
+        return any(name in vars(kind) for kind in self._foreign_classes())
+
+    def _watch(self, look: Callable[[], Any]) -> None:
+        self._same.append((look, look()))
+
+    def _value(self, name: Any, look: Callable[[Optimizer], Any], optimizer: Optimizer) -> None:
+        try:
+            _frozen(look(optimizer), str(name))
+        except TypeError as error:
+            self._refuse(f"it reads {error}")
+        self._plain[name] = look
+
+    def _refuse(self, what: str) -> None:
+        raise Unrecorded("its step", what, _OWN_STEP)
+
+    def _follow(self, function: Any, optimizer: Optimizer) -> None:
+        while isinstance(function, FunctionType) and _file_of(function) in _WRAPPERS:
+            wrapped = getattr(function, "__wrapped__", None)
+            if wrapped is None:
+                return
+            self._watch(lambda outer=function: outer.__wrapped__)  # type: ignore[misc]
+            function = wrapped
+        if not isinstance(function, FunctionType):
+            self._refuse(f"it calls {function!r}")
+        if _file_of(function).startswith("torch.optim."):
+            return
+        if _file_of(function).partition(".")[0] == "torch":
+            self._refuse(f"it calls {function.__module__}.{function.__qualname__}")
+        if id(function) in self._functions:
+            return
+        self._functions[id(function)] = function
+        if hasattr(function, "__wrapped__"):
+            self._refuse(f"{function.__qualname__} is wrapped")
+        self._watch(lambda: function.__code__)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._value((function.__qualname__, id(value)), lambda _, v=value: v, optimizer)
+        self._watch(lambda: function.__defaults__)
+        self._watch(lambda: function.__kwdefaults__)
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        self._read_code(function.__code__, function, cells, optimizer)
+
+    def _read_code(
+        self, code: CodeType, function: FunctionType, cells: dict[str, Any], optimizer: Optimizer
+    ) -> None:
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self._read_code(constant, function, cells, optimizer)
+        steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+        following = iter(range(len(steps)))
+        for i in following:
+            step = steps[i]
+            name, kind = step.argval, step.opname
+            if step.opcode not in dis.hasname and step.opcode not in dis.hasfree:
+                if kind in _EFFECTS:
+                    self._refuse(f"{function.__qualname__} has a {kind}")
+                continue
+            if kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"):
+                if kind.endswith("DEREF") and name not in cells:
+                    continue  # a local of the function around
+                chain = list(_attributes(steps[i + 1 :]))
+                found = _global(function, cells.get(name) if kind.endswith("DEREF") else None, name)
+                self._name(name, found, chain, function, optimizer)
+                if isinstance(found(), ModuleType):
+                    for _ in _links(found(), chain):
+                        next(following, None)
+            elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
+                self._attribute(name, optimizer)
+            elif kind in ("LOAD_CLOSURE", "MAKE_CELL", "COPY_FREE_VARS", "STORE_NAME"):
+                continue
+            elif kind == "STORE_DEREF" and name not in cells:
+                continue
+            else:
+                self._refuse(f"{function.__qualname__} sets or takes {name} ({kind})")
+
+    def _name(
+        self,
+        name: str,
+        found: Callable[[], Any],
+        chain: list[str],
+        function: FunctionType,
+        optimizer: Optimizer,
+    ) -> None:
+        value = found()
+        if value is vars(builtins).get(name, _NOTHING):
+            is_error = isinstance(value, type) and issubclass(value, Exception)
+            if name not in _BUILTINS and not is_error:
+                self._refuse(f"it calls {name}")
+            self._watch(found)
+        elif isinstance(value, ModuleType):
+            self._watch(found)
+            list(_links(value, chain, self._refuse))
+        elif value is Tensor or getattr(math, name, _NOTHING) is value:
+            self._watch(found)
+        elif isinstance(value, FunctionType):
+            self._watch(found)
+            self._follow(value, optimizer)
+        else:
+            self._value((function.__module__, name), lambda _: found(), optimizer)
+
+    def _attribute(self, name: str, optimizer: Optimizer) -> None:
+        """Of whatever: the optimizer's own, if it has one of that name."""
+        if name in ("state", "param_groups"):
+            return
+        if name in vars(optimizer) or self._is_foreign(name):
+            static = inspect.getattr_static(optimizer, name)
+            if isinstance(static, FunctionType) and name not in vars(optimizer):
+                self._method(name, optimizer)
+            elif isinstance(static, staticmethod):
+                self._watch(lambda: inspect.getattr_static(self._kind, name))
+                self._follow(static.__func__, optimizer)
+            elif isinstance(static, (property, classmethod)):
+                self._refuse(f"its {name} is computed")
+            else:
+                self._value(name, lambda o: getattr(o, name), optimizer)
+            return
+        if isinstance(inspect.getattr_static(self._kind, name, None), FunctionType):
+            return  # PyTorch's own
+        if name in _OF_OTHERS or name in _OF_TENSORS:
+            return
+        found = inspect.getattr_static(Tensor, name, None)
+        if name in _NOT_OF_TENSORS or not isinstance(
+            found, (MethodDescriptorType, WrapperDescriptorType, FunctionType)
+        ):
+            self._refuse(f"it reads or calls .{name}")
+
+    def _method(self, name: str, optimizer: Optimizer) -> None:
+        self._watch(lambda: inspect.getattr_static(self._kind, name))
+        self._follow(inspect.getattr_static(self._kind, name), optimizer)
+
+
+_NOTHING = object()
+_SILENT = frozenset(("CACHE", "PUSH_NULL", "EXTENDED_ARG", "PRECALL", "NOP", "RESUME"))
+_EFFECTS = frozenset(("YIELD_VALUE", "LOAD_BUILD_CLASS", "IMPORT_STAR", "GET_AWAITABLE"))
+
+
+def _file_of(function: FunctionType) -> str:
+    """Whose globals it has: `__module__` is copied by what wraps it."""
+    return str(function.__globals__.get("__name__", ""))
+
+
+def _attributes(steps: list[dis.Instruction]) -> Iterator[str]:
+    for step in steps:
+        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            return
+        yield step.argval
+
+
+def _links(
+    module: ModuleType, chain: list[str], refuse: Callable[[str], None] | None = None
+) -> Iterator[str]:
+    """Of `chain`, what leads from a module to one of its members."""
+    refused = refuse or (lambda _: None)
+    at: Any = module
+    if not chain:
+        refused(f"it hands on the module {module.__name__}")
+    for name in chain:
+        if not isinstance(at, ModuleType):
+            return
+        if at is torch and not _is_torchs_operator(name):
+            refused(f"it uses torch.{name}")
+        elif at not in (torch, math, torch.linalg):
+            refused(f"it uses the module {at.__name__}")
+        at = getattr(at, name, None)
+        yield name
+
+
+def _is_torchs_operator(name: str) -> bool:
+    if name in _OF_TORCH or is_torchs_function(name):
+        return True
+    return isinstance(getattr(torch, name, None), (torch.dtype, torch.memory_format, torch.layout))
+
+
+def _global(function: FunctionType, cell: Any, name: str) -> Callable[[], Any]:
+    names = function.__globals__
+
+    def find() -> Any:
+        if cell is not None:
+            return cell.cell_contents
+        return names[name] if name in names else vars(builtins).get(name)
+
+    return find
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+def _frozen(value: Any, name: Any) -> Any:
+    """Equal only if it is the same to the last bit."""
+    if type(value) is tuple:
+        return tuple(_frozen(member, name) for member in value)
+    if type(value) not in _PLAIN:
+        raise TypeError(f"{name}, a {type(value).__name__}")
+    return type(value), repr(value)
+
+
+def foreign_step(optimizer: Optimizer) -> tuple[ForeignStep | None, str]:
+    """What is known of its step; or why it runs as it is."""
+    name = f"{type(optimizer).__name__} is not one of torch.optim's own"
+    if not is_whole(optimizer):
+        return None, f"{name}, and has no hooks, as what wraps another one"
+    try:
+        return ForeignStep(optimizer), ""
+    except Unrecorded as error:
+        return None, f"{name}, and {error.reason}"

@@ -1,0 +1,387 @@
+"""compile_optimizer with optimizers that are not torch.optim's: programs where all that their code
+reads is known, in eager's bits; else their own step, with a warning that names what is not."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gravure
+import pytest
+import torch
+import torch.nn as nn
+from running import DEVICES, bits, need_library
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
+
+need_library()
+pytestmark = pytest.mark.usefixtures("fresh")
+
+FACTOR = 0.5
+SEEN: list[int] = []
+
+
+class Lion(Optimizer):
+    """As its authors wrote it."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: Any = (0.9, 0.99), decay: float = 0.1):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                p.data.mul_(1 - group["lr"] * group["weight_decay"])
+                grad = p.grad
+                state = self.state[p]
+                if len(state) == 0:
+                    state["exp_avg"] = torch.zeros_like(p)
+                exp_avg = state["exp_avg"]
+                beta1, beta2 = group["betas"]
+                update = exp_avg * beta1 + grad * (1 - beta1)
+                p.add_(update.sign_(), alpha=-group["lr"])
+                exp_avg.mul_(beta2).add_(grad, alpha=1 - beta2)
+        return loss
+
+
+class OldAdam(Optimizer):
+    """Its count is an int in its state; it branches on it, and takes roots."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "warm": 6})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state, grad = self.state[p], p.grad.data
+                if not state:
+                    state["step"] = 0
+                    state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
+                state["step"] += 1
+                beta1, beta2 = group["betas"]
+                state["m"].mul_(beta1).add_(grad, alpha=1 - beta1)
+                state["v"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+                denom = state["v"].sqrt().add_(group["eps"])
+                rate = group["lr"] * math.sqrt(1 - beta2 ** state["step"])
+                rate = rate / (1 - beta1 ** state["step"])
+                if state["step"] < group["warm"]:
+                    rate = rate * state["step"] / group["warm"]
+                p.data.addcdiv_(state["m"], denom, value=-rate)
+
+
+class Counted(Optimizer):
+    """Its count, and a product of its rates, are its group's."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "product": 1.0, "pull": 2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] += 1
+            group["product"] *= 0.9
+            rate = group["lr"] * group["product"] / group["k"] ** 0.5
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(_pulled(p.grad, group["pull"]), alpha=-rate)
+
+
+def _pulled(grad: Tensor, times: int, by: float = 0.3) -> Tensor:
+    for _ in range(times):
+        grad = grad * torch.rsqrt(grad.square().mean() + by) * FACTOR
+    return grad
+
+
+class Scaled(SGD):
+    """Its step reads an attribute."""
+
+    scale = 1.0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.add_(p.grad, alpha=-0.1 * self.scale * self.further())
+
+    def further(self) -> float:
+        return FACTOR
+
+
+class Named(AdamW):
+    """Overrides nothing of the step."""
+
+
+def foreach(params: Any) -> Optimizer:
+    weight = 0.5
+
+    class Foreach(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                grads = [p.grad for p in group["params"] if p.grad is not None]
+                taken = [p for p in group["params"] if p.grad is not None]
+                torch._foreach_add_(taken, grads, alpha=-group["lr"] * weight)
+
+    return Foreach(params, {"lr": 0.1})
+
+
+TAKEN = [Lion, OldAdam, Counted, lambda p: Scaled(p, 0.1), lambda p: Named(p, 0.01), foreach]
+
+
+class Pair:
+    def __init__(self, make: Callable[[Any], Optimizer], device: str = "cpu") -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+        self.models = [model, copy.deepcopy(model)]
+        self.optimizers = [make(list(m.parameters())) for m in self.models]
+        gravure.compile_optimizer(self.optimizers[1])
+        self.schedulers = [lr_scheduler.CosineAnnealingLR(o, 20) for o in self.optimizers]
+        self.device = device
+
+    def step(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            x = torch.randn(5, 8, device=self.device)
+            for m, o, s in zip(self.models, self.optimizers, self.schedulers, strict=True):
+                o.zero_grad()
+                m(x).square().mean().backward()
+                o.step()
+                s.step()
+            one, other = (
+                [
+                    str([{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]),
+                    [[bits(p), {k: bits(v) for k, v in o.state.get(p, {}).items()}]
+                     for p in m.parameters()],
+                ]
+                for m, o in zip(self.models, self.optimizers, strict=True)
+            )  # fmt: skip
+            assert one == other
+
+    def each(self, change: Callable[[Any], Any]) -> None:
+        for optimizer in self.optimizers:
+            change(optimizer)
+
+    @property
+    def update(self) -> Any:
+        return self.optimizers[1].step.gravure_update  # type: ignore[attr-defined]
+
+    def captured(self, steps: int) -> None:
+        """These run, and none of them is the optimizer's own."""
+        before = self.update.own_steps
+        self.step(steps)
+        assert self.update.own_steps == before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", TAKEN, ids=lambda m: getattr(m, "__name__", "").strip("<>"))
+def test_what_its_code_reads_is_known(
+    make: Any, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "gravure"):
+        pair = Pair(make, device)
+        pair.step(4)
+        pair.captured(12)
+    assert pair.update.programs <= 3
+    assert not [r for r in caplog.records if "as it is" in r.getMessage()]
+
+
+def test_ints_of_python_stay_ints() -> None:
+    pair = Pair(Counted)
+    pair.step(9)
+    assert type(pair.optimizers[1].param_groups[0]["k"]) is int
+    pair.each(lambda o: o.param_groups[0].update(k=100))
+    pair.captured(3)
+    state = copy.deepcopy(pair.optimizers[0].state_dict())
+    pair.each(lambda o: o.load_state_dict(copy.deepcopy(state)))
+    pair.captured(3)
+
+
+def test_what_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(lambda p: Scaled(p, 0.1))
+    pair.step(4)
+    for i in range(3):
+        pair.each(lambda o, i=i: setattr(o, "scale", 1.0 + i))
+        pair.step(2)
+    monkeypatch.setattr("test_foreign_optimizers.FACTOR", 0.25)
+    pair.captured(2)
+    monkeypatch.setattr(Scaled, "further", lambda self: 3.0)
+    pair.captured(2)
+    monkeypatch.setattr(Scaled, "scale", -1.0)
+    pair.captured(2)
+    plain = Scaled.step
+    monkeypatch.setattr(Scaled, "step", lambda self, closure=None: plain(self))
+    pair.step(3)
+
+
+def test_hooks_and_state() -> None:
+    pair = Pair(Lion)
+    pair.step(4)
+    called: list[int] = []
+    pair.each(lambda o: o.register_step_post_hook(lambda *_: called.append(1)))
+    pair.step(3)
+    assert len(called) == 6
+    pair.each(lambda o: o.state.clear())
+    pair.step(3)
+    copied = copy.deepcopy(pair.optimizers[1])
+    assert type(copied) is Lion and not hasattr(copied.step, "gravure_update")
+
+
+def test_a_closure_and_a_parameter_without_a_gradient(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair(Lion)
+    pair.step(4)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        found = []
+        for m, o in zip(pair.models, pair.optimizers, strict=True):
+
+            def closure(m: Any = m, o: Any = o) -> Tensor:
+                o.zero_grad()
+                loss = m(torch.ones(5, 8)).square().mean()
+                loss.backward()
+                return loss
+
+            found.append(bits(o.step(closure)))
+            o.param_groups[0]["params"][0].grad = None
+            o.step()
+        assert found[0] == found[1]
+        pair.step(2)
+    said = "\n".join(r.getMessage() for r in caplog.records)
+    assert "a closure is called" in said and "not all of its parameters have a gradient" in said
+
+
+# ---- what is not known
+
+
+class _Base(Optimizer):
+    notes: list[int] = []  # noqa: RUF012
+    count = 0
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def update(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-group["lr"])
+
+
+class Prints(_Base):
+    def step(self, closure: Any = None) -> Any:
+        print(end="")
+        self.update()
+
+
+class Timed(_Base):
+    def step(self, closure: Any = None) -> Any:
+        self.update()
+        SEEN.append(int(time.time()))
+
+
+class Counts(_Base):
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        self.update()
+
+
+class Asks(_Base):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad:
+                    p.data.add_(p.grad, alpha=-group["lr"])
+
+
+class Replaces(_Base):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data - group["lr"] * p.grad
+
+
+class Marks(_Base):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if getattr(p, "twice", False):
+                    p.data.add_(p.grad, alpha=-group["lr"])
+        self.update()
+
+
+class Supers(_Base):
+    def step(self, closure: Any = None) -> Any:
+        super().update()
+
+
+class Listed(_Base):
+    def step(self, closure: Any = None) -> Any:
+        self.notes.append(1)
+        self.update()
+
+
+class Imports(_Base):
+    def step(self, closure: Any = None) -> Any:
+        import random
+
+        if random.random() < 2:
+            self.update()
+
+
+class Branches(_Base):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad.norm() < 100:
+                    p.data.add_(p.grad, alpha=-group["lr"])
+
+
+class Settled(_Base):
+    def step(self, closure: Any = None) -> Any:
+        torch.set_num_threads(1)
+        self.update()
+
+
+class Returns(_Base):
+    def step(self, closure: Any = None) -> Any:
+        self.update()
+        return 3
+
+
+class Computed(_Base):
+    @property
+    def rate(self) -> float:
+        return time.time() * 0 + 0.1
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-self.rate)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Prints, "print"), (Timed, "SEEN"), (Counts, "count"), (Asks, "requires_grad"),
+        (Replaces, "sets or takes data"), (Marks, "getattr"), (Supers, "super"),
+        (Listed, "notes"), (Imports, "random"), (Branches, "reads a tensor"),
+        (Settled, "torch.set_num_threads"), (Returns, "returns"), (Computed, "rate is computed"),
+    ],
+    ids=lambda v: getattr(v, "__name__", None),
+)  # fmt: skip
+def test_what_is_not_known_runs_as_it_is(
+    kind: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "gravure"):
+        pair = Pair(kind)
+        pair.step(6)
+    said = [r.getMessage() for r in caplog.records if "as it is" in r.getMessage()]
+    assert len(said) == 1 and why in said[0], said

@@ -57,10 +57,10 @@ def compile_step(
     in one program; with accumulation in two, the last call of a cycle and the others. Numbers of
     the optimizer's groups are read at each step. The first call, and those for which the step
     cannot be in the program, run `optimizer.step()` behind it; a warning says why, once. So do all
-    with a scaler where the optimizer counts its steps on the host (Adam without `fused=True`):
-    GradScaler waits for the device there. `optimizer` is compiled by itself, too
-    (`compile_optimizer`). The step has two functions: `step.update()` ends
-    a cycle of accumulation early, `step.grad_norm()` is the norm before the last clipping.
+    with a scaler where the optimizer counts its steps on the host (Adam without `fused=True`).
+    `optimizer` is compiled by itself, too (`compile_optimizer`). The step has two functions:
+    `step.update()` ends a cycle of accumulation early, `step.grad_norm()` is the norm before the
+    last clipping.
 
     Raises ValueError for an option that there is not, and for arguments that do not go together;
     ExportError, at the first call, for a function that cannot become a program, and RuntimeError,

@@ -540,3 +540,20 @@ def test_a_parameter_that_comes_twice() -> None:
         pair = Pair(lambda m: optim.SGD([m.first.weight, m.first.weight], 0.1, momentum=0.9))
     for _ in range(4):
         pair.step()
+
+
+def test_a_parameter_on_another_device_leaves_the_step_to_the_optimizer() -> None:
+    optimizers: list[Any] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        parameters = [torch.randn(3), torch.randn(2, device="meta")]
+        optimizers.append(optim.SGD([p.requires_grad_() for p in parameters], 0.1, momentum=0.9))
+    gravure.compile_optimizer(optimizers[1])
+    for i in range(5):
+        for optimizer in optimizers:
+            for p in optimizer.param_groups[0]["params"]:
+                p.grad = torch.full_like(p, i + 1.0)
+            optimizer.step()
+        one, other = (o.param_groups[0]["params"][0] for o in optimizers)
+        assert bits(one) == bits(other)
+    assert optimizers[1].step.gravure_update.own_steps == 5

@@ -375,7 +375,9 @@ def test_a_scaler(make: Make, clip: dict[str, float], accumulate: int) -> None:
         warnings.simplefilter("ignore")  # of a schedule whose first step was skipped
         pair = Pair(make, cosine, scaler=scaler, accumulate=accumulate, **clip)  # type: ignore[arg-type]
         pair.run(4)
-        pair.run(2, scale=1e25)  # is skipped, and the scale follows
+        scale = pair.scalers[1].get_scale()
+        pair.run(2, scale=float("inf"))  # is skipped, and the scale follows
+        assert pair.scalers[1].get_scale() < scale
         pair.run(8)
         before = pair.replays()
         pair.run(4)
@@ -384,13 +386,13 @@ def test_a_scaler(make: Make, clip: dict[str, float], accumulate: int) -> None:
     after = pair.replays()
     assert after[0] == before[0] + whole
     if accumulate == 1 and whole:
-        assert after == [before[0] + 4]
+        assert len(after) == 1  # the program of gradients alone is gone
     assert pair.compilations() <= (2 if whole else 1)
 
 
 def test_a_scaler_whose_first_steps_are_skipped() -> None:
     pair = Pair(sgd, scaler=scaler)
-    pair.run(5, scale=1e25)
+    pair.run(5, scale=float("inf"))
     assert not pair.optimizers[1].state
     pair.run(5)
     before = pair.replays()

@@ -65,9 +65,10 @@ class TrainingLoop:
         except Apart:
             return self._apart(args, kwargs, scaler)
         except StateMissing:
-            if scaler is None or self.optimizer.state:  # else its steps were skipped
-                self._tries += 1
             result = self._apart(args, kwargs, scaler)
+            if scaler is not None and not self.optimizer.state:
+                return result  # the step was skipped
+            self._tries += 1
             if self._tries < _MOST_TRIES and self.accumulate == 1:
                 self._apart_step = self._apart_compiler = None  # its memory goes with it
             return result
@@ -104,7 +105,9 @@ class TrainingLoop:
             return False
         scaler = self.ending.scaler
         if scaler is not None and scaler_tensors(scaler) is None:
-            return False  # its first step, or one that somebody has begun
+            scaler.scale(self._one())  # its first time makes them
+            if scaler_tensors(scaler) is None:
+                return False  # somebody has begun a step
         reason = self.ending.read()
         if reason is not None:
             self._say(reason)

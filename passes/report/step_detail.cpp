@@ -3,6 +3,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/location.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "ir/memory/timeline.h"
 #include "passes/plan_memory.h"
 

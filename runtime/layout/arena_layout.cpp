@@ -195,8 +195,13 @@ class LayoutBuilder {
   /// so what comes before it there may use its memory.
   Life reservedFrom(int64_t step, Exclusive reservation) const {
     const bool first = step < timeline_.entryRange(0).second;
-    const int64_t begin = first || reservation == Exclusive::FromBirth ? step : 0;
-    return {begin, static_cast<int64_t>(timeline_.steps().size()), /*reserved=*/true, step};
+    const int64_t begin = first || reservation != Exclusive::Always ? step : 0;
+    int64_t end = static_cast<int64_t>(timeline_.steps().size());
+    for (size_t e = 0; reservation == Exclusive::InEntry && e < codes_.size(); ++e) {
+      const auto [from, to] = timeline_.entryRange(e);
+      if (from <= step && step < to) end = to;
+    }
+    return {begin, end, /*reserved=*/true, step};
   }
 
   void planStages(EntryCode& code) {

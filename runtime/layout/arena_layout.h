@@ -28,6 +28,8 @@ struct ArenaLayout {
 /// For how long a storage that is handed to the caller as it is shares its bytes with no other.
 enum class Exclusive : uint8_t {
   None,
+  /// From its birth to the end of its entry: nobody holds it any more when a later one runs.
+  InEntry,
   /// From its birth to the end of the program: nobody holds it any more when the next step begins.
   FromBirth,
   /// Until its entry runs again: the entries before that one run while it is held.

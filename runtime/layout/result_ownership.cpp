@@ -95,7 +95,8 @@ void chooseOwnership(const Program& program, const Timeline& timeline, ResultPol
 }
 
 std::vector<Exclusive> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
-                                        llvm::function_ref<bool(size_t, size_t)> droppedInTime) {
+                                        llvm::function_ref<bool(size_t, size_t)> droppedInTime,
+                                        llvm::function_ref<bool(size_t, size_t)> droppedInEntry) {
   std::vector<Exclusive> reserved(timeline.storages().size(), Exclusive::None);
   for (size_t e = 0; e < codes.size(); ++e) {
     EntryCode& code = codes[e];
@@ -105,7 +106,8 @@ std::vector<Exclusive> reservedStorages(const Timeline& timeline, std::vector<En
       if (ownership != Ownership::Lent && ownership != Ownership::Static) continue;
       const bool dropped = ownership == Ownership::Lent && droppedInTime(e, o);
       Exclusive& storage = reserved[code.storages[owned.arenaSlot(code.outputs[o])]];
-      storage = std::max(storage, dropped ? Exclusive::FromBirth : Exclusive::Always);
+      const Exclusive inTime = droppedInEntry(e, o) ? Exclusive::InEntry : Exclusive::FromBirth;
+      storage = std::max(storage, dropped ? inTime : Exclusive::Always);
     }
   }
   return reserved;

@@ -24,9 +24,10 @@ void chooseOwnership(const Program& program, const Timeline& timeline, ResultPol
 
 /// By Timeline storage, those that Lent and Static results lie in: no other buffer may overlap
 /// them until their entry runs again, or, of Lent ones with `droppedInTime(entry, output)`, until the
-/// next step begins.
+/// next step begins, or, with `droppedInEntry` too, until a later entry runs.
 std::vector<Exclusive> reservedStorages(const Timeline& timeline, std::vector<EntryCode>& codes,
-                                        llvm::function_ref<bool(size_t, size_t)> droppedInTime);
+                                        llvm::function_ref<bool(size_t, size_t)> droppedInTime,
+                                        llvm::function_ref<bool(size_t, size_t)> droppedInEntry);
 
 /// From now on output `output` is copied. Its memory stays reserved.
 void copyFromNowOn(EntryCode& code, size_t output);

@@ -21,6 +21,14 @@ class ResultWatch {
     seen_ = true;
     held_ |= !last_.expired();
   }
+  /// An entry that comes after its own in the program begins.
+  void laterEntryBegins() {
+    if (!handedOut_) return;
+    seenLater_ = true;
+    heldLater_ |= !last_.expired();
+  }
+  /// True if nobody held it whenever a later entry began, which was seen at least once.
+  bool droppedBeforeLater() const { return seenLater_ && !heldLater_; }
   /// True if a step has returned it, and nobody holds it any more.
   bool isGone() const { return handedOut_ && last_.expired(); }
   bool wasHandedOut() const { return handedOut_; }
@@ -32,6 +40,7 @@ class ResultWatch {
  private:
   c10::weak_intrusive_ptr<c10::StorageImpl> last_{c10::intrusive_ptr<c10::StorageImpl>()};
   bool handedOut_ = false, seen_ = false, held_ = false;
+  bool seenLater_ = false, heldLater_ = false;
 };
 
 }  // namespace gravure

@@ -209,20 +209,24 @@ void Runtime::Impl::watchResults(const EntryState& begins) {
   for (size_t o = 0; o < own.results.watches.size() && o < infos.size(); ++o) {
     if (infos[o].role == OutputRole::Output) own.results.watches[o].nextStepBegins();
   }
+  for (EntryState& entry : entries_) {
+    if (&entry >= &begins) break;
+    for (ResultWatch& watch : entry.results.watches) watch.laterEntryBegins();
+  }
   for (EntryState& entry : llvm::drop_begin(entries_, &begins - entries_.data() + 1)) {
     for (ResultWatch& watch : entry.results.watches) watch.nextStepBegins();
   }
 }
 
 /// True if a replay would write over a lent result that somebody holds: of the entry's own, or of one
-/// behind it if it was dropped in time when the arena was laid out. Such a result is copied from now on;
+/// behind it if it was dropped in time when the arena was laid out, or before it likewise. Such a result is copied from now on;
 /// if it is held for many steps more, the arena is laid out anew, and the old one is left to the holder.
 bool Runtime::Impl::resultsHeld(EntryState& entry) {
   bool held = false, still = false;
-  for (EntryState& lender : llvm::drop_begin(entries_, &entry - entries_.data())) {
+  for (EntryState& lender : entries_) {
     for (size_t o = 0; o < lender.results.lent.size(); ++o) {
       if (lender.results.lent[o]->outstanding() == 0) continue;
-      if (&lender != &entry && !lender.results.dropped[o]) continue;
+      if (!writesOver(entry, lender, o)) continue;
       if (lender.code->ownership[o] != Ownership::Lent) {
         still = true;
         continue;

@@ -76,6 +76,7 @@ struct EntryResults {
   std::vector<at::Tensor> together;             // what is lent alongside, step for step
   std::vector<ResultWatch> watches;             // as they are when the arena is laid out
   std::vector<bool> dropped;                    // in time, as the arena was laid out for
+  std::vector<bool> droppedInEntry;             // before a later one runs, likewise
   int64_t heldSteps = 0;                        // in a row, that a lent one was held
 };
 

@@ -109,6 +109,7 @@ Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOpti
     state.results.together.resize(codes_[e].outputs.size());
     state.results.watches.resize(codes_[e].outputs.size());
     state.results.dropped.resize(codes_[e].outputs.size());
+    state.results.droppedInEntry.resize(codes_[e].outputs.size());
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
                                                 communication_.get());
     state.served.partitions.resize(codes_[e].launches.size());
@@ -332,6 +333,12 @@ std::vector<c10::IValue> Runtime::Impl::runServed(EntryState& entry, const KeptI
   return results;
 }
 
+/// Whether a replay of `entry` may write where `lender`'s output lies, which is lent.
+bool Runtime::Impl::writesOver(const EntryState& entry, const EntryState& lender, size_t output) {
+  if (&lender == &entry) return true;
+  return &lender < &entry ? lender.results.droppedInEntry[output] : lender.results.dropped[output];
+}
+
 /// Behind a step that was served: where all of its partitions are captured, the next one may go straight.
 void Runtime::Impl::sealEntry(EntryState& entry, const KeptInputs& kept) {
   entry.seals.breakCurrent();
@@ -340,12 +347,11 @@ void Runtime::Impl::sealEntry(EntryState& entry, const KeptInputs& kept) {
   Seal::Contents contents = sealLaunches(*entry.code, entry.inputs.checks, *entry.inputs.moving,
                                          entry.served.partitions, entry.served.staged);
   contents.results = handOuts(entry, kept);
-  for (EntryState& lender : llvm::drop_begin(entries_, &entry - entries_.data())) {
+  for (EntryState& lender : entries_) {
     for (size_t o = 0; o < lender.results.lent.size(); ++o) {
       const bool lends =
           lender.code->ownership[o] == Ownership::Lent || lender.results.lent[o]->outstanding() > 0;
-      const bool overwrites = &lender == &entry || lender.results.dropped[o];
-      if (lends && overwrites) contents.books.push_back(lender.results.lent[o]);
+      if (lends && writesOver(entry, lender, o)) contents.books.push_back(lender.results.lent[o]);
     }
   }
   const auto isSaved = [](const InputInfo& each) { return each.role == InputRole::Saved; };

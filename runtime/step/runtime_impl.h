@@ -91,6 +91,7 @@ class Runtime::Impl {
   std::string inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void watchResults(const EntryState& begins);
   bool resultsHeld(EntryState& entry);
+  static bool writesOver(const EntryState& entry, const EntryState& lender, size_t output);
   bool layOutAnew(const EntryState& next);
   void enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path);
   std::string missed(const std::string& key, const std::string& name, std::string message);

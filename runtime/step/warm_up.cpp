@@ -232,7 +232,13 @@ std::string Runtime::Impl::plan(const EntryState& next) {
   }
   const auto droppedInTime = [&](size_t e, size_t o) { return dropped[e][o]; };
   copyHeldOutputs(dropped);
-  LayoutOptions options{device_->alignment(), reservedStorages(timeline_, codes_, droppedInTime),
+  const auto droppedInEntry = [&](size_t e, size_t o) {
+    const auto& infos = codes_[e].entry->outputs;
+    return o < infos.size() && infos[o].role == OutputRole::Output &&
+           entries_[e].results.watches[o].droppedBeforeLater();
+  };
+  LayoutOptions options{device_->alignment(),
+                        reservedStorages(timeline_, codes_, droppedInTime, droppedInEntry),
                         options_.editBuffers};
   ArenaLayout layout =
       layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
@@ -270,6 +276,8 @@ std::string Runtime::Impl::plan(const EntryState& next) {
   for (size_t e = 0; e < entries_.size(); ++e) {
     entries_[e].planned = entries_[e].warmUp.settled;
     entries_[e].results.dropped = dropped[e];
+    for (size_t o = 0; o < dropped[e].size(); ++o)
+      entries_[e].results.droppedInEntry[o] = dropped[e][o] && droppedInEntry(e, o);
     if (!apart_ && !communication_ && llvm::is_contained(dropped[e], true))
       shared_->postDropped(e, std::move(dropped[e]));
   }

@@ -102,7 +102,27 @@ def test_large_scores_for_a_loss_in_another_graph_stand_once() -> None:
     assert gravure.release_memory() < 3.5 * Scores.BYTES
 
 
-def test_scores_that_somebody_keeps_are_copies() -> None:
+class Both(Scores):
+    """Scores and their loss are results of one graph, as with models of transformers."""
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.head(self.table(ids).tanh())
+        return F.cross_entropy(scores, ids), scores
+
+
+def _learn_from_loss(run: Any, optimizer: torch.optim.Optimizer, batch: tuple[Tensor]) -> Tensor:
+    return _learn(lambda *given: run(*given)[0], optimizer, batch)
+
+
+def test_scores_beside_their_loss_leave_their_place_to_its_backward() -> None:
+    report = same_as_eager(Both(), _ids, _learn_from_loss, steps=7)
+    (program,) = report.graphs[-1].programs
+    assert program.stats["captures"] == 2
+    assert 2.9 * Scores.BYTES < program.stats["arena_bytes"] < 3.5 * Scores.BYTES
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["in the backward", "before it"])
+def test_scores_that_somebody_keeps_are_copies(early: bool) -> None:
     model = Scores()
 
     def compute(x: Tensor) -> Tensor:
@@ -115,8 +135,11 @@ def test_scores_that_somebody_keeps_are_copies() -> None:
         scores = call(x)
         if step >= 6:  # the warm-up saw them dropped
             kept.append((scores.detach(), compute(x).detach()))
-        scores.square().mean().backward()
-        del scores
+        loss = scores.square().mean()
+        if early:
+            del scores
+        loss.backward()
+        scores = None
         model.zero_grad()
         assert all(torch.equal(*pair) for pair in kept)
     (program,) = gravure.report().graphs[-1].programs

@@ -61,21 +61,26 @@ torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
   return aliases;
 }
 
-/// An address, as CUDA bakes it in: a graph keeps nothing alive that is its caller's.
-void bakeAddress(c10::IValue& value) {
-  const bool owns =
-      value.isTensor() && value.toTensor().defined() && value.toTensor().has_storage();
-  if (owns && !inHostArena(value.toTensor().storage().data()))
-    value = withoutOwner(value.toTensor());
+using Storages = llvm::DenseSet<const c10::StorageImpl*>;
+
+/// An address, as CUDA bakes it in: a graph keeps nothing alive that is its caller's. What the capture
+/// `made` is its own, and a number on its way to a Tensor parameter is baked in by its value.
+void bakeAddress(c10::IValue& value, const Storages& made) {
+  if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().has_storage()) return;
+  const at::Tensor& tensor = value.toTensor();
+  const bool own = tensor.unsafeGetTensorImpl()->is_wrapped_number() ||
+                   made.contains(tensor.storage().unsafeGetStorageImpl()) ||
+                   inHostArena(tensor.storage().data());
+  if (!own) value = withoutOwner(tensor);
 }
-void bakeAddresses(torch::jit::Stack& operands) {
+void bakeAddresses(torch::jit::Stack& operands, const Storages& made) {
   for (c10::IValue& value : operands) {
-    bakeAddress(value);
+    bakeAddress(value, made);
     if (!value.isList()) continue;
     c10::List<c10::IValue> members = value.toList();
     for (size_t i = 0; i < members.size(); ++i) {
       c10::IValue member = members.get(i);
-      bakeAddress(member);
+      bakeAddress(member, made);
       members.set(i, std::move(member));
     }
   }
@@ -325,7 +330,8 @@ class HostCapture final : public Capture {
     }
     forEachTensor(stack,
                   [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
-    bakeAddresses(baked.operands);
+    noteMade(stack, baked.operands);
+    bakeAddresses(baked.operands, made_);
     if (facts.collective) open(baked, stack);
     if (onlyViews(call)) return;
     if (paint_) work_.push_back(workOf(call, seen_, baked.operands, *paint_));
@@ -377,6 +383,19 @@ class HostCapture final : public Capture {
     });
   }
 
+  void noteMade(const torch::jit::Stack& results, const torch::jit::Stack& operands) {
+    Storages given;
+    const auto visitStorages = [](const torch::jit::Stack& values, const auto& visit) {
+      forEachTensor(values, [&](const at::Tensor& tensor) {
+        if (tensor.has_storage()) visit(tensor.storage().unsafeGetStorageImpl());
+      });
+    };
+    visitStorages(operands, [&](const c10::StorageImpl* each) { given.insert(each); });
+    visitStorages(results, [&](const c10::StorageImpl* each) {
+      if (!given.contains(each)) made_.insert(each);
+    });
+  }
+
   /// Work of two devices cannot be in one graph.
   void noteDevices(const Call& call) {
     for (const Value* output : call.node->outputs()) {
@@ -402,9 +421,9 @@ class HostCapture final : public Capture {
   std::vector<BakedCall> calls_;
   std::optional<uint8_t> paint_;  // watched
   CapturedWork work_;
-  int32_t seen_ = -1;  // the call that is recorded, counted from 0
-  llvm::DenseSet<const c10::StorageImpl*> open_,
-      waited_;  // by the storage of a collective's result
+  int32_t seen_ = -1;       // the call that is recorded, counted from 0
+  Storages open_, waited_;  // by the storage of a collective's result
+  Storages made_;           // outside of the arena, too
   bool onCpu_ = false, onAccelerator_ = false;
 };
 

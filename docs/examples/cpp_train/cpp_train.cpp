@@ -6,7 +6,7 @@
 // bits that eager PyTorch's had.
 
 #include "ir/check/verify.h"
-#include "ir/facts/op_facts.h"
+#include "ir/facts/value_types.h"
 #include "ir/text/program_text.h"
 #include "passes/pass.h"
 #include "runtime/program/inputs_file.h"

@@ -170,7 +170,7 @@ void ArenaPages::remap(PagedSlab& slab, const std::vector<PageSharing::Move>& mo
     source_->unmap(slab.base_ + offsets[move.index], wants[move.index].bytes);
   }
   slab.unfit = slab.moved = true;  // unfit, should mapping fail
-  slab.lastStep = 0;               // it knows nothing of who used the pages that come
+  slab.lastStepOf = {};            // it knows nothing of who used the pages that come
   std::vector<PageSource::Piece> pieces;
   for (const PageSharing::Move& move : moves) {
     if (move.page == PageSharing::kNoPage) continue;
@@ -243,7 +243,7 @@ bool ArenaPages::enter(PagedSlab& slab, size_t entry, std::string& why) {
     why.clear();  // a broken rule does no harm while nobody meets
     slab.unfit = false;
   }
-  if (!orderAfterOthers(slab)) {
+  if (!orderAfterOthers(slab, entry)) {
     why = kOthersCapture;
     return false;
   }
@@ -252,9 +252,11 @@ bool ArenaPages::enter(PagedSlab& slab, size_t entry, std::string& why) {
 }
 
 /// Two programs on the same pages are ordered by the stream they run on. Where the streams differ, what
-/// the other one's holds now comes first: its last step, and what read its results. False while one of
-/// those streams is being captured.
-bool ArenaPages::orderAfterOthers(PagedSlab& slab) {
+/// the other one's holds now comes first: its last step, and what read its results. Whoever used nothing
+/// since this entry's last run came first then, and what of it was held then lies elsewhere. False while
+/// one of those streams is being captured.
+bool ArenaPages::orderAfterOthers(PagedSlab& slab, size_t entry) {
+  uint64_t& lastOfPart = slab.lastStepOf[entry == 0 ? 0 : 1];
   const c10::Stream stream = source_->currentStream();
   const auto comesFirst = [&](c10::Stream earlier) {
     return earlier == stream || source_->order(earlier, stream);
@@ -268,13 +270,13 @@ bool ArenaPages::orderAfterOthers(PagedSlab& slab) {
   };
   if (!comeFirst(slab)) return false;
   for (const PagedSlab* other : slabs_) {
-    if (other == &slab || !other->lastStream || other->lastStep < slab.lastStep) continue;
+    if (other == &slab || !other->lastStream || other->lastStep < lastOfPart) continue;
     const bool meets = sharing_.meets(slab.tenant, other->tenant, kWholeArena);
     if (meets && !comeFirst(*other)) return false;
   }
   if (slab.held() == kNoPart) slab.readers.clear();
   slab.lastStream = stream;
-  slab.lastStep = ++steps_;
+  slab.lastStep = lastOfPart = ++steps_;
   return true;
 }
 

@@ -127,7 +127,7 @@ class ArenaPages final : public ArenaMemory {
   bool hasAllPages(const PagedSlab& slab) const;
   void remap(PagedSlab& slab, const std::vector<PageSharing::Move>& moves);
   bool noteWhoLives(PagedSlab& slab, size_t entry);
-  bool orderAfterOthers(PagedSlab& slab);
+  bool orderAfterOthers(PagedSlab& slab, size_t entry);
   void destroyUnused();
 
   const std::unique_ptr<PageSource> source_;

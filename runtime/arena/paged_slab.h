@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 namespace gravure {
@@ -83,7 +84,8 @@ class PagedSlab final : public Slab {
   bool ofOldSizes = false;       // wants() would be others by now
   bool moved = false;            // some are others than in the last step that used it
   int64_t patience = 0;
-  uint64_t lastStep = 0;  // the owner's count
+  uint64_t lastStep = 0;                    // the owner's count
+  std::array<uint64_t, 2> lastStepOf = {};  // of the first entry, and of the others
   std::optional<c10::Stream> lastStream;
   std::vector<c10::Stream> readers;
   std::unique_ptr<PageSource::Work> lastWork;  // once nobody has the arena any more

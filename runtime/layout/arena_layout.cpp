@@ -184,7 +184,11 @@ class LayoutBuilder {
       const int64_t storage = storageOfOutput(call, code, tensor);
       if (storage < 0) return {call.step, -1, false};
       const auto reserved = reserved_.find(lives_.find(storage));
-      if (reserved != reserved_.end()) return reservedFrom(call.step, reserved->second);
+      if (reserved != reserved_.end()) {
+        Life whole = reservedFrom(call.step, reserved->second);
+        whole.end = std::max(whole.end, lives_.end(storage));  // joined with what lives longer
+        return whole;
+      }
       life.end = std::max({life.end, lives_.end(storage), call.step + 1});
     }
     if (life.end < 0 && allocation.freedAtStep == call.step) life.end = call.step + 1;
@@ -322,24 +326,26 @@ StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
 
 namespace {
 
-/// As far as the plan reads them: it asks when memory was given back within its step, not when else.
-/// A collective's buffers are, by threads of its backend, sooner or later.
+/// As far as the plan reads them: it asks when memory was given back within its step, not when else, and
+/// of compiled code in which order. A collective's buffers are, by threads of its backend, sooner or later.
 bool sameAllocations(const std::vector<RecordedAllocation>& a,
-                     const std::vector<RecordedAllocation>& b, int64_t step) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [step](const auto& x, const auto& y) {
+                     const std::vector<RecordedAllocation>& b, int64_t step, bool compiled) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& x, const auto& y) {
     return x.bytes == y.bytes && (x.freedAtStep == step) == (y.freedAtStep == step) &&
-           x.freedBefore == y.freedBefore;
+           (!compiled || x.freedBefore == y.freedBefore);
   });
 }
 
 }  // namespace
 
-std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
+std::vector<int64_t> differingSteps(const Timeline& timeline, const AllocationRecord& a,
+                                    const AllocationRecord& b,
                                     const std::vector<StepPlanning>& planning) {
   std::vector<int64_t> steps;
   for (size_t s = 0; s < a.size(); ++s) {
     const auto step = static_cast<int64_t>(s);
-    if (planning[s] == StepPlanning::All && !sameAllocations(a[s], b[s], step))
+    const bool compiled = compiledCalls(timeline.steps()[s]) > 0;
+    if (planning[s] == StepPlanning::All && !sameAllocations(a[s], b[s], step, compiled))
       steps.push_back(step);
   }
   return steps;

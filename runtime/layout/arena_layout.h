@@ -52,7 +52,8 @@ enum class StepPlanning : uint8_t {
 StepPlanning stepPlanning(const Node* node, const DeviceMap& devices);
 
 /// Steps planned in full at which two recorded runs differ in bytes or ends.
-std::vector<int64_t> differingSteps(const AllocationRecord& a, const AllocationRecord& b,
+std::vector<int64_t> differingSteps(const Timeline& timeline, const AllocationRecord& a,
+                                    const AllocationRecord& b,
                                     const std::vector<StepPlanning>& planning);
 
 /// Plans: an allocation given back within its call lives for that step; those of compiled code, which

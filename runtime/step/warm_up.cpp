@@ -67,8 +67,8 @@ void Runtime::Impl::runPlain(EntryState& entry) {
 /// Two runs that agree settle an entry. What still differs after the last warm-up is left alone.
 void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
   const bool compare = entry.warmUp.runs > 1;
-  const auto differing =
-      compare ? differingSteps(entry.warmUp.record, record, planning_) : std::vector<int64_t>();
+  const auto differing = compare ? differingSteps(timeline_, entry.warmUp.record, record, planning_)
+                                 : std::vector<int64_t>();
   entry.warmUp.record = std::move(record);
   if (!compare && !isTaught(entry)) return;
   if (!differing.empty() && entry.warmUp.runs < mostWarmUps()) return;

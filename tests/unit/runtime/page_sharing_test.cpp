@@ -6,6 +6,8 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
+#include <llvm/ADT/STLExtras.h>
+
 #include <algorithm>
 #include <map>
 #include <random>
@@ -513,6 +515,33 @@ TEST_CASE("what the forward alone uses may lie on what another program held then
   }
   CHECK(device.source->behind(*b) == before);
   CHECK(device.pages.bytes() == 16 * 4096);  // 4 saved, and all of the loss'
+}
+
+TEST_CASE("an entry comes after what was read on another stream while an earlier entry ran",
+          "[law5][memory]") {
+  Counted device;
+  ArenaShape model = shapeOf(8), loss = shapeOf(12);
+  model.results = {{0, 8 * 4096}};
+  model.resultBooks = {std::make_shared<LoanBook>()};
+  loss.used = {{{0, 4 * 4096}}, {{0, 12 * 4096}}};
+  auto a = device.pages.make(model), b = device.pages.make(loss);
+  std::string why;
+  const auto run = [&](Slab& slab, size_t entry, int64_t stream) {
+    device.source->stream = stream;
+    device.source->ordered.clear();
+    REQUIRE(slab.enter(entry, why));
+    slab.leave();
+  };
+  for (int step = 0; step < 3; ++step) {
+    CAPTURE(step);
+    run(*a, 0, 1);
+    at::Tensor result = Lender(a).lend(at::from_blob(a->base(), {25}), model.resultBooks[0]);
+    run(*b, 0, 2);
+    result = at::Tensor();  // read on stream 1, which may still be at it
+    run(*b, 1, 2);
+    REQUIRE(!disjoint(device.source->behind(*a), device.source->behind(*b)));
+    CHECK(llvm::is_contained(device.source->ordered, std::pair<int64_t, int64_t>(1, 2)));
+  }
 }
 
 TEST_CASE("memory that rests is given back, and comes again at the same addresses") {

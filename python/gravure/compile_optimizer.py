@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -19,18 +20,23 @@ Kind = TypeVar("Kind", bound=Optimizer)
 NOT_FOR_OPTIMIZERS = ("on_missed", "max_shapes", "max_modules", "codegen", "mode", "regions")
 
 
-def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = None) -> Kind:
+def compile_optimizer(
+    optimizer: Kind, *, foreign: bool = False, options: Mapping[str, Any] | None = None
+) -> Kind:
     """The same optimizer, whose `step()` runs a program of the operators that its own step runs.
 
     In eager's bits. Numbers of `param_groups` are read at each step, so that schedulers work as
     they are. State, `state_dict`, pickling, `zero_grad` and hooks stay the optimizer's own; groups
     may be added, and parameters may have no gradient in some steps. A copy of it is not compiled.
 
-    A closure is called first, and the program runs behind it. Of somebody's own class the step is a
-    program where all that its code reads is known. A step that cannot be a program (a sparse
-    gradient, code that does more than change tensors) is the optimizer's own step, and a warning
-    says why, once. Raises TypeError for what is no optimizer, and ValueError for an
-    option that there is not.
+    A closure is called first, and the program runs behind it. A step that cannot be a program (a
+    sparse gradient, a class that is not torch.optim's) is the optimizer's own step, and a warning
+    says why, once. Raises TypeError for what is no optimizer, and ValueError for an option that
+    there is not.
+
+    `foreign=True` vouches for a class that is not torch.optim's: its step does nothing but compute
+    with tensors, and reads nothing but parameters, gradients, state, settings and plain values.
+    Where its code shows something else, its own step runs, with a warning that names it.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")
@@ -47,14 +53,15 @@ def compile_optimizer(optimizer: Kind, *, options: Mapping[str, Any] | None = No
             f"somebody replaced the step of this {type(optimizer).__name__}; compile it before it "
             "is wrapped, and the wrapper will call the compiled step"
         )
-    update = CompiledUpdate(chosen)
+    update = CompiledUpdate(chosen, foreign=foreign)
     if not update.knows(optimizer):  # which may have no hooks, as what wraps another one
         update.refuse(optimizer)
         return optimizer
 
-    def step(self: Optimizer, closure: Any = None) -> Any:
-        return update.step(self, closure)
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return update.step(self, *args, **kwargs)
 
+    step.__signature__ = inspect.signature(type(optimizer).step)  # type: ignore[attr-defined]
     hooked = with_hooks(step)
 
     @functools.wraps(hooked)

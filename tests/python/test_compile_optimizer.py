@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 import warnings
 from collections.abc import Callable
@@ -231,12 +232,24 @@ def test_an_optimizer_in_another_one_updates_in_each_step() -> None:
     assert pair.update.programs == 1
 
 
-def test_an_attribute_that_a_foreign_step_reads() -> None:
-    pair = Pair(lambda m: Scaled([*m.first.parameters(), *m.second.parameters()]))
-    for i in range(4):
-        pair.each(lambda _, o, i=i: setattr(o, "scale", 1.0 + i))
-        pair.step()
-    assert pair.update.programs == 4  # the attribute is part of what a program is for
+@pytest.mark.parametrize("foreign", [False, True])
+def test_an_attribute_that_a_foreign_step_reads(
+    foreign: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(model: Any) -> Optimizer:
+        return Scaled([*model.first.parameters(), *model.second.parameters()])
+
+    with caplog.at_level(logging.WARNING, "gravure"):
+        pair = Pair(make, foreign=foreign)
+        for i in range(4):
+            pair.each(lambda _, o, i=i: setattr(o, "scale", 1.0 + i))
+            pair.step()
+    said = [r.getMessage() for r in caplog.records if "Scaled" in r.getMessage()]
+    if foreign:
+        assert pair.update.programs == 4  # the attribute is part of what a program is for
+        assert not said
+    else:
+        assert len(said) == 1 and "foreign=True" in said[0]
 
 
 def test_a_gradient_that_comes_from_elsewhere_is_applied() -> None:

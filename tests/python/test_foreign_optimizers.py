@@ -6,11 +6,15 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import struct
 import time
 from collections.abc import Callable
+from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import gravure
+import numpy
 import pytest
 import torch
 import torch.nn as nn
@@ -137,6 +141,10 @@ def foreach(params: Any) -> Optimizer:
     return Foreach(params, {"lr": 0.1})
 
 
+def _kinds(state: dict[str, Any]) -> Any:
+    return {k: bits(v) if isinstance(v, Tensor) else (type(v), repr(v)) for k, v in state.items()}
+
+
 TAKEN = [Lion, OldAdam, Counted, lambda p: Scaled(p, 0.1), lambda p: Named(p, 0.01), foreach]
 
 
@@ -146,7 +154,7 @@ class Pair:
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
         self.models = [model, copy.deepcopy(model)]
         self.optimizers = [make(list(m.parameters())) for m in self.models]
-        gravure.compile_optimizer(self.optimizers[1])
+        gravure.compile_optimizer(self.optimizers[1], foreign=True)
         self.schedulers = [lr_scheduler.CosineAnnealingLR(o, 20) for o in self.optimizers]
         self.device = device
 
@@ -156,17 +164,20 @@ class Pair:
             for m, o, s in zip(self.models, self.optimizers, self.schedulers, strict=True):
                 o.zero_grad()
                 m(x).square().mean().backward()
-                o.step()
+                self.call(o)
                 s.step()
             one, other = (
                 [
                     str([{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]),
-                    [[bits(p), {k: bits(v) for k, v in o.state.get(p, {}).items()}]
+                    [[bits(p), _kinds(o.state.get(p, {})), p.grad is None]
                      for p in m.parameters()],
                 ]
                 for m, o in zip(self.models, self.optimizers, strict=True)
             )  # fmt: skip
             assert one == other
+
+    def call(self, optimizer: Any) -> None:
+        optimizer.step()
 
     def each(self, change: Callable[[Any], Any]) -> None:
         for optimizer in self.optimizers:
@@ -385,3 +396,343 @@ def test_what_is_not_known_runs_as_it_is(
         pair.step(6)
     said = [r.getMessage() for r in caplog.records if "as it is" in r.getMessage()]
     assert len(said) == 1 and why in said[0], said
+
+
+# ---- what a program once took, and should not have
+
+
+class _Each(Optimizer):
+    """Its step asks `rate` for each parameter."""
+
+    twice = 1.0
+
+    def __init__(self, params: Any, **more: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "k": 0, **more})
+
+    def rate(self, group: Any, p: Any) -> Any:
+        return group["lr"]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                p.sub_(p.grad * self.rate(group, p))
+
+
+class ZeroesGradients(_Each):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad * group["lr"])
+        self.zero_grad()
+
+
+class CallsItself(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        if group["k"] < 0:
+            self.step()
+        return group["lr"]
+
+
+class ChangesAList(_Each):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, rates=[0.1, 0.2])
+
+    def rate(self, group: Any, p: Any) -> Any:
+        group["rates"][0] *= 0.9
+        return group["rates"][0]
+
+
+class AppendsToAList(_Each):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, hist=[1])
+
+    def rate(self, group: Any, p: Any) -> Any:
+        group["hist"].append(1)
+        return group["lr"] / len(group["hist"])
+
+
+class Swallows(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        try:
+            return 1 + int(group["lr"] * 20)
+        except Exception:
+            return 0.25
+
+
+class IsClose(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return 0.1 if math.isclose(group["lr"], 0.1, rel_tol=0.02) else 0.2
+
+
+class CopiesSigns(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return 0.1 if math.copysign(1.0, group["lr"] - 0.09) > 0 else 0.3
+
+
+class ImportsSqrt(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return 0.1 if sqrt(group["lr"]) > 0.3 else 0.2
+
+
+class AsksForAnInt(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return 0.1 if isinstance(group["k"], int) else 0.3
+
+
+class IntPower(_Each):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.param_groups[0]["k"] = 10**6 + 3
+
+    def rate(self, group: Any, p: Any) -> Any:
+        return 1e11 / group["k"] ** 3 - 1e11 / (group["k"] + 1) ** 3 + group["lr"]
+
+
+class NarrowTensor(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return torch.tensor([group["lr"]], dtype=torch.bfloat16)
+
+
+class WholeTensor(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return torch.tensor([group["k"]], dtype=torch.int64) * 0.01
+
+
+class AsTensor(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return torch.as_tensor([group["lr"], 1.0], dtype=torch.bfloat16)[0]
+
+
+class NewTensor(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return p.bfloat16().new_tensor(group["lr"])
+
+
+class Aranges(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return torch.arange(0.0, group["lr"] * 10, 0.1).sum() * 0.01
+
+
+class OwnState(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return group["lr"] * self.state.get("scale", 1.0)
+
+
+class HasHooks(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        if group["k"] < 3:
+            p.register_post_accumulate_grad_hook(_halves)
+        return group["lr"]
+
+
+class SetsAttributes(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        p.__setattr__("seen", 1)
+        return group["lr"] * p.__getattribute__("seen")
+
+
+class ReadsAFile(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return torch.from_file(_FILE, size=1)
+
+
+class OwnNameOfATensors(_Each):
+    requires_grad = True
+
+    def rate(self, group: Any, p: Any) -> Any:
+        return 0.1 if p.requires_grad else 0.2
+
+
+class NumpysRates(_Each):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, by=numpy.float64(0.3))
+
+    def rate(self, group: Any, p: Any) -> Any:
+        return group["lr"] * group["by"]
+
+
+class Writes(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        return 0.1 if f"{p.grad.sum()}" > "tensor(0" else 0.2
+
+
+class LooksForNone(_Each):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, foreach=None)
+
+    def rate(self, group: Any, p: Any) -> Any:
+        return 0.1 if group["foreach"] is None else 0.2
+
+
+class TakesNoClosure(_Each):
+    def step(self) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad * group["lr"])
+
+
+class TakesMore(_Each):
+    def step(self, closure: Any = None, big: bool = False) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad * (0.3 if big is None else 0.2 if big else 0.1))
+
+
+def _halves(p: Tensor) -> None:
+    if p.grad is not None:
+        p.grad.mul_(0.5)
+
+
+def _lists_scale(optimizer: Any, step: int) -> None:
+    optimizer.state["scale"] = 1.0 / step
+
+
+def _made_of(first: Any, second: Any) -> Any:
+    """Two functions of one module, whose cells have one name."""
+
+    class Made(_Each):
+        def rate(self, group: Any, p: Any) -> Any:
+            return group["lr"] * first() + second()
+
+    return Made
+
+
+def _cell(value: float) -> Any:
+    holder = [value]
+    weight = holder[0]
+
+    def read() -> float:
+        return weight
+
+    def write(other: float) -> None:
+        nonlocal weight
+        weight = other
+
+    return read, write
+
+
+_FILE = ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (ZeroesGradients, "zero_grad"), (CallsItself, ".step"), (Swallows, "catches errors"),
+        (ChangesAList, "changes values"), (AppendsToAList, "changes values"),
+        (IsClose, "math.isclose"), (CopiesSigns, "math.copysign"), (ImportsSqrt, "sqrt"),
+        (AsksForAnInt, "isinstance"), (IntPower, "to a power"), (NarrowTensor, "gives tensor"),
+        (WholeTensor, "gives tensor"), (AsTensor, "gives as_tensor"),
+        (NewTensor, "gives new_tensor"), (Aranges, "gives arange"),
+        (HasHooks, "register_post_accumulate_grad_hook"), (SetsAttributes, "__setattr__"),
+        (ReadsAFile, "torch.from_file"), (OwnNameOfATensors, "requires_grad"),
+        (NumpysRates, "float64"), (Writes, "FORMAT_"), (LooksForNone, "foreach is None"),
+        (TakesNoClosure, "its arguments"), (TakesMore, "its arguments"),
+    ],
+    ids=lambda v: getattr(v, "__name__", None),
+)  # fmt: skip
+def test_what_was_once_taken(
+    kind: Any,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rate"
+    monkeypatch.setattr("test_foreign_optimizers._FILE", str(file))
+    pair = None
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for step in range(8):
+            file.write_bytes(struct.pack("f", 0.1 / (step + 1)))
+            pair = pair or Pair(kind)
+            pair.step()
+    said = [r.getMessage() for r in caplog.records if "as it is" in r.getMessage()]
+    assert len(said) == 1 and why in said[0], said
+
+
+def test_state_that_is_no_parameters(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair(OwnState)
+    pair.step(4)
+    pair.captured(1)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for step in range(1, 5):
+            pair.each(lambda o, step=step: _lists_scale(o, step))
+            for m, o in zip(pair.models, pair.optimizers, strict=True):
+                o.zero_grad()
+                m(torch.ones(5, 8)).square().mean().backward()
+                o.step()
+            assert len({str([bits(p) for p in m.parameters()]) for m in pair.models}) == 1
+    assert "no parameter" in "".join(r.getMessage() for r in caplog.records)
+
+
+def test_cells_of_one_name() -> None:
+    (one, change), (other, change_other) = _cell(0.5), _cell(0.01)
+    pair = Pair(_made_of(one, other))
+    pair.step(4)
+    for value in (0.25, 0.75):
+        change(value)
+        pair.step(2)
+        change_other(value / 50)
+        pair.step(2)
+    pair.captured(2)
+
+
+def test_numbers_that_are_not_finite() -> None:
+    class Leaves(_Each):
+        def rate(self, group: Any, p: Any) -> Any:
+            group["best"] = -math.inf if group["k"] % 2 < 0 else math.inf
+            return group["lr"]
+
+    class Keeps(_Each):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, best=0.0)
+
+        def rate(self, group: Any, p: Any) -> Any:
+            group["best"] = math.inf
+            group["worst"] = group["lr"] - math.inf
+            return group["lr"]
+
+    for kind in (Leaves, Keeps):
+        pair = Pair(kind)
+        pair.step(8)
+
+
+def test_a_step_that_takes_something_else_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(_Each)
+    pair.step(4)
+    monkeypatch.setattr(_Each, "step", TakesNoClosure.step)
+    pair.step(2)
+    monkeypatch.setattr(_Each, "step", TakesMore.step)
+    pair.step(2)
+    monkeypatch.setattr(pair, "call", lambda o: o.step(big=True))
+    pair.step(2)
+    monkeypatch.setattr(pair, "call", lambda o: o.step(None, True))
+    pair.step(2)
+
+
+def test_a_refusal_that_the_code_catches() -> None:
+    def fn(a: Tensor, lr: float) -> None:
+        try:
+            k = 1 + int(lr)
+        except Exception:
+            k = 5
+        a.mul_(k)
+
+    update = gravure.compile_update(fn)
+    one, other = torch.ones(3), torch.ones(3)
+    for lr in (1.0, 2.0, 3.0):
+        update(one, lr)
+        fn(other, lr)
+        assert bits(one) == bits(other)
+
+
+def test_only_where_the_caller_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    own = Counted([nn.Parameter(torch.ones(2))])
+    with caplog.at_level(logging.WARNING, "gravure"):
+        assert gravure.compile_optimizer(own) is own
+        own.step()
+    (said,) = [r.getMessage() for r in caplog.records if r.name == "gravure"]
+    assert "not one of torch.optim's own" in said and "foreign=True" in said
+    assert "step" not in vars(own)

@@ -532,7 +532,7 @@ def test_an_attribute_that_a_foreign_step_reads(caplog: pytest.LogCaptureFixture
             pair.each(lambda _, o, i=i: setattr(o, "scale", 1.0 + i))
             pair.run(1)
     said = [text for text in _messages(caplog) if "not one of torch.optim's own" in text]
-    assert len(said) == 1 and "behind" in said[0]  # as a program of its own
+    assert len(said) == 2  # of the step, and of the optimizer
 
 
 def test_a_step_that_is_patched_on_the_instance_is_obeyed_in_each_step() -> None:

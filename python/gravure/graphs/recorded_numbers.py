@@ -25,6 +25,28 @@ _STEP = 2.0**-40
 class Unrecorded(ExportError):
     """What the recorded code does cannot be a program."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        refused = getattr(_here, "refused", None)
+        if refused is not None:  # the recorded code may catch it
+            refused.append(self)
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Raises at its end what was refused within, where the code caught it."""
+    before = getattr(_here, "refused", None)
+    _here.refused = refused = []
+    try:
+        yield
+    finally:
+        _here.refused = before
+    if refused:
+        raise refused[0]
+
 
 class NumberBook:
     """The numbers of one graph, and the conditions on them that its code branched on."""
@@ -59,13 +81,13 @@ class NumberBook:
             divisor = operands[1]
             if divisor.source is not None and not divisor:  # the program would go on
                 raise ZeroDivisionError("float division by zero")
+        if function is operator.pow and all(map(_is_whole, operands)):  # Python's has all digits
+            raise Unrecorded("a number of its step", "is an int that is taken to a power", _LEAVE)
         nodes = [o.node if isinstance(o, Number) else o for o in operands]
         real = function(*[o.real if isinstance(o, Number) else o for o in operands])
         if not isinstance(real, float):
             raise Unrecorded("a number of its step", f"becomes a {type(real).__name__}", _LEAVE)
-        whole = function in _OF_INTS and all(
-            o.whole if isinstance(o, Number) else isinstance(o, int) for o in operands
-        )
+        whole = function in _OF_INTS and all(map(_is_whole, operands))
         return self.make(self.graph.call_function(function, tuple(nodes)), real,
                          _source(sign, operands), whole=whole)  # fmt: skip
 
@@ -86,14 +108,19 @@ _OF_INTS = (operator.add, operator.sub, operator.mul, operator.neg)  # an int of
 
 
 def _source(sign: str, operands: tuple[Any, ...]) -> str | None:
-    texts = [o.source if isinstance(o, Number) else _literal(o) for o in operands]
+    texts = [o.source if isinstance(o, Number) else literal(o) for o in operands]
     return None if None in texts else f"({sign.format(*texts)})"
 
 
-def _literal(value: Any) -> str | None:
-    if isinstance(value, float):
+def literal(value: Any) -> str | None:
+    """A number as Python; None for one of another type than Python's own."""
+    if type(value) is float:
         return f'float("{value!r}")' if not math.isfinite(value) else f"({value!r})"
-    return f"({value!r})" if isinstance(value, (int, bool)) else None
+    return f"({value!r})" if type(value) in (int, bool) else None
+
+
+def _is_whole(operand: Any) -> bool:
+    return operand.whole if isinstance(operand, Number) else isinstance(operand, int)
 
 
 def _binary(function: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:

@@ -6,6 +6,7 @@ host is; what it creates from Python's values is a constant.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import re
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from ..torch_api.dispatch import TorchDispatchMode
 from ..torch_api.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from ..torch_api.operators import pytree, schema_of
-from .recorded_numbers import Number, NumberBook, Unrecorded, recorded_functions
+from .recorded_numbers import Number, NumberBook, Unrecorded, recorded_functions, remembering
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _OWN_STEP = "its own step runs"
@@ -305,15 +306,17 @@ class _Reads(TorchFunctionMode):
             raise Unrecorded("its step", f"reads a tensor by {func.__name__}", _OWN_STEP)
         if func in (torch.as_tensor, torch.tensor) and len(args) == 1:
             value = args[0]
-            if type(value) is Number:
+            if type(value) is Number and kwargs.keys() <= {"dtype", "device"}:
                 return torch.full((), value, dtype=kwargs.get("dtype", torch.get_default_dtype()),
                                   device=kwargs.get("device", "cpu"))  # fmt: skip
         is_lerp = getattr(func, "__name__", "") == "_foreach_lerp_"
         if is_lerp and len(args) > 2 and isinstance(args[2], Tensor):  # its parser would read it
             return func(args[0], args[1], self._read(args[2]), *args[3:], **kwargs)
         if func is Tensor.__setitem__ and type(args[2]) is Number:
+            _refuse_marks(func, args[:2], {})
             value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)
             return func(args[0], args[1], value)
+        _refuse_marks(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _read(self, tensor: Tensor) -> float:
@@ -326,6 +329,25 @@ class _Reads(TorchFunctionMode):
         return recording.book.make(node, real, source)
 
 
+def _refuse_marks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises Unrecorded where PyTorch's parsers would make something of a number's mark."""
+    name = getattr(func, "__name__", "")
+    given = [*args, *kwargs.values()]
+    if not name.startswith("_foreach_"):  # which take lists of numbers as they are
+        inner = [value for value in given if isinstance(value, (list, tuple, dict))]
+        if any(type(leaf) is Number for leaf in pytree.tree_leaves(inner)):
+            what = f"gives {name} a number within a list"
+            raise Unrecorded("its step", what, _OWN_STEP)
+    takes_apart = name in _OF_VALUES or name.startswith("linalg_")
+    if takes_apart and any(type(value) is Number for value in given):
+        raise Unrecorded("its step", f"gives {name} a number", _OWN_STEP)
+
+
+# These make a constant of a number, or choose by it what they compute.
+_OF_VALUES = frozenset(
+    "tensor as_tensor asarray new_tensor new arange range logspace norm float_power "
+    "__getitem__ __setitem__".split()
+)
 _SOME = 0.37  # for a value that nobody may branch on
 _CONVERSIONS = (Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__, Tensor.tolist)
 
@@ -349,7 +371,11 @@ def _record(
         recording.given.append(node)
         whole = isinstance(value, int)
         made.append(recording.book.make(node, float(value), f"n[{i}]", whole=whole))
-    with mode, recording, _Reads(recording), torch.no_grad(), recorded_functions():
+    inside = (mode, recording, _Reads(recording), torch.no_grad(), recorded_functions())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(remembering())
+        for each in inside:
+            stack.enter_context(each)
         results = run(fakes, made)
     recording.results = [recording.result(value) for value in results or ()]
     return recording

@@ -24,6 +24,10 @@ from .update_program import UpdateProgram
 _MOST_PROGRAMS = 16
 _MOST_TRIES = 3  # steps that make state
 _MOST_STANDING = 4
+_KEYWORD = (
+    "compile_optimizer(optimizer, foreign=True) captures a step that does nothing but compute with "
+    "tensors, and whose code reads parameters, gradients, state, settings and plain values alone"
+)
 
 
 class _Kind:
@@ -41,8 +45,10 @@ class _Kind:
 class CompiledUpdate:
     """What runs an optimizer's step."""
 
-    def __init__(self, options: CompileOptions) -> None:
+    def __init__(self, options: CompileOptions, *, foreign: bool = False) -> None:
+        """`foreign`: the caller vouches for a class that is not torch.optim's."""
         self.options = options
+        self._vouched = foreign
         self.programs = 0  # made so far
         self.own_steps = 0  # that the optimizer's own code ran
         self.repeated_steps = 0  # in which nothing but numbers was another
@@ -61,6 +67,8 @@ class CompiledUpdate:
         kind = type(optimizer)
         if kind in (*OWN, LBFGS, SparseAdam):
             return stands_in_the_way(optimizer)
+        if not self._vouched:
+            return f"{kind.__name__} is not one of torch.optim's own; {_KEYWORD}"
         if self._foreign is None or not self._foreign.is_same():
             self._kinds.clear()
             self._foreign, why = foreign_step(optimizer)
@@ -86,15 +94,25 @@ class CompiledUpdate:
                 return False
         return False
 
-    def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Called as the optimizer's own, which is called like that where it runs."""
         note_step(optimizer)
         reason = self._in_the_way(optimizer)
+        known = len(args) + len(kwargs) <= 1 and kwargs.keys() <= {"closure"}
+        if reason is None and not known:
+            reason = "it is called with more than a closure"
+        closure = [*args, *kwargs.values()][0] if known and (args or kwargs) else None
         if reason is None and closure is not None and self._foreign is not None:
             reason = "a closure is called within the step"
         if reason is not None:
             self._say(optimizer, reason)
             self.own_steps += 1
-            return plain_step(type(optimizer))(optimizer, closure)
+            return plain_step(type(optimizer))(optimizer, *args, **kwargs)
+        if self._foreign is not None:
+            if self._runs_program(optimizer):
+                return None
+            self.own_steps += 1
+            return plain_step(type(optimizer))(optimizer, *args, **kwargs)
         loss = None
         if closure is not None:  # torch.optim's own steps call it before they do anything
             with torch.enable_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..graphs.recorded_numbers import Number, Unrecorded
+from ..graphs.recorded_numbers import Number, Unrecorded, literal
 from ..graphs.update_recorder import Update, record
 from ..library.namespace import LIBRARY
 from .clipping import Clipping
@@ -150,7 +150,8 @@ def record_step(
 
 def _as_python(value: Any) -> str:
     """A number as the step leaves it, by those that it was given."""
-    source = value.source if isinstance(value, Number) else repr(value)
+    source = value.source if isinstance(value, Number) else literal(value)
     if source is None:
-        raise Unrecorded("its step", "keeps a number that the program computes", _OWN_STEP)
+        what = "keeps a number that the program computes, or that is of another type than Python's"
+        raise Unrecorded("its step", what, _OWN_STEP)
     return str(source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -34,7 +34,12 @@ def twin_of(
             return tensors[id(value)]
         if isinstance(value, float):
             return next(rest)
-        return type(value)(map(changed, value)) if type(value) in (tuple, list) else value
+        if isinstance(value, (tuple, list)):
+            if type(value) not in (tuple, list):
+                what = f"has a setting that is a {type(value).__name__}"
+                raise Unrecorded("its step", what, "its own step runs")
+            return type(value)(map(changed, value))
+        return value
 
     def setting(key: str, value: Any) -> Any:
         return next(rest) if key in counted and type(value) is int else changed(value)
@@ -45,11 +50,10 @@ def twin_of(
         return next(rest) if key in counted and type(value) in (int, float) else value
 
     settings = [
-        {key: setting(key, value) for key, value in group.items() if key != "params"}
+        {key: [] if key == "params" else setting(key, value) for key, value in group.items()}
         for group in optimizer.param_groups
     ]
     for group, own in zip(optimizer.param_groups, settings, strict=True):
-        own["params"] = []
         for parameter in group["params"]:
             if id(parameter) not in gradients:
                 continue
@@ -62,6 +66,10 @@ def twin_of(
         if group.get("foreach", True) is None and group.get("fused") is None:
             own["foreach"] = chooses_foreach(group)
         twin.param_groups.append(own)
+    stand_ins = [tensors.get(id(parameter)) for parameter in optimizer.state]
+    for each in stand_ins:  # in the order that code finds them in
+        if each in twin.state:
+            twin.state[each] = twin.state.pop(each)
     return twin
 
 
@@ -91,13 +99,18 @@ def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     changed = [k for k in before if before[k] is not after[k] and not _is_counted(k, counted)]
     if not changed:
         return True
-    if all(type(k) is tuple and _is_number(before[k], after[k]) for k in changed):
+    if all(_is_named(k) and _is_number(before[k], after[k]) for k in changed):
         raise Counts(frozenset(k[1] for k in changed))
     return False
 
 
 def _is_counted(key: Any, counted: frozenset[str]) -> bool:
-    return type(key) is tuple and key[1] in counted
+    return _is_named(key) and key[1] in counted
+
+
+def _is_named(key: Any) -> bool:
+    """Whether it is a group's entry or a state's, and not within one."""
+    return type(key) is tuple and len(key) == 2
 
 
 def _is_number(before: Any, after: Any) -> bool:
@@ -115,4 +128,20 @@ def python_side(optimizer: Optimizer) -> dict[Any, Any]:
         found |= {(id(p), key): value for key, value in state.items()}
     for i, group in enumerate(optimizer.param_groups):
         found |= {(i, key): value for key, value in group.items()}
+    for key, value in list(found.items()):
+        found.update(_within(key if type(key) is tuple else (None, key), value))
     return found
+
+
+def _within(key: tuple[Any, ...], value: Any) -> Iterator[tuple[Any, Any]]:
+    """The members of a list, a tuple or a dictionary, and those of these."""
+    if isinstance(value, (list, tuple)):
+        members: Any = enumerate(value)
+    elif isinstance(value, dict):
+        members = value.items()
+    else:
+        return
+    for at, member in members:
+        place = (*key, at)
+        yield place, member
+        yield from _within(place, member)

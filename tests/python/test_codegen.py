@@ -89,8 +89,8 @@ def test_temporaries_of_compiled_code_follow_one_another_in_the_arena(
         for seed in range(6):
             x = torch.randn(size // 4, generator=torch.Generator().manual_seed(seed))
             assert torch.equal(call(x), chain(x))
-    (graph,) = gravure.report().graphs
-    assert region_compiler.calls and replays(gravure.report())
+    graph = gravure.report().graphs[-1]  # Dynamo keeps graphs that broke until the process ends
+    assert region_compiler.calls and graph.programs[0].stats["replays"]
     # Of 24 results three live at once, beside the input's copy.
     arena = graph.programs[0].stats["arena_bytes"]
     assert 3 * size <= arena <= 4.5 * size

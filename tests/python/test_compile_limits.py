@@ -216,7 +216,8 @@ def test_sizes_without_a_program_run_as_they_are_beside_those_that_have_one(
         x = torch.randn(size, 8)
         assert bits(compiled(x)) == bits(model(x))
         compiled(x).sum().backward()
-    (graph,) = gravure.report(html=tmp_path / "report.html").graphs
+    # Dynamo keeps graphs that broke, as those of tests before, until the process ends.
+    graph = gravure.report(html=tmp_path / "report.html").graphs[-1]
     assert graph.failure == "no program for seven"
     assert [each.sizes for each in graph.programs] == [[5]] and graph.programs[0].stats["replays"]
     assert "runs as it is in some calls: no program for seven" in str(graph)

@@ -88,7 +88,10 @@ def test_a_step_with_its_optimizer_is_eagers(make: Make) -> None:
     pair = Pair(make)
     for i in range(7):
         pair.run(i)
-    assert program().partitions == {"step": ["captured"]} and not program().host_nodes
+    # The model draws random numbers, so the update stands apart; one node is not worth a capture.
+    assert set(program().partitions["step"]) == {"captured"}
+    reasons = {node.split(":")[0] for node in program().host_nodes}
+    assert reasons in ({"unsafe-tag"}, {"unsafe-tag", "too-small"})
     assert program().stats["replays"] >= 4  # after a first step for state, and two warm-ups
 
 

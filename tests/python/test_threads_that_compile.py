@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def tables() -> list[Any]:
-    operators = [*eager_kernels._overloads(), *eager_kernels._REPLACED]
+    operators = [*eager_kernels._overloads(), *eager_kernels._OURS]
     return [
         *[dict(op.py_kernels) for op in operators],
         functorch_config.donated_buffer,

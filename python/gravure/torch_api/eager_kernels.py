@@ -181,7 +181,7 @@ def _exchanged() -> Iterator[None]:
     before = []
     fakes_before = {op: op_implementations_dict.get(op) for op in _FAKES}
     try:
-        for op in [*_overloads(), *_OURS]:
+        for op in {*_overloads(), *_OURS}:
             before.append((op, dict(op.py_kernels)))
             for key in keys:
                 op.py_kernels.pop(key, None)

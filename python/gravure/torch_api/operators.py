@@ -10,6 +10,7 @@ from .private_names import (
     HigherOrderOperator,
     OpOverload,
     _prims,  # noqa: F401
+    _VariableFunctions,
     pytree,
 )
 
@@ -41,9 +42,9 @@ SYM_SQRT = [getattr(torch, name) for name in ("sym_sqrt", "_sym_sqrt") if hasatt
 def is_torchs_function(name: str) -> bool:
     """Whether `torch.name` calls an operator, and does nothing else.
 
-    By `_VariableFunctions`. Without it a step that is not torch.optim's own runs as it is.
+    By _VariableFunctions. Without it a step that is not torch.optim's own is refused.
     """
-    return hasattr(getattr(torch._C, "_VariableFunctions", None), name)
+    return hasattr(_VariableFunctions, name)
 
 
 def schema_of(target: Any) -> Any:

@@ -311,6 +311,7 @@ _ROWS = (
     Private("torch.optim.optimizer", "_default_to_fused_or_foreach", Without.OPTIMIZERS),
     Private("torch.optim.optimizer", "_global_optimizer_post_hooks", Without.OPTIMIZERS),
     Private("torch.optim.optimizer", "_global_optimizer_pre_hooks", Without.OPTIMIZERS),
+    Private(_C, "_VariableFunctions", Without.OPTIMIZERS),  # for classes that are not torch.optim's
     # torchtitan 0.2.x alone, which runs with torch 2.11 and 2.12.
     Private(
         f"{_AOT}.runtime_wrappers", "_backward_prologue_functional", Without.TORCHTITAN, until=13

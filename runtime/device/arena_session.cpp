@@ -4,6 +4,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <llvm/ADT/STLExtras.h>
+
 namespace gravure {
 namespace {
 thread_local ArenaSession* innermost = nullptr;
@@ -39,20 +41,30 @@ void ArenaSession::freed(void* address) {
 void ArenaSession::enterStep(int64_t step) {
   step_ = step;
   cursor_ = 0;
+  served_.clear();
 }
 
 void* ArenaSession::serve(size_t bytes) {
   if (step_ < 0) return nullptr;
   const auto& row = (*plan_)[step_];
   if (row.empty()) return nullptr;  // this step's allocations are not planned
-  const bool match = cursor_ < row.size() && row[cursor_].bytes == static_cast<int64_t>(bytes);
+  const bool match = cursor_ < row.size() && row[cursor_].bytes == static_cast<int64_t>(bytes) &&
+                     isFree(row[cursor_]);
   if (!match && row.front().loose) return nullptr;
   if (!match) {
     if (mismatches_.empty() || mismatches_.back() != step_) mismatches_.push_back(step_);
     return nullptr;
   }
-  const int64_t offset = row[cursor_++].offset;
-  return offset < 0 ? nullptr : slab_->base() + offset;
+  const PlannedAllocation& place = row[cursor_++];
+  if (place.shared && place.offset >= 0) served_.push_back({place.offset, place.bytes});
+  return place.offset < 0 ? nullptr : slab_->base() + place.offset;
+}
+
+/// False while another allocation of the step lies there: it is given back later than in the recorded run.
+bool ArenaSession::isFree(const PlannedAllocation& place) const {
+  return !place.shared || place.offset < 0 || llvm::none_of(served_, [&](const Served& other) {
+    return other.offset < place.offset + place.bytes && place.offset < other.offset + other.bytes;
+  });
 }
 
 void ArenaSession::noteAllocation(void* address, size_t bytes) {
@@ -63,7 +75,13 @@ void ArenaSession::noteAllocation(void* address, size_t bytes) {
 }
 
 bool ArenaSession::noteFree(void* address) {
-  if (!recording()) return false;
+  if (!recording()) {
+    const auto at = llvm::find_if(
+        served_, [&](const Served& each) { return slab_->base() + each.offset == address; });
+    if (at == served_.end()) return false;
+    served_.erase(at);
+    return true;
+  }
   auto at = live_.find(address);
   if (at == live_.end()) return false;
   const auto [step, ordinal] = at->second;

@@ -5,8 +5,9 @@
 // if there is one:
 //   record   PyTorch's allocator serves; size, step and end of each allocation are noted
 //   serve    the plan answers, by step and ordinal; PyTorch's allocator serves what does not match the
-//            next one in size (attention keeps its seeds on the device in a capture alone). A result
-//            that came to lie in another one's place so is found by anyMisplaced()
+//            next one in size (attention keeps its seeds on the device in a capture alone), or whose
+//            place another one of its step still has. A result that came to lie in another one's place
+//            is found by anyMisplaced()
 // Steps are the calls of the flattened program (Timeline::steps()).
 
 #include <c10/core/Device.h>
@@ -39,6 +40,8 @@ struct PlannedAllocation {
   int64_t offset = -1;
   /// The step's other allocations vary from run to run: pass over those of other sizes.
   bool loose = false;
+  /// It may lie where another one of its step lay, which the recorded run had given back by then.
+  bool shared = false;
 };
 using ServePlan = std::vector<std::vector<PlannedAllocation>>;
 
@@ -68,7 +71,7 @@ class ArenaSession {
   /// Serve: the planned address for an allocation of `bytes`, nullptr to use PyTorch's allocator.
   void* serve(size_t bytes);
   void noteAllocation(void* address, size_t bytes);
-  /// True if this session recorded the allocation.
+  /// True if this session recorded the allocation, or served it in this step from a shared place.
   bool noteFree(void* address);
 
   AllocationRecord takeRecord() { return std::move(record_); }
@@ -81,6 +84,13 @@ class ArenaSession {
   const std::vector<int64_t>& mismatches() const { return mismatches_; }
 
  private:
+  /// Served from a shared place in the current step, and not given back yet.
+  struct Served {
+    int64_t offset;
+    int64_t bytes;
+  };
+  bool isFree(const PlannedAllocation& place) const;
+
   ArenaSession* outer_ = nullptr;
   const c10::Device device_;
   const ServePlan* plan_ = nullptr;
@@ -89,6 +99,7 @@ class ArenaSession {
   std::unordered_map<const void*, std::pair<int64_t, size_t>> live_;  // address -> step, ordinal
   int64_t step_ = -1;
   size_t cursor_ = 0;
+  std::vector<Served> served_;
   std::vector<int64_t> mismatches_;
 };
 

@@ -146,6 +146,7 @@ class LayoutBuilder {
                                        std::max<int64_t>(allocations[k].freedBefore, ordinal + 1),
                                        allocations[k].bytes, -1, ""});
         temporaries.offsets.push_back(&row.back().offset);
+        row.back().shared = true;
       } else {
         add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
       }

@@ -341,6 +341,10 @@ std::string Runtime::Impl::inputsDiffer(EntryState& entry, const std::vector<c10
     if (!guard.holds(inputs[index])) add(index, guard);
   }
   for (; next < inputs.size(); ++next) entry.inputs.checks[next].check(inputs[next]);
+  if (!changed.empty()) {  // captures beside these may hold, though results of theirs are held, too
+    const Seal* beside = entry.seals.findBeside(inputs);
+    if (beside && takeUp(entry, *beside)) changed.clear();
+  }
   if (!entry.inputs.moving->empty()) {
     const int64_t index = entry.inputs.moving->firstUncopyable(inputs);
     if (index >= 0) {

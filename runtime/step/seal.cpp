@@ -56,6 +56,13 @@ const Seal* Seals::find(const std::vector<c10::IValue>& inputs) const {
   return nullptr;
 }
 
+const Seal* Seals::findBeside(const std::vector<c10::IValue>& inputs) const {
+  for (const auto& seal : seals_) {
+    if (seal.get() != current_ && seal->capturesHold(inputs)) return seal.get();
+  }
+  return nullptr;
+}
+
 bool Seals::cover(const std::vector<Partition>& partitions) const {
   return llvm::any_of(seals_, [&](const auto& seal) { return seal->launches(partitions); });
 }

@@ -143,8 +143,9 @@ def choices(kernels: set[str], broken: int) -> list[str]:
         )
     if broken:
         found.append(
-            f"graphs that end early: {broken}. What such a graph hands on is copied; mended, or in "
-            "gravure.compile_step, which refuses a break, a step has no such copies"
+            f"graphs that end early: {broken}. What such a graph hands on is copied, unless it "
+            "is large and nobody keeps it; mended, or in gravure.compile_step, which refuses a "
+            "break, a step has no such copies"
         )
     return found
 

@@ -135,7 +135,9 @@ TEST_CASE("a result that is held, and captures that are dropped, end all of them
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
   REQUIRE(pair.sets() == 2);
   const at::Tensor held = pair.last[1].toTensor(), bits = held.clone();
-  for (size_t step = 0; step < 6; ++step) CHECK(pair.stepAt(step % 2));
+  CHECK(pair.stepAt(0));  // where captures stand, too: that alone is in their way
+  CHECK(pair.count("result-held") == 1);
+  for (size_t step = 1; step < 6; ++step) CHECK(pair.stepAt(step % 2));
   CHECK(sameBits(held, bits));
   pair.runtime->shutdown();
 }

@@ -51,7 +51,8 @@ class Pair:
         max_norm: float | None = None,
         clip_value: float | None = None,
         accumulate: int = 1,
-        model: type[nn.Module] = Net,
+        model: Callable[[], nn.Module] = Net,
+        poison: bool = True,
     ) -> None:
         torch.manual_seed(0)
         self.models = [model()]
@@ -70,7 +71,7 @@ class Pair:
             max_norm=max_norm,
             clip_value=clip_value,
             accumulate=accumulate,
-            options={"poison": True},
+            options={"poison": poison},
         )
 
     @staticmethod
@@ -271,6 +272,18 @@ def test_gradients_that_are_not_finite_are_clipped_as_eager_does() -> None:
     pair.run(4)
     pair.run(2, scale=1e25)
     pair.run(1)
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_memory_that_is_not_poisoned(make: Make) -> None:
+    """As everybody's is: what was freed keeps its bytes until somebody else has them."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+
+    pair = Pair(make, cosine, model=model, poison=False)
+    pair.run(12)
+    assert pair.uncaptured() <= 2
 
 
 # ---- accumulation

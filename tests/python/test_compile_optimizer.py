@@ -57,12 +57,20 @@ def none(_: Optimizer) -> None:
 class Pair:
     """Equal models, the one with an optimizer as it is, the other with a compiled one."""
 
-    def __init__(self, make: Make, schedule: Schedule = none, model: type[nn.Module] = Net) -> None:
+    def __init__(
+        self,
+        make: Make,
+        schedule: Schedule = none,
+        model: type[nn.Module] = Net,
+        *,
+        foreign: bool = False,
+    ) -> None:
         torch.manual_seed(0)
         self.models = [model()]
         self.models.append(copy.deepcopy(self.models[0]))
         self.optimizers = [make(m) for m in self.models]
-        assert gravure.compile_optimizer(self.optimizers[1]) is self.optimizers[1]
+        compiled = gravure.compile_optimizer(self.optimizers[1], foreign=foreign)
+        assert compiled is self.optimizers[1]
         self.schedulers = [schedule(o) for o in self.optimizers]
         self.seed = 0
 

@@ -21,6 +21,7 @@ import torch.nn as nn
 from running import DEVICES, bits, need_library
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
+from torch.optim.sgd import sgd as torch_sgd
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -145,26 +146,32 @@ def _kinds(state: dict[str, Any]) -> Any:
     return {k: bits(v) if isinstance(v, Tensor) else (type(v), repr(v)) for k, v in state.items()}
 
 
+
+
 TAKEN = [Lion, OldAdam, Counted, lambda p: Scaled(p, 0.1), lambda p: Named(p, 0.01), foreach]
 
 
 class Pair:
-    def __init__(self, make: Callable[[Any], Optimizer], device: str = "cpu") -> None:
+    def __init__(
+        self, make: Callable[[Any], Optimizer], device: str = "cpu", *, scheduled: bool = True
+    ) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
         self.models = [model, copy.deepcopy(model)]
         self.optimizers = [make(list(m.parameters())) for m in self.models]
         gravure.compile_optimizer(self.optimizers[1], foreign=True)
-        self.schedulers = [lr_scheduler.CosineAnnealingLR(o, 20) for o in self.optimizers]
+        scheduled_ones = self.optimizers if scheduled else []
+        self.schedulers = [lr_scheduler.CosineAnnealingLR(o, 20) for o in scheduled_ones]
         self.device = device
 
     def step(self, steps: int = 1) -> None:
         for _ in range(steps):
             x = torch.randn(5, 8, device=self.device)
-            for m, o, s in zip(self.models, self.optimizers, self.schedulers, strict=True):
+            for m, o in zip(self.models, self.optimizers, strict=True):
                 o.zero_grad()
                 m(x).square().mean().backward()
                 self.call(o)
+            for s in self.schedulers:
                 s.step()
             one, other = (
                 [
@@ -567,6 +574,13 @@ class LooksForNone(_Each):
         return 0.1 if group["foreach"] is None else 0.2
 
 
+class CallsTorchs(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        torch_sgd([p], [p.grad], [None], weight_decay=0.0, momentum=0.0, lr=group["lr"],
+                  dampening=0.0, nesterov=False, maximize=False)  # fmt: skip
+        return group["lr"]
+
+
 class TakesNoClosure(_Each):
     def step(self) -> Any:  # type: ignore[override]
         for group in self.param_groups:
@@ -628,7 +642,8 @@ _FILE = ""
         (NewTensor, "gives new_tensor"), (Aranges, "gives arange"),
         (HasHooks, "register_post_accumulate_grad_hook"), (SetsAttributes, "__setattr__"),
         (ReadsAFile, "torch.from_file"), (OwnNameOfATensors, "requires_grad"),
-        (NumpysRates, "float64"), (Writes, "FORMAT_"), (LooksForNone, "foreach is None"),
+        (NumpysRates, "float64"), (Writes, "FORMAT_"),
+        (CallsTorchs, "foreach is None"),
         (TakesNoClosure, "its arguments"), (TakesMore, "its arguments"),
     ],
     ids=lambda v: getattr(v, "__name__", None),
@@ -650,6 +665,12 @@ def test_what_was_once_taken(
             pair.step()
     said = [r.getMessage() for r in caplog.records if "as it is" in r.getMessage()]
     assert len(said) == 1 and why in said[0], said
+
+
+def test_that_foreach_is_none_is_seen() -> None:
+    pair = Pair(LooksForNone)
+    pair.step(4)
+    pair.captured(2)
 
 
 def test_state_that_is_no_parameters(caplog: pytest.LogCaptureFixture) -> None:
@@ -700,7 +721,8 @@ def test_numbers_that_are_not_finite() -> None:
 
 
 def test_a_step_that_takes_something_else_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(_Each)
+    # A scheduler would keep calling the step that the class had when it was made.
+    pair = Pair(_Each, scheduled=False)
     pair.step(4)
     monkeypatch.setattr(_Each, "step", TakesNoClosure.step)
     pair.step(2)

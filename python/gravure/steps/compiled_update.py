@@ -24,6 +24,7 @@ from .update_program import UpdateProgram
 _MOST_PROGRAMS = 16
 _MOST_TRIES = 3  # steps that make state
 _MOST_STANDING = 4
+_MOST_FAILED = 5  # steps of a foreign class, one behind the other
 _KEYWORD = (
     "compile_optimizer(optimizer, foreign=True) captures a step that does nothing but compute with "
     "tensors, and whose code reads parameters, gradients, state, settings and plain values alone"
@@ -58,6 +59,8 @@ class CompiledUpdate:
         self._said = SaidOnce()
         self._foreign: ForeignStep | None = None  # what is known of a class of somebody's
         self._counted: frozenset[str] = frozenset()  # Python's numbers that its step changes
+        self._failed = 0  # steps of it in a row that became no program, each of a kind of its own
+        self._refused: tuple[Any, str] | None = None  # the code whose reason this is
 
     def knows(self, optimizer: Optimizer) -> bool:
         """Whether its step can be a program, by what its class is."""
@@ -70,9 +73,15 @@ class CompiledUpdate:
         if not self._vouched:
             return f"{kind.__name__} is not one of torch.optim's own; {_KEYWORD}"
         if self._foreign is None or not self._foreign.is_same():
+            code = getattr(plain_step(kind), "__code__", None)
+            if self._refused is not None and self._refused[0] is code:
+                return self._refused[1]
             self._kinds.clear()
+            self._failed = 0
             self._foreign, why = foreign_step(optimizer)
+            self._refused = None
             if self._foreign is None:
+                self._refused = code, why
                 return why
         return stands_in_the_way(optimizer, known=True)
 
@@ -139,6 +148,8 @@ class CompiledUpdate:
         settings: list[Tensor] = []
         scaling = scaling_of(optimizer)
         without = False
+        if self._failed >= _MOST_FAILED and self._foreign is not None:
+            return False
         try:
             read_groups(optimizer, key, numbers, settings, self._counted)
             for group in optimizer.param_groups:
@@ -231,21 +242,19 @@ class CompiledUpdate:
         try:
             counted = None if self._foreign is None else self._counted
             program = UpdateProgram(optimizer, parameters, numbers, self.options, counted)
-        except Counts as error:
-            if error.names <= self._counted:
-                kind.own = True
-            self._counted |= error.names  # with the next step; they are part of what a kind is
-            return None
-        except Changing as error:
-            kind.tries += 1
-            if kind.tries >= _MOST_TRIES:
-                kind.own = True
-                self._say(optimizer, error.reason)
-            return None
         except Exception as error:
-            kind.own = True
-            self._say(optimizer, error.reason if isinstance(error, ExportError) else repr(error))
+            self._failed += 1
+            reason = error.reason if isinstance(error, ExportError) else repr(error)
+            if isinstance(error, Counts):  # with the next step; they are part of what a kind is
+                self._counted |= error.names
+                reason = "other numbers of Python's change in each step"
+            kind.tries += 1
+            kind.own = not isinstance(error, (Changing, Counts)) or kind.tries >= _MOST_TRIES
+            # What changes may be part of what a kind is, so that each step has a kind of its own.
+            if kind.own or (self._foreign is not None and self._failed >= _MOST_FAILED):
+                self._say(optimizer, reason)
             return None
+        self._failed = 0
         kind.programs.append(program)
         self._watch(optimizer, kind, parameters)
         self.programs += 1

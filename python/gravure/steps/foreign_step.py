@@ -82,7 +82,8 @@ class ForeignStep:
     def __init__(self, optimizer: Optimizer) -> None:
         """Raises Unrecorded with what a program would not know."""
         self._kind = type(optimizer)
-        self._functions: dict[int, FunctionType] = {}
+        self._functions: dict[int, FunctionType] = {}  # not PyTorch's
+        self._calls_torchs = False
         self._same: list[tuple[Callable[[], Any], Any]] = []
         self._plain: dict[Any, Callable[[Optimizer], Any]] = {}
         for name in ("__getattr__", "__getattribute__"):
@@ -92,7 +93,6 @@ class ForeignStep:
         step = self._follow(plain_step(self._kind), optimizer)
         if not _takes_a_closure(step):
             self._refuse("its arguments are others than (self, closure=None)")
-        self._is_torchs_step = _file_of(step) in _FILES
         for kind in self._foreign_classes():  # which PyTorch's own may call
             for name, value in list(vars(kind).items()):
                 if isinstance(value, FunctionType):
@@ -100,6 +100,9 @@ class ForeignStep:
                         self._method(name, optimizer)
                 elif name in ("state", "param_groups", *_OF_OPTIMIZER):
                     self._refuse(f"its {name} is computed")
+        # Both torch.optim's code, which chooses kernels by what stand-ins are not, and other code,
+        # which would see the choice.
+        self._mixes = bool(self._functions) and self._calls_torchs
 
     def is_same(self) -> bool:
         """Whether its code, and all it calls, is as it was."""
@@ -122,7 +125,7 @@ class ForeignStep:
         for group in groups:
             if type(group) is not dict or type(group["params"]) is not list:
                 raise TypeError("a group is no dictionary")
-            if group.get("foreach", True) is None and not self._is_torchs_step:
+            if self._mixes and type(group.get("foreach")) is not bool:
                 raise TypeError("foreach is None, and True or False would be known")
             for name, value in group.items():
                 if name != "params":
@@ -170,7 +173,10 @@ class ForeignStep:
             self._refuse(f"it calls {function!r}")
         file = _file_of(function)
         of_optimizer = file == "torch.optim.optimizer" and function.__name__ in _OF_OPTIMIZER
-        if of_optimizer or file in _FILES:
+        if of_optimizer:
+            return function
+        if file in _FILES:
+            self._calls_torchs = True
             return function
         if file.partition(".")[0] == "torch":
             self._refuse(f"it calls {function.__module__}.{function.__qualname__}")

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ..graphs.recorded_numbers import Unrecorded
 from ..torch_api.optimizers import chooses_foreach, plain_step
+from .own_optimizers import is_own_step
 
 
 def twin_of(
@@ -49,6 +50,7 @@ def twin_of(
             return tensors[id(value)]
         return next(rest) if key in counted and type(value) in (int, float) else value
 
+    chooses = is_own_step(type(optimizer))  # by types, which stand-ins have not
     settings = [
         {key: [] if key == "params" else setting(key, value) for key, value in group.items()}
         for group in optimizer.param_groups
@@ -63,7 +65,7 @@ def twin_of(
             if parameter in optimizer.state:
                 found = optimizer.state[parameter].items()
                 twin.state[stand_in] = {key: of_state(key, value) for key, value in found}
-        if group.get("foreach", True) is None and group.get("fused") is None:
+        if chooses and group.get("foreach", True) is None and group.get("fused") is None:
             own["foreach"] = chooses_foreach(group)
         twin.param_groups.append(own)
     stand_ins = [tensors.get(id(parameter)) for parameter in optimizer.state]

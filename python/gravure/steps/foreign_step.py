@@ -53,7 +53,7 @@ _NOT_OF_TENSORS = frozenset(
 # Besides those that are operators.
 _METHODS = frozenset(
     "bfloat16 bool char cpu cuda dim double element_size float half int is_contiguous long "
-    "ndimension nelement new_tensor numel short size storage_offset stride to".split()
+    "ndimension nelement new_tensor numel short size stride to".split()
 )
 _SIGNS = "add sub mul truediv pow matmul and or xor"
 _ARITHMETIC = frozenset(
@@ -62,7 +62,9 @@ _ARITHMETIC = frozenset(
 _OF_OTHERS = frozenset(
     name for kind in (dict, list, tuple) for name in vars(kind) if not name.startswith("__")
 ) | set("endswith eps is_complex is_floating_point itemsize lower startswith tiny upper".split())
-_OF_TORCH = frozenset("as_tensor enable_grad finfo inf is_tensor nan no_grad norm pi tensor".split())
+_OF_TORCH = frozenset(
+    "as_tensor enable_grad finfo inf is_tensor nan no_grad norm pi tensor".split()
+)
 _NOT_OF_TORCH = _NOT_OF_TENSORS | set("asarray from_dlpack from_file from_numpy frombuffer".split())
 # What recorded numbers know: others would be given a number's mark.
 _OF_MATH = frozenset("sqrt pi inf e tau".split())
@@ -294,7 +296,9 @@ class ForeignStep:
 
 
 _NOTHING = object()
-_CATCHES = frozenset(("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "SETUP_FINALLY", "JUMP_IF_NOT_EXC_MATCH"))
+_CATCHES = frozenset(
+    ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "SETUP_FINALLY", "JUMP_IF_NOT_EXC_MATCH")
+)
 _SILENT = frozenset(("CACHE", "PUSH_NULL", "EXTENDED_ARG", "PRECALL", "NOP", "RESUME"))
 _EFFECTS = frozenset(("YIELD_VALUE", "LOAD_BUILD_CLASS", "IMPORT_STAR", "GET_AWAITABLE"))
 

@@ -10,13 +10,14 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from ..errors import ExportError
 from ..options import CompileOptions
+from ..torch_api.dispatch import in_autocast
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import has_step_hooks, note_step, plain_step, step_name
 from .foreign_step import ForeignStep, foreign_step
 from .own_optimizers import OWN, scaling_of, stands_in_the_way
 from .recorded_step import Changing, state_of
 from .said_once import SaidOnce
-from .settings import are_same, counted_in, read_groups, read_state
+from .settings import are_same, counted_in, read_groups, read_state, surroundings
 from .standing_step import StandingStep, parameters_without
 from .twin import Counts
 from .update_program import UpdateProgram
@@ -88,7 +89,7 @@ class CompiledUpdate:
     def repeats(self, optimizer: Optimizer) -> bool:
         """The whole step, where it is as it was but for numbers. False, and nothing has run or is
         changed, where that is not so, or not known."""
-        if not self._standing or has_step_hooks(optimizer):
+        if not self._standing or has_step_hooks(optimizer) or in_autocast():
             return False
         for i, standing in enumerate(self._standing):
             ran = standing.runs(optimizer)
@@ -142,7 +143,7 @@ class CompiledUpdate:
     def _runs_program(self, optimizer: Optimizer) -> bool:
         """False where nothing has run."""
         numbers: list[float] = []
-        key: list[Any] = []
+        key: list[Any] = [surroundings()]
         parameters: list[Tensor] = []
         gradients: list[Tensor] = []
         settings: list[Tensor] = []
@@ -173,6 +174,9 @@ class CompiledUpdate:
             return False  # nothing to do, but for the step's own words
         if without and self._foreign is not None:
             self._say(optimizer, "not all of its parameters have a gradient")
+            return False
+        if self._foreign is not None and _share_memory(parameters, gradients):
+            self._say(optimizer, "a gradient shares its memory with another one or a parameter")
             return False
         if found is None:
             found = self._kinds[tuple(key)] = _Kind()
@@ -209,7 +213,7 @@ class CompiledUpdate:
         numbers: list[float],
     ) -> None:
         """Has the next step look whether it is as this one."""
-        if any(standing.program is program for standing in self._standing):
+        if in_autocast() or any(standing.program is program for standing in self._standing):
             return
         standing = StandingStep(optimizer, program, numbers, kind.same)
         without = parameters_without(optimizer, parameters)
@@ -263,3 +267,11 @@ class CompiledUpdate:
     def _say(self, optimizer: Optimizer, reason: str) -> None:
         message = "compile_optimizer: %s.step() runs as it is, in eager's kernels: %s"
         self._said(reason, message, type(optimizer).__name__)
+
+
+def _share_memory(parameters: list[Tensor], gradients: list[Tensor]) -> bool:
+    """Whether a gradient begins where another one, or a parameter, does. Programs may read copies
+    of gradients, and a step may write into one."""
+    places = [grad.data_ptr() for grad in gradients if grad.numel() > 0]
+    found = set(places)
+    return len(found) < len(places) or not found.isdisjoint(p.data_ptr() for p in parameters)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ..graphs.recorded_numbers import Unrecorded
 from ..torch_api.optimizers import chooses_foreach, plain_step
 from .own_optimizers import is_own_step
+from .settings import is_number
 
 
 def twin_of(
@@ -98,7 +99,11 @@ def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     after = python_side(twin)
     if before.keys() != after.keys():
         return False
-    changed = [k for k in before if before[k] is not after[k] and not _is_counted(k, counted)]
+    changed = [
+        k
+        for k in before
+        if before[k] is not after[k] and not _is_counted(k, counted, before[k], after[k])
+    ]
     if not changed:
         return True
     if all(_is_named(k) and _is_number(before[k], after[k]) for k in changed):
@@ -106,8 +111,8 @@ def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     return False
 
 
-def _is_counted(key: Any, counted: frozenset[str]) -> bool:
-    return _is_named(key) and key[1] in counted
+def _is_counted(key: Any, counted: frozenset[str], *values: Any) -> bool:
+    return _is_named(key) and key[1] in counted and all(map(is_number, values))
 
 
 def _is_named(key: Any) -> bool:

@@ -229,6 +229,24 @@ class Wrapped(Optimizer):
         return self.inner.step(closure)
 
 
+def test_products_under_autocast() -> None:
+    class Matrix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 32).view(8, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    pair = Pair(lambda m: optim.Muon(m.parameters(), 0.02), cosine, Matrix)
+    for i in range(9):
+        pair.backward()
+        with torch.autocast("cpu", torch.float16, enabled=i % 4 == 3):
+            pair.each(lambda _, o: o.step())
+        pair.compare()
+    assert pair.update.own_steps == 1 and pair.update.programs == 2
+
+
 def test_an_optimizer_in_another_one_updates_in_each_step() -> None:
     pair = Pair(sgd, cosine)
     wrapped = [Wrapped(o) for o in pair.optimizers]

@@ -367,7 +367,7 @@ def _record(
     recording = _Recording(fakes, shift)
     for fake, real in zip(fakes, tensors, strict=True):
         recording.add_tensor(fake, real)
-    made = []
+    made: list[float] = []
     for i, value in enumerate(numbers):
         node = recording.graph.placeholder(f"number{i}")
         recording.given.append(node)

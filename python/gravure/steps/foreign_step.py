@@ -189,7 +189,7 @@ class ForeignStep:
             self._refuse(f"{function.__qualname__} is wrapped")
         self._watch(lambda: function.__code__)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._value((function.__qualname__, id(value)), lambda _, v=value: v, optimizer)
+            self._value((function.__qualname__, id(value)), lambda _, v=value: v, optimizer)  # type: ignore[misc]
         self._watch(lambda: function.__defaults__)
         self._watch(lambda: function.__kwdefaults__)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))

@@ -2,7 +2,7 @@
 
 A program holds the operators that the optimizer's `step` ran while it was traced. What else a step
 of somebody's would do, or do otherwise next time, it would leave out without a word: so it takes
-torch.optim's own classes, as they are.
+torch.optim's own classes, as they are, and others only where the caller vouches for them.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def twin_of(
         twin.param_groups.append(own)
     stand_ins = [tensors.get(id(parameter)) for parameter in optimizer.state]
     for each in stand_ins:  # in the order that code finds them in
-        if each in twin.state:
+        if each is not None and each in twin.state:
             twin.state[each] = twin.state.pop(each)
     return twin
 

@@ -36,7 +36,8 @@ def compile_optimizer(
 
     `foreign=True` vouches for a class that is not torch.optim's: its step does nothing but compute
     with tensors, and reads nothing but parameters, gradients, state, settings and plain values.
-    Where its code shows something else, its own step runs, with a warning that names it.
+    Where its code shows something else, its own step runs, with a warning that names it. Without
+    it the own step of such a class runs, with one warning.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: expected a torch.optim one, not a {type(optimizer).__name__}")

@@ -57,12 +57,20 @@ def none(_: Optimizer) -> None:
 class Pair:
     """Equal models, the one with an optimizer as it is, the other with a compiled one."""
 
-    def __init__(self, make: Make, schedule: Schedule = none, model: type[nn.Module] = Net) -> None:
+    def __init__(
+        self,
+        make: Make,
+        schedule: Schedule = none,
+        model: type[nn.Module] = Net,
+        *,
+        foreign: bool = False,
+    ) -> None:
         torch.manual_seed(0)
         self.models = [model()]
         self.models.append(copy.deepcopy(self.models[0]))
         self.optimizers = [make(m) for m in self.models]
-        assert gravure.compile_optimizer(self.optimizers[1]) is self.optimizers[1]
+        compiled = gravure.compile_optimizer(self.optimizers[1], foreign=foreign)
+        assert compiled is self.optimizers[1]
         self.schedulers = [schedule(o) for o in self.optimizers]
         self.seed = 0
 
@@ -219,6 +227,24 @@ class Wrapped(Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         return self.inner.step(closure)
+
+
+def test_products_under_autocast() -> None:
+    class Matrix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 32).view(8, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    pair = Pair(lambda m: optim.Muon(m.parameters(), 0.02), cosine, Matrix)
+    for i in range(9):
+        pair.backward()
+        with torch.autocast("cpu", torch.float16, enabled=i % 4 == 3):
+            pair.each(lambda _, o: o.step())
+        pair.compare()
+    assert pair.update.own_steps == 1 and pair.update.programs == 2
 
 
 def test_an_optimizer_in_another_one_updates_in_each_step() -> None:

@@ -3,12 +3,13 @@ reads is known, in eager's bits; else their own step, with a warning that names 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import math
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch.nn as nn
 from running import DEVICES, bits, need_library
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
+from torch.optim.sgd import sgd as torch_sgd
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -149,22 +151,26 @@ TAKEN = [Lion, OldAdam, Counted, lambda p: Scaled(p, 0.1), lambda p: Named(p, 0.
 
 
 class Pair:
-    def __init__(self, make: Callable[[Any], Optimizer], device: str = "cpu") -> None:
+    def __init__(
+        self, make: Callable[[Any], Optimizer], device: str = "cpu", *, scheduled: bool = True
+    ) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
         self.models = [model, copy.deepcopy(model)]
         self.optimizers = [make(list(m.parameters())) for m in self.models]
         gravure.compile_optimizer(self.optimizers[1], foreign=True)
-        self.schedulers = [lr_scheduler.CosineAnnealingLR(o, 20) for o in self.optimizers]
+        scheduled_ones = self.optimizers if scheduled else []
+        self.schedulers = [lr_scheduler.CosineAnnealingLR(o, 20) for o in scheduled_ones]
         self.device = device
 
     def step(self, steps: int = 1) -> None:
         for _ in range(steps):
             x = torch.randn(5, 8, device=self.device)
-            for m, o, s in zip(self.models, self.optimizers, self.schedulers, strict=True):
+            for m, o in zip(self.models, self.optimizers, strict=True):
                 o.zero_grad()
                 m(x).square().mean().backward()
                 self.call(o)
+            for s in self.schedulers:
                 s.step()
             one, other = (
                 [
@@ -567,6 +573,32 @@ class LooksForNone(_Each):
         return 0.1 if group["foreach"] is None else 0.2
 
 
+class CallsTorchs(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        torch_sgd([p], [p.grad], [None], weight_decay=0.0, momentum=0.0, lr=group["lr"],
+                  dampening=0.0, nesterov=False, maximize=False)  # fmt: skip
+        return group["lr"]
+
+
+class Unsqueezes(_Each):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad.unsqueeze_(0)[0] * group["lr"])
+
+
+class OtherInts(_Each):
+    """Each step has another int that is no number of a program's."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, seen=0, kept=(0,))
+
+    def rate(self, group: Any, p: Any) -> Any:
+        group["kept"] = (group["kept"][0] + 1,)
+        return group["lr"]
+
+
 class TakesNoClosure(_Each):
     def step(self) -> Any:  # type: ignore[override]
         for group in self.param_groups:
@@ -628,7 +660,8 @@ _FILE = ""
         (NewTensor, "gives new_tensor"), (Aranges, "gives arange"),
         (HasHooks, "register_post_accumulate_grad_hook"), (SetsAttributes, "__setattr__"),
         (ReadsAFile, "torch.from_file"), (OwnNameOfATensors, "requires_grad"),
-        (NumpysRates, "float64"), (Writes, "FORMAT_"), (LooksForNone, "foreach is None"),
+        (NumpysRates, "float64"), (Writes, "FORMAT_"),
+        (CallsTorchs, "foreach is None"), (Unsqueezes, "in place"), (OtherInts, "changes values"),
         (TakesNoClosure, "its arguments"), (TakesMore, "its arguments"),
     ],
     ids=lambda v: getattr(v, "__name__", None),
@@ -650,6 +683,145 @@ def test_what_was_once_taken(
             pair.step()
     said = [r.getMessage() for r in caplog.records if "as it is" in r.getMessage()]
     assert len(said) == 1 and why in said[0], said
+
+
+def test_that_foreach_is_none_is_seen() -> None:
+    pair = Pair(LooksForNone)
+    pair.step(4)
+    pair.captured(2)
+
+
+class FlipsLater(_Each):
+    """A bool that has the name of a number that is counted, elsewhere."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, on=False)
+
+    def rate(self, group: Any, p: Any) -> Any:
+        if not self.state[p]:
+            self.state[p]["on"] = 0
+        self.state[p]["on"] += 1
+        if group["k"] >= 6:
+            group["on"] = True
+        return group["lr"] if group["on"] else 0.2
+
+
+class Swaps(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        if not self.state[p]:
+            self.state[p].update(a=torch.zeros_like(p), b=torch.ones_like(p))
+        state = self.state[p]
+        state["a"].add_(p.grad)
+        state["a"], state["b"] = state["b"], state["a"]
+        return group["lr"] * state["a"].mean()
+
+
+class StartsAgain(_Each):
+    def rate(self, group: Any, p: Any) -> Any:
+        if not self.state[p] or group["k"] == 6:
+            self.state[p]["m"] = torch.zeros_like(p)
+        return group["lr"] * self.state[p]["m"].add_(1.0).mean()
+
+
+class Aliases(_Each):
+    """State that lies in its parameter's memory, and in other state."""
+
+    def rate(self, group: Any, p: Any) -> Any:
+        state = self.state[p]
+        if not state:
+            state.update(own=p.data, both=torch.zeros(2, p.numel()))
+            state["first"] = state["both"][0]
+        state["both"][0].add_(p.grad.flatten())
+        state["both"][1].add_(state["first"].mul_(0.9))
+        state["own"].mul_(0.99)
+        return group["lr"] * state["both"].mean()
+
+
+class Scales(_Each):
+    """Gradients, in place."""
+
+    def rate(self, group: Any, p: Any) -> Any:
+        p.grad.mul_(0.5).add_(p, alpha=0.01)
+        return group["lr"]
+
+
+class Multiplies(_Each):
+    """Products, and tensors of no dtype and device."""
+
+    def rate(self, group: Any, p: Any) -> Any:
+        square = p.grad.reshape(p.shape[0], -1)
+        product = 1.0 + 100.0 * (square @ square.T).mean()
+        return group["lr"] * product * torch.full((1,), 0.7)
+
+
+@pytest.mark.parametrize("kind", [FlipsLater, Swaps, StartsAgain, Aliases, Scales, Multiplies])
+def test_what_is_eagers_whoever_runs_it(kind: Any) -> None:
+    pair = Pair(kind)
+    pair.step(12)
+
+
+def _of_default_dtype(dtype: torch.dtype) -> Any:
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return around()
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.autocast("cpu", torch.float16),
+        lambda: _of_default_dtype(torch.float64),
+    ],
+)
+def test_what_is_around_a_step_is_part_of_it(around: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(optimizer: Any) -> None:
+        with around():
+            optimizer.step()
+
+    pair = Pair(Multiplies)
+    for _ in range(2):
+        pair.step(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(pair, "call", call)
+            pair.step(3)
+    pair.captured(2)
+
+
+def test_a_default_device_that_a_step_does_not_bear() -> None:
+    ours = Multiplies([nn.Parameter(torch.ones(3, 3))])
+    gravure.compile_optimizer(ours, foreign=True)
+    ours.param_groups[0]["params"][0].grad = torch.ones(3, 3)
+    for _ in range(4):
+        ours.step()
+    with torch.device("meta"), pytest.raises(RuntimeError, match="meta"):
+        ours.step()
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_gradients_that_share_their_memory(view: bool, caplog: pytest.LogCaptureFixture) -> None:
+    optimizers = [Scales([nn.Parameter(torch.ones(4, 16)) for _ in range(2)]) for _ in range(2)]
+    gravure.compile_optimizer(optimizers[1], foreign=True)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for step in range(8):
+            torch.manual_seed(step)
+            grads = [torch.randn(4, 16).view(4, 16) for _ in range(2)]
+            for optimizer in optimizers:
+                one, other = optimizer.param_groups[0]["params"]
+                one.grad, other.grad = (g.clone() for g in grads)
+                if step > 2:
+                    other.grad = one.grad.view(4, 16) if view else one.grad
+                optimizer.step()
+            one, other = ([bits(p) for p in o.param_groups[0]["params"]] for o in optimizers)
+            assert one == other
+    (said,) = [r.getMessage() for r in caplog.records if "as it is" in r.getMessage()]
+    assert "shares its memory" in said
 
 
 def test_state_that_is_no_parameters(caplog: pytest.LogCaptureFixture) -> None:
@@ -700,7 +872,8 @@ def test_numbers_that_are_not_finite() -> None:
 
 
 def test_a_step_that_takes_something_else_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(_Each)
+    # A scheduler would keep calling the step that the class had when it was made.
+    pair = Pair(_Each, scheduled=False)
     pair.step(4)
     monkeypatch.setattr(_Each, "step", TakesNoClosure.step)
     pair.step(2)
@@ -726,6 +899,20 @@ def test_a_refusal_that_the_code_catches() -> None:
         update(one, lr)
         fn(other, lr)
         assert bits(one) == bits(other)
+
+
+def test_an_update_under_autocast() -> None:
+    def fn(a: Tensor, b: Tensor) -> None:
+        a.mul_((b @ b).mean())
+
+    update = gravure.compile_update(fn)
+    one, other, b = torch.ones(4), torch.ones(4), torch.linspace(0, 1, 16).view(4, 4)
+    for i in range(6):
+        with torch.autocast("cpu", torch.bfloat16, enabled=i in (2, 5)):
+            update(one, b)
+            fn(other, b)
+        assert bits(one) == bits(other)
+    assert update.gravure_update.programs == 2  # type: ignore[attr-defined]
 
 
 def test_only_where_the_caller_says_so(caplog: pytest.LogCaptureFixture) -> None:

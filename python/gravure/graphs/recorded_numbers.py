@@ -39,7 +39,8 @@ _here = threading.local()
 def remembering() -> Iterator[None]:
     """Raises at its end what was refused within, where the code caught it."""
     before = getattr(_here, "refused", None)
-    _here.refused = refused = []
+    refused: list[Unrecorded] = []
+    _here.refused = refused
     try:
         yield
     finally:

@@ -159,6 +159,8 @@ class _Recording(TorchDispatchMode):
         if func is not torch.ops.aten.lift_fresh.default:
             _refuse_unknown((args, kwargs))
         self._refuse_ints(func, (args, kwargs))
+        if torch.Tag.inplace_view in func.tags and self.nodes[id(args[0])].op == "placeholder":
+            raise Unrecorded("its step", f"changes a tensor's shape in place ({func})", _OWN_STEP)
         taken = pytree.tree_map(self._argument, (tuple(args), dict(kwargs)))
         result = func(*args, **kwargs)
         node = self.graph.call_function(func, *taken)
@@ -365,7 +367,7 @@ def _record(
     recording = _Recording(fakes, shift)
     for fake, real in zip(fakes, tensors, strict=True):
         recording.add_tensor(fake, real)
-    made = []
+    made: list[float] = []
     for i, value in enumerate(numbers):
         node = recording.graph.placeholder(f"number{i}")
         recording.given.append(node)

@@ -15,6 +15,7 @@ from .clipping import Clipping
 from .loaded_update import LoadedUpdate
 from .recorded_step import refuse_kinds
 from .said_once import SaidOnce
+from .settings import surroundings
 
 _MOST_PROGRAMS = 16
 _DEVICES = ("cpu", "cuda")  # where torch.nn.utils takes foreach's kernels by itself
@@ -72,7 +73,7 @@ class ClipPrograms:
         except RuntimeError as error:  # what is sparse has no strides
             self._say(str(error).partition("\n")[0])
             return None
-        key = (clipping, *kinds)
+        key = (clipping, surroundings(), *kinds)
         if key not in self._made:
             self._made[key] = self._make(clipping, given, limit, norm)
         program = self._made[key]

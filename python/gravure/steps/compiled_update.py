@@ -10,13 +10,14 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from ..errors import ExportError
 from ..options import CompileOptions
+from ..torch_api.dispatch import in_autocast
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import has_step_hooks, note_step, plain_step, step_name
 from .foreign_step import ForeignStep, foreign_step
 from .own_optimizers import OWN, scaling_of, stands_in_the_way
 from .recorded_step import Changing, state_of
 from .said_once import SaidOnce
-from .settings import are_same, counted_in, read_groups, read_state
+from .settings import are_same, counted_in, read_groups, read_state, surroundings
 from .standing_step import StandingStep, parameters_without
 from .twin import Counts
 from .update_program import UpdateProgram
@@ -24,6 +25,7 @@ from .update_program import UpdateProgram
 _MOST_PROGRAMS = 16
 _MOST_TRIES = 3  # steps that make state
 _MOST_STANDING = 4
+_MOST_FAILED = 5  # steps of a foreign class, one behind the other
 _KEYWORD = (
     "compile_optimizer(optimizer, foreign=True) captures a step that does nothing but compute with "
     "tensors, and whose code reads parameters, gradients, state, settings and plain values alone"
@@ -58,6 +60,8 @@ class CompiledUpdate:
         self._said = SaidOnce()
         self._foreign: ForeignStep | None = None  # what is known of a class of somebody's
         self._counted: frozenset[str] = frozenset()  # Python's numbers that its step changes
+        self._failed = 0  # steps of it in a row that became no program, each of a kind of its own
+        self._refused: tuple[Any, str] | None = None  # the code whose reason this is
 
     def knows(self, optimizer: Optimizer) -> bool:
         """Whether its step can be a program, by what its class is."""
@@ -70,16 +74,22 @@ class CompiledUpdate:
         if not self._vouched:
             return f"{kind.__name__} is not one of torch.optim's own; {_KEYWORD}"
         if self._foreign is None or not self._foreign.is_same():
+            code = getattr(plain_step(kind), "__code__", None)
+            if self._refused is not None and self._refused[0] is code:
+                return self._refused[1]
             self._kinds.clear()
+            self._failed = 0
             self._foreign, why = foreign_step(optimizer)
+            self._refused = None
             if self._foreign is None:
+                self._refused = code, why
                 return why
         return stands_in_the_way(optimizer, known=True)
 
     def repeats(self, optimizer: Optimizer) -> bool:
         """The whole step, where it is as it was but for numbers. False, and nothing has run or is
         changed, where that is not so, or not known."""
-        if not self._standing or has_step_hooks(optimizer):
+        if not self._standing or has_step_hooks(optimizer) or in_autocast():
             return False
         for i, standing in enumerate(self._standing):
             ran = standing.runs(optimizer)
@@ -133,12 +143,14 @@ class CompiledUpdate:
     def _runs_program(self, optimizer: Optimizer) -> bool:
         """False where nothing has run."""
         numbers: list[float] = []
-        key: list[Any] = []
+        key: list[Any] = [surroundings()]
         parameters: list[Tensor] = []
         gradients: list[Tensor] = []
         settings: list[Tensor] = []
         scaling = scaling_of(optimizer)
         without = False
+        if self._failed >= _MOST_FAILED and self._foreign is not None:
+            return False
         try:
             read_groups(optimizer, key, numbers, settings, self._counted)
             for group in optimizer.param_groups:
@@ -162,6 +174,9 @@ class CompiledUpdate:
             return False  # nothing to do, but for the step's own words
         if without and self._foreign is not None:
             self._say(optimizer, "not all of its parameters have a gradient")
+            return False
+        if self._foreign is not None and _share_memory(parameters, gradients):
+            self._say(optimizer, "a gradient shares its memory with another one or a parameter")
             return False
         if found is None:
             found = self._kinds[tuple(key)] = _Kind()
@@ -198,7 +213,7 @@ class CompiledUpdate:
         numbers: list[float],
     ) -> None:
         """Has the next step look whether it is as this one."""
-        if any(standing.program is program for standing in self._standing):
+        if in_autocast() or any(standing.program is program for standing in self._standing):
             return
         standing = StandingStep(optimizer, program, numbers, kind.same)
         without = parameters_without(optimizer, parameters)
@@ -231,21 +246,19 @@ class CompiledUpdate:
         try:
             counted = None if self._foreign is None else self._counted
             program = UpdateProgram(optimizer, parameters, numbers, self.options, counted)
-        except Counts as error:
-            if error.names <= self._counted:
-                kind.own = True
-            self._counted |= error.names  # with the next step; they are part of what a kind is
-            return None
-        except Changing as error:
-            kind.tries += 1
-            if kind.tries >= _MOST_TRIES:
-                kind.own = True
-                self._say(optimizer, error.reason)
-            return None
         except Exception as error:
-            kind.own = True
-            self._say(optimizer, error.reason if isinstance(error, ExportError) else repr(error))
+            self._failed += 1
+            reason = error.reason if isinstance(error, ExportError) else repr(error)
+            if isinstance(error, Counts):  # with the next step; they are part of what a kind is
+                self._counted |= error.names
+                reason = "other numbers of Python's change in each step"
+            kind.tries += 1
+            kind.own = not isinstance(error, (Changing, Counts)) or kind.tries >= _MOST_TRIES
+            # What changes may be part of what a kind is, so that each step has a kind of its own.
+            if kind.own or (self._foreign is not None and self._failed >= _MOST_FAILED):
+                self._say(optimizer, reason)
             return None
+        self._failed = 0
         kind.programs.append(program)
         self._watch(optimizer, kind, parameters)
         self.programs += 1
@@ -254,3 +267,11 @@ class CompiledUpdate:
     def _say(self, optimizer: Optimizer, reason: str) -> None:
         message = "compile_optimizer: %s.step() runs as it is, in eager's kernels: %s"
         self._said(reason, message, type(optimizer).__name__)
+
+
+def _share_memory(parameters: list[Tensor], gradients: list[Tensor]) -> bool:
+    """Whether a gradient begins where another one, or a parameter, does. Programs may read copies
+    of gradients, and a step may write into one."""
+    places = [grad.data_ptr() for grad in gradients if grad.numel() > 0]
+    found = set(places)
+    return len(found) < len(places) or not found.isdisjoint(p.data_ptr() for p in parameters)

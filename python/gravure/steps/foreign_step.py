@@ -53,7 +53,7 @@ _NOT_OF_TENSORS = frozenset(
 # Besides those that are operators.
 _METHODS = frozenset(
     "bfloat16 bool char cpu cuda dim double element_size float half int is_contiguous long "
-    "ndimension nelement new_tensor numel short size storage_offset stride to".split()
+    "ndimension nelement new_tensor numel short size stride to".split()
 )
 _SIGNS = "add sub mul truediv pow matmul and or xor"
 _ARITHMETIC = frozenset(
@@ -62,7 +62,9 @@ _ARITHMETIC = frozenset(
 _OF_OTHERS = frozenset(
     name for kind in (dict, list, tuple) for name in vars(kind) if not name.startswith("__")
 ) | set("endswith eps is_complex is_floating_point itemsize lower startswith tiny upper".split())
-_OF_TORCH = frozenset("as_tensor enable_grad finfo inf is_tensor nan no_grad norm pi tensor".split())
+_OF_TORCH = frozenset(
+    "as_tensor enable_grad finfo inf is_tensor nan no_grad norm pi tensor".split()
+)
 _NOT_OF_TORCH = _NOT_OF_TENSORS | set("asarray from_dlpack from_file from_numpy frombuffer".split())
 # What recorded numbers know: others would be given a number's mark.
 _OF_MATH = frozenset("sqrt pi inf e tau".split())
@@ -82,7 +84,8 @@ class ForeignStep:
     def __init__(self, optimizer: Optimizer) -> None:
         """Raises Unrecorded with what a program would not know."""
         self._kind = type(optimizer)
-        self._functions: dict[int, FunctionType] = {}
+        self._functions: dict[int, FunctionType] = {}  # not PyTorch's
+        self._calls_torchs = False
         self._same: list[tuple[Callable[[], Any], Any]] = []
         self._plain: dict[Any, Callable[[Optimizer], Any]] = {}
         for name in ("__getattr__", "__getattribute__"):
@@ -92,7 +95,6 @@ class ForeignStep:
         step = self._follow(plain_step(self._kind), optimizer)
         if not _takes_a_closure(step):
             self._refuse("its arguments are others than (self, closure=None)")
-        self._is_torchs_step = _file_of(step) in _FILES
         for kind in self._foreign_classes():  # which PyTorch's own may call
             for name, value in list(vars(kind).items()):
                 if isinstance(value, FunctionType):
@@ -100,6 +102,9 @@ class ForeignStep:
                         self._method(name, optimizer)
                 elif name in ("state", "param_groups", *_OF_OPTIMIZER):
                     self._refuse(f"its {name} is computed")
+        # Both torch.optim's code, which chooses kernels by what stand-ins are not, and other code,
+        # which would see the choice.
+        self._mixes = bool(self._functions) and self._calls_torchs
 
     def is_same(self) -> bool:
         """Whether its code, and all it calls, is as it was."""
@@ -122,7 +127,7 @@ class ForeignStep:
         for group in groups:
             if type(group) is not dict or type(group["params"]) is not list:
                 raise TypeError("a group is no dictionary")
-            if group.get("foreach", True) is None and not self._is_torchs_step:
+            if self._mixes and type(group.get("foreach")) is not bool:
                 raise TypeError("foreach is None, and True or False would be known")
             for name, value in group.items():
                 if name != "params":
@@ -170,7 +175,10 @@ class ForeignStep:
             self._refuse(f"it calls {function!r}")
         file = _file_of(function)
         of_optimizer = file == "torch.optim.optimizer" and function.__name__ in _OF_OPTIMIZER
-        if of_optimizer or file in _FILES:
+        if of_optimizer:
+            return function
+        if file in _FILES:
+            self._calls_torchs = True
             return function
         if file.partition(".")[0] == "torch":
             self._refuse(f"it calls {function.__module__}.{function.__qualname__}")
@@ -181,7 +189,7 @@ class ForeignStep:
             self._refuse(f"{function.__qualname__} is wrapped")
         self._watch(lambda: function.__code__)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._value((function.__qualname__, id(value)), lambda _, v=value: v, optimizer)
+            self._value((function.__qualname__, id(value)), lambda _, v=value: v, optimizer)  # type: ignore[misc]
         self._watch(lambda: function.__defaults__)
         self._watch(lambda: function.__kwdefaults__)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -288,7 +296,9 @@ class ForeignStep:
 
 
 _NOTHING = object()
-_CATCHES = frozenset(("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "SETUP_FINALLY", "JUMP_IF_NOT_EXC_MATCH"))
+_CATCHES = frozenset(
+    ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "SETUP_FINALLY", "JUMP_IF_NOT_EXC_MATCH")
+)
 _SILENT = frozenset(("CACHE", "PUSH_NULL", "EXTENDED_ARG", "PRECALL", "NOP", "RESUME"))
 _EFFECTS = frozenset(("YIELD_VALUE", "LOAD_BUILD_CLASS", "IMPORT_STAR", "GET_AWAITABLE"))
 

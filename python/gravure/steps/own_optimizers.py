@@ -2,7 +2,7 @@
 
 A program holds the operators that the optimizer's `step` ran while it was traced. What else a step
 of somebody's would do, or do otherwise next time, it would leave out without a word: so it takes
-torch.optim's own classes, as they are.
+torch.optim's own classes, as they are, and others only where the caller vouches for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OWN = frozenset(
 SCALER_SETS = ("grad_scale", "found_inf")  # and the step of some reads
 
 
-def _is_own_step(kind: type[Optimizer]) -> bool:
+def is_own_step(kind: type[Optimizer]) -> bool:
     """Whether it, and what it is wrapped in, is PyTorch's."""
     step: Any = kind.step
     while isinstance(step, FunctionType):
@@ -50,7 +50,7 @@ def stands_in_the_way(optimizer: Optimizer, *, known: bool = False) -> str | Non
         if kind is SparseAdam:
             return "it takes sparse gradients"
         return f"{kind.__name__} is not one of torch.optim's own"
-    if not known and not _is_own_step(kind):
+    if not known and not is_own_step(kind):
         return f"somebody replaced {kind.__name__}.step"
     for key in vars(optimizer):
         if key != "step" and callable(getattr(kind, key, None)):

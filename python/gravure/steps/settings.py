@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..torch_api.dispatch import in_autocast
+
 
 def read_groups(
     optimizer: Optimizer,
@@ -49,6 +51,14 @@ def read_state(
                 _read_plain(value, key)
 
 
+def surroundings() -> tuple[Any, ...]:
+    """What decides, besides its arguments, which operators code runs: autocast, and where and as
+    what tensors are made of Python's values."""
+    kinds = ("cpu", "cuda") if in_autocast() else ()
+    casts = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in kinds]
+    return torch.get_default_dtype(), torch.get_default_device(), *casts
+
+
 def counted_in(
     optimizer: Optimizer, parameters: Sequence[Tensor], counted: frozenset[str]
 ) -> list[tuple[dict[Any, Any], str]]:
@@ -57,10 +67,10 @@ def counted_in(
         *optimizer.param_groups,
         *[optimizer.state[p] for p in parameters if p in optimizer.state],
     ]
-    return [(h, n) for h in holders for n, v in h.items() if n in counted and _is_number(v)]
+    return [(h, n) for h in holders for n, v in h.items() if n in counted and is_number(v)]
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and type(value) is not bool
 
 

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from ..graphs.recorded_numbers import Unrecorded
 from ..torch_api.optimizers import chooses_foreach, plain_step
+from .own_optimizers import is_own_step
+from .settings import is_number
 
 
 def twin_of(
@@ -49,6 +51,7 @@ def twin_of(
             return tensors[id(value)]
         return next(rest) if key in counted and type(value) in (int, float) else value
 
+    chooses = is_own_step(type(optimizer))  # by types, which stand-ins have not
     settings = [
         {key: [] if key == "params" else setting(key, value) for key, value in group.items()}
         for group in optimizer.param_groups
@@ -63,12 +66,12 @@ def twin_of(
             if parameter in optimizer.state:
                 found = optimizer.state[parameter].items()
                 twin.state[stand_in] = {key: of_state(key, value) for key, value in found}
-        if group.get("foreach", True) is None and group.get("fused") is None:
+        if chooses and group.get("foreach", True) is None and group.get("fused") is None:
             own["foreach"] = chooses_foreach(group)
         twin.param_groups.append(own)
     stand_ins = [tensors.get(id(parameter)) for parameter in optimizer.state]
     for each in stand_ins:  # in the order that code finds them in
-        if each in twin.state:
+        if each is not None and each in twin.state:
             twin.state[each] = twin.state.pop(each)
     return twin
 
@@ -96,7 +99,11 @@ def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     after = python_side(twin)
     if before.keys() != after.keys():
         return False
-    changed = [k for k in before if before[k] is not after[k] and not _is_counted(k, counted)]
+    changed = [
+        k
+        for k in before
+        if before[k] is not after[k] and not _is_counted(k, counted, before[k], after[k])
+    ]
     if not changed:
         return True
     if all(_is_named(k) and _is_number(before[k], after[k]) for k in changed):
@@ -104,8 +111,8 @@ def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     return False
 
 
-def _is_counted(key: Any, counted: frozenset[str]) -> bool:
-    return _is_named(key) and key[1] in counted
+def _is_counted(key: Any, counted: frozenset[str], *values: Any) -> bool:
+    return _is_named(key) and key[1] in counted and all(map(is_number, values))
 
 
 def _is_named(key: Any) -> bool:

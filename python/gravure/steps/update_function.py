@@ -16,6 +16,7 @@ from ..torch_api.operators import pytree
 from .loaded_update import LoadedUpdate
 from .recorded_step import refuse_kinds
 from .said_once import SaidOnce
+from .settings import surroundings
 
 _MOST_PROGRAMS = 16
 _AS_IT_IS = "it runs as it is"
@@ -39,7 +40,7 @@ class UpdateFunction:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         numbers = [float(leaf) for leaf in leaves if isinstance(leaf, float)]
         try:
-            key = (spec, *map(_kind, leaves))
+            key = (spec, surroundings(), *map(_kind, leaves))
             refused = key in self._refused
         except (TypeError, RuntimeError) as error:  # no key; or a sparse tensor has no strides
             self._say(f"an argument is of a kind apart ({error})")

@@ -14,6 +14,8 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
+from gravure.steps.recorded_step import record_step, state_of
+from gravure.steps.scaling import Scaling
 from optimizers_of_torch import SCHEDULES, TWO, Matrices, Scaled, kinds, patch_step
 from optimizers_of_torch import make as of_kind
 from running import bits, need_library
@@ -422,6 +424,21 @@ def test_what_a_scaler_waits_for_is_said(caplog: pytest.LogCaptureFixture) -> No
         pair.run(5)
     (said,) = [text for text in _messages(caplog) if "GradScaler waits" in text]
     assert "fused=True" in said
+
+
+def test_step_counts_on_another_device_are_said_in_words() -> None:
+    """As AdamW's on a GPU: meta stands for it."""
+    parameter = nn.Parameter(torch.zeros(4, device="meta"))
+    optimizer = optim.AdamW([parameter])
+    parameter.grad = torch.zeros(4, device="meta")
+    optimizer.step()
+    grad_scaler = scaler()
+    grad_scaler.scale(torch.ones(()))
+    held = state_of(optimizer, [parameter])
+    assert {each.tensor.device.type for each in held} == {"cpu", "meta"}
+    scaling = Scaling(grad_scaler, unscales=False)
+    with pytest.raises(gravure.ExportError, match="take fused=True"):
+        record_step(optimizer, [parameter], [parameter.grad], held, [], scaler=scaling)
 
 
 def test_a_scaler_that_is_disabled_midway() -> None:

@@ -19,6 +19,7 @@ from .settings import counted_in
 from .twin import Counts, run_step, twin_of
 
 _OWN_STEP = "its own step runs"
+_WAITS = "counts on the host, so that GradScaler waits for the device; take fused=True"
 
 # Stands between what computes gradients and what uses them, and is in no capture: numbers are not
 # written into one that draws random numbers.
@@ -141,10 +142,13 @@ def record_step(
         after = tuple([_as_python(holder[name]) for holder, name in left])
         return results
 
+    asks = scaler is not None and not decides_itself(optimizer)  # the host, whether a step is due
+    devices = {each.tensor.device for each in held} - {p.device for p in parameters}
+    if asks and devices:
+        raise Unrecorded("its step", _WAITS, _OWN_STEP)
     update = record(run, tensors, numbers)
-    if scaler is not None and update.reads and not decides_itself(optimizer):
-        what = "counts on the host, so that GradScaler waits for the device; take fused=True"
-        raise Unrecorded("its step", what, _OWN_STEP)
+    if asks and update.reads:
+        raise Unrecorded("its step", _WAITS, _OWN_STEP)
     return replace(update, after=after)
 
 

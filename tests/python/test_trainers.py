@@ -32,8 +32,8 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[CompiledUpdate]:
     found: list[CompiledUpdate] = []
     given = CompiledUpdate.__init__
 
-    def init(self: Any, *args: Any) -> None:
-        given(self, *args)
+    def init(self: Any, *args: Any, **how: Any) -> None:
+        given(self, *args, **how)
         found.append(self)
 
     monkeypatch.setattr(CompiledUpdate, "__init__", init)

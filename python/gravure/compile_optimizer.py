@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from .options import CompileOptions
 from .steps.compiled_update import CompiledUpdate
-from .torch_api.optimizers import is_schedulers, mark_as_schedulers, with_hooks
+from .torch_api.optimizers import has_torchs_hooks, is_schedulers, mark_as_schedulers, with_hooks
 
 Kind = TypeVar("Kind", bound=Optimizer)
 
@@ -69,6 +69,8 @@ def compile_optimizer(
     def first(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs and update.repeats(self):
             return None
+        if not has_torchs_hooks(type(self)):
+            return update.leave(self, *args, **kwargs)
         return hooked(self, *args, **kwargs)
 
     function = torch.compiler.disable(first)  # nobody else's graph takes it in

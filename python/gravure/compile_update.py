@@ -18,7 +18,8 @@ def compile_update(fn: Fn, *, options: Mapping[str, Any] | None = None) -> Fn:
 
     In eager's bits, without gradients. `fn(*args, **kwargs)` takes tensors, floats, and lists,
     tuples and dictionaries of them; floats are read at each call, and whatever else it is given
-    (an int, a string, None) has a program for each value. It returns None:
+    (an int, a string, None), or its code reads elsewhere (`self.decay`, a closure, a global), has a
+    program for each value. It returns None:
 
         @gravure.compile_update
         def average(averages, parameters, decay):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import pickle
 import warnings
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.nn as nn
 from gravure.steps.compiled_update import CompiledUpdate
+from gravure.torch_api import optimizers as of_optimizers
 from optimizers_of_torch import (
     RUN_AS_THEY_ARE,
     SCHEDULES,
@@ -596,3 +598,135 @@ def test_a_parameter_on_another_device_leaves_the_step_to_the_optimizer() -> Non
         one, other = (o.param_groups[0]["params"][0] for o in optimizers)
         assert bits(one) == bits(other)
     assert optimizers[1].step.gravure_update.own_steps == 5
+
+
+def test_who_shares_a_tensor_of_a_group_with_whom() -> None:
+    rates = torch.tensor(0.1), torch.tensor(0.5)
+
+    def make(pattern: str) -> tuple[Optimizer, list[nn.Parameter]]:
+        parameters = [nn.Parameter(torch.ones(3)) for _ in pattern]
+        groups = [
+            {"params": [p], "lr": rates["AB".index(which)]}
+            for p, which in zip(parameters, pattern, strict=True)
+        ]
+        return optim.AdamW(groups, fused=True), parameters
+
+    both = [make("ABAB") for _ in range(2)]
+    gravure.compile_optimizer(both[1][0])
+    for pattern in ("ABAB", "ABBB", "AABB", "ABAB", "BABA"):
+        for _ in range(3):
+            for optimizer, parameters in both:
+                for group, which in zip(optimizer.param_groups, pattern, strict=True):
+                    group["lr"] = rates["AB".index(which)]
+                for p in parameters:
+                    p.grad = torch.ones_like(p)
+                optimizer.step()
+            assert list(map(bits, both[0][1])) == list(map(bits, both[1][1])), pattern
+
+
+def test_state_whose_contents_are_moved() -> None:
+    """As what moves an optimizer to another device does: each state's `.data`."""
+    pair = Pair(sgd)
+    for _ in range(4):
+        pair.step()
+    for dtype in (torch.float64, torch.float32):
+        for _, optimizer in zip(pair.models, pair.optimizers, strict=True):
+            for state in optimizer.state.values():
+                state["momentum_buffer"].data = state["momentum_buffer"].data.to(dtype)
+        for _ in range(5):
+            pair.step()
+    assert pair.update.own_steps < 8
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_class_whose_step_is_replaced(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(optim.SGD):
+        pass
+
+    for kind in (optim.SGD, Own):
+        pair = Pair(partial(_of_class, kind), foreign=True)
+        hooks: list[Any] = []
+        for optimizer in pair.optimizers:
+            optimizer.register_step_pre_hook(partial(_note, hooks))
+        for _ in range(4):
+            pair.step()
+        own = kind.step
+
+        def step(self: Any, closure: Any = None, own: Any = own) -> Any:
+            with torch.no_grad():
+                torch._foreach_mul_(self.param_groups[0]["params"], 0.5)
+            return own(self, closure)
+
+        monkeypatch.setattr(kind, "step", functools.wraps(own)(step) if copies else step)
+        hooks.clear()
+        for _ in range(3):
+            pair.step()
+        assert hooks == [id(o) for o in pair.optimizers] * 3
+        monkeypatch.setattr(kind, "step", own)
+        for _ in range(4):
+            pair.step()
+
+
+def _note(hooks: list[Any], optimizer: Optimizer, *_: Any) -> None:
+    hooks.append(id(optimizer))
+
+
+def _of_class(kind: Any, model: nn.Module) -> Optimizer:
+    return kind(model.parameters(), 0.1)  # type: ignore[no-any-return]
+
+
+def test_kinds_are_not_kept_for_ever() -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(12)]
+    optimizer = gravure.compile_optimizer(optim.SGD(parameters, 0.1))
+    update = optimizer.step.gravure_update  # type: ignore[attr-defined]
+    for _ in range(300):
+        for p in parameters:
+            p.grad = torch.ones(2) if torch.rand(()) < 0.5 else None
+        optimizer.step()
+    assert len(update._kinds) <= 64
+
+
+def test_parameters_that_went_take_their_programs_with_them() -> None:
+    optimizer = gravure.compile_optimizer(optim.SGD([nn.Parameter(torch.ones(2))], 0.1))
+    update = optimizer.step.gravure_update  # type: ignore[attr-defined]
+    for _ in range(20):  # more than programs at a time
+        p = nn.Parameter(torch.ones(2))
+        optimizer.param_groups[0]["params"][:] = [p]
+        before = update.own_steps
+        for _ in range(3):
+            p.grad = torch.ones(2)
+            optimizer.step()
+        assert update.own_steps == before and len(update._kinds) == 1
+
+
+def test_state_that_is_cleared_now_and_then() -> None:
+    pair = Pair(adamw)
+    for _ in range(5):
+        for _ in range(4):
+            pair.step()
+        before = pair.update.own_steps
+        pair.step()
+        assert pair.update.own_steps == before
+        pair.each(lambda _, o: o.state.clear())
+
+
+def test_kernels_are_chosen_by_parameters_that_have_a_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[Any] = []
+
+    def choose(parameters: Any, differentiable: bool, use_fused: bool) -> tuple[bool, bool]:
+        chosen.append(list(parameters))
+        return False, True
+
+    monkeypatch.setattr(of_optimizers, "_default_to_fused_or_foreach", choose)
+    p, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, device="meta"))
+    group = {"params": [p, frozen], "lr": 0.1}
+    assert of_optimizers.chooses_foreach(optim.SGD, group, [p])
+    assert len(chosen) == 1 and chosen[0][0] is p and len(chosen[0]) == 1
+    group["lr"] = torch.tensor(0.1)
+    assert of_optimizers.chooses_foreach(optim.SGD, group, [p])
+    for kind in (optim.Adam, optim.AdamW):
+        assert not of_optimizers.chooses_foreach(kind, group, [p])
+        assert of_optimizers.chooses_foreach(kind, group | {"capturable": True}, [p])

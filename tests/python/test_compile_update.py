@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import types
 import warnings
+from functools import partial
 from typing import Any
 
 import gravure
@@ -130,6 +132,93 @@ def test_a_tensor_that_comes_twice_and_a_sparse_one() -> None:
     assert x.tolist() == [4.0] * 3
     update([sparse], 2.0)
     assert sparse.to_dense().tolist() == (torch.eye(3) * 2).tolist()
+
+
+FACTOR = 0.5
+SETTINGS = {"decay": [0.5]}
+
+
+class Average:
+    """Numbers that are no arguments: of itself, its class, another object, a closure, a global."""
+
+    power = 1.0
+
+    def __init__(self) -> None:
+        self.decay = 0.5
+        self.inner = types.SimpleNamespace(weight=0.5)
+        closed = 1.0
+
+        def factor() -> float:
+            return closed * FACTOR * SETTINGS["decay"][0]
+
+        def close(value: float) -> None:
+            nonlocal closed
+            closed = value
+
+        self.factor, self.close = factor, close
+
+    def update(self, averages: list[Tensor], values: list[Tensor]) -> None:
+        weight = self.decay * self.inner.weight * self.power * self.factor()
+        torch._foreach_lerp_(averages, values, weight)
+
+    def __call__(self, averages: list[Tensor], values: list[Tensor]) -> None:
+        self.update(averages, values)
+
+    @property
+    def computed(self) -> float:
+        return self.decay
+
+    def by_property(self, averages: list[Tensor], values: list[Tensor]) -> None:
+        torch._foreach_lerp_(averages, values, self.computed)
+
+
+CHANGES: list[Any] = [
+    lambda a, patch, v: setattr(a, "decay", v),
+    lambda a, patch, v: setattr(a.inner, "weight", v),
+    lambda a, patch, v: setattr(a, "inner", types.SimpleNamespace(weight=v)),
+    lambda a, patch, v: patch.setattr(Average, "power", v),
+    lambda a, patch, v: a.close(v),
+    lambda a, patch, v: patch.setattr("test_compile_update.FACTOR", v),
+    lambda a, patch, v: SETTINGS["decay"].__setitem__(0, v),
+]
+
+
+@pytest.mark.parametrize("call", ["update", "__call__", "object", "partial"])
+@pytest.mark.parametrize("change", range(len(CHANGES)))
+def test_numbers_that_are_no_arguments(
+    change: int, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETTINGS, "decay", [0.5])
+    a = Average()
+    fn = {"object": a, "partial": partial(a.update)}.get(call) or getattr(a, call)
+    update = gravure.compile_update(fn)
+    values = [torch.randn(5, 3), torch.randn(7)]
+    ours, eager = ([torch.zeros_like(v) for v in values] for _ in range(2))
+    for value in (0.5, 0.5, 0.25, 0.75, 0.5, 0.25):
+        CHANGES[change](a, monkeypatch, value)
+        for _ in range(2):
+            update(ours, values)
+            a.update(eager, values)
+            assert list(map(bits, ours)) == list(map(bits, eager))
+    assert update.gravure_update.programs == 3  # type: ignore[attr-defined]
+    assert update.gravure_update.own_calls == 0  # type: ignore[attr-defined]
+
+
+def test_numbers_that_are_computed_or_of_an_object(caplog: pytest.LogCaptureFixture) -> None:
+    a = Average()
+    values, averages = [torch.randn(7)], [torch.zeros(7)]
+    with caplog.at_level(logging.WARNING, "gravure"):
+        update = gravure.compile_update(a.by_property)
+        of_object = gravure.compile_update(
+            lambda averages, values, a: torch._foreach_lerp_(averages, values, a.decay)
+        )
+        for _ in range(3):
+            update(averages, values)
+            of_object(averages, values, a)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "reads Average.computed, which is computed" in said[0] and "a Average" in said[1]
+    assert update.gravure_update.own_calls == 3  # type: ignore[attr-defined]
 
 
 def test_no_function_and_no_option() -> None:

@@ -100,6 +100,13 @@ def test_steps_with_a_schedule_go_straight(kind: str, way: dict[str, bool]) -> N
     assert straight >= 15, pair.update.repeated_steps
 
 
+def test_named_parameters_go_straight() -> None:
+    pair = warm(lambda p: adamw([(f"p{i}", each) for i, each in enumerate(p)]))
+    pair.each(lambda _, o: o.param_groups[0]["param_names"].__setitem__(0, "other"))
+    assert not pair.step()
+    assert any(pair.step() for _ in range(4))
+
+
 def test_a_learning_rate_and_momentum_that_change_go_straight() -> None:
     pair = warm(adamw)
     for i in range(6):

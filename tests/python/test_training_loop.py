@@ -288,6 +288,45 @@ def test_memory_that_is_not_poisoned(make: Make) -> None:
     assert pair.uncaptured() <= 2
 
 
+def _fewer(optimizer: Optimizer, parameters: list[Any]) -> None:
+    optimizer.param_groups[0]["params"] = parameters[2:]
+
+
+def _in_another_group(optimizer: Optimizer, parameters: list[Any]) -> None:
+    optimizer.param_groups.clear()  # the next dictionary may come to have this one's id
+    optimizer.add_param_group({"params": parameters[2:], "lr": 0.05})
+
+
+def _popped(optimizer: Optimizer, parameters: list[Any]) -> None:
+    optimizer.param_groups.pop()
+    optimizer.add_param_group({"params": parameters[:2]})
+
+
+def _others(optimizer: Optimizer, parameters: list[Any]) -> None:
+    optimizer.param_groups[:] = [{**optimizer.param_groups[0], "params": parameters[2:]}]
+
+
+def _in_place(optimizer: Optimizer, parameters: list[Any]) -> None:
+    del optimizer.param_groups[0]["params"][:2]
+
+
+@pytest.mark.parametrize("change", [_fewer, _in_another_group, _popped, _others, _in_place])
+@pytest.mark.parametrize("make", [sgd, fused])
+def test_lists_of_parameters_that_are_others(make: Make, change: Any) -> None:
+    pair = Pair(make, model=lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2)))
+    pair.run(5)
+    pair.each(lambda m, o: change(o, list(m.parameters())))
+    for model in pair.models:
+        for p in model.parameters():
+            p.grad = None
+    pair.run(4)
+    pair.each(lambda m, o: o.param_groups[0].update(params=list(m.parameters())))
+    for model in pair.models:
+        for p in model.parameters():
+            p.grad = None
+    pair.run(4)
+
+
 # ---- accumulation
 
 

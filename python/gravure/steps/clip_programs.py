@@ -18,6 +18,7 @@ from .said_once import SaidOnce
 from .settings import surroundings
 
 _MOST_PROGRAMS = 16
+_MOST_KINDS = 64
 _DEVICES = ("cpu", "cuda")  # where torch.nn.utils takes foreach's kernels by itself
 
 
@@ -75,6 +76,9 @@ class ClipPrograms:
             return None
         key = (clipping, surroundings(), *kinds)
         if key not in self._made:
+            if len(self._made) >= _MOST_KINDS:
+                idle = (known for known, program in self._made.items() if program is None)
+                del self._made[next(idle)]
             self._made[key] = self._make(clipping, given, limit, norm)
         program = self._made[key]
         return None if program is None else program.run(given, [limit])

@@ -14,7 +14,7 @@ from ..torch_api.dispatch import in_autocast
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import has_step_hooks, note_step, plain_step, step_name
 from .foreign_step import ForeignStep, foreign_step
-from .own_optimizers import OWN, scaling_of, stands_in_the_way
+from .own_optimizers import OWN, is_being_captured, scaling_of, stands_in_the_way
 from .recorded_step import Changing, state_of
 from .said_once import SaidOnce
 from .settings import are_same, counted_in, read_groups, read_state, surroundings
@@ -22,7 +22,9 @@ from .standing_step import StandingStep, parameters_without
 from .twin import Counts
 from .update_program import UpdateProgram
 
-_MOST_PROGRAMS = 16
+_MOST_PROGRAMS = 16  # at a time
+_MOST_MADE = 256
+_MOST_KINDS = 64
 _MOST_TRIES = 3  # steps that make state
 _MOST_STANDING = 4
 _MOST_FAILED = 5  # steps of a foreign class, one behind the other
@@ -37,6 +39,7 @@ class _Kind:
 
     def __init__(self) -> None:
         self.programs: list[UpdateProgram] = []
+        self.parameters: frozenset[int] = frozenset()  # their ids
         self.tries = 0
         self.own = False  # its own step runs, for good
         self.state: Any = None  # the optimizer's, which a loaded one replaces
@@ -111,6 +114,8 @@ class CompiledUpdate:
         known = len(args) + len(kwargs) <= 1 and kwargs.keys() <= {"closure"}
         if reason is None and not known:
             reason = "it is called with more than a closure"
+        if reason is None and is_being_captured():
+            reason = "its stream is being captured by other code"
         closure = [*args, *kwargs.values()][0] if known and (args or kwargs) else None
         if reason is None and closure is not None and self._foreign is not None:
             reason = "a closure is called within the step"
@@ -131,6 +136,12 @@ class CompiledUpdate:
             self.own_steps += 1
             plain_step(type(optimizer))(optimizer, None)
         return loss
+
+    def leave(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Somebody replaced the class' step, with hooks or without: it runs."""
+        self._say(optimizer, f"somebody replaced {type(optimizer).__name__}.step")
+        self.own_steps += 1
+        return type(optimizer).step(optimizer, *args, **kwargs)
 
     def refuse(self, optimizer: Optimizer) -> None:
         """Says why its steps run as they are."""
@@ -161,7 +172,8 @@ class CompiledUpdate:
                         continue
                     parameters.append(p)
                     gradients.append(grad)
-                    key += (id(p), p.dtype, p.shape, p.stride(), grad.dtype, grad.stride())
+                    key += (id(p), p.dtype, p.device, p.shape, p.stride(), grad.dtype)
+                    key += (grad.device, grad.stride())
             key += ((name, t.dtype, t.device) for name, t in scaling.items())
             if self._foreign is not None:
                 self._foreign.read(optimizer, key)
@@ -179,7 +191,9 @@ class CompiledUpdate:
             self._say(optimizer, "a gradient shares its memory with another one or a parameter")
             return False
         if found is None:
-            found = self._kinds[tuple(key)] = _Kind()
+            found = self._add_kind(optimizer, tuple(key), parameters)
+            if found is None:
+                return False
         if found.own:
             return False
         same = found.state is optimizer.state and found.same()
@@ -195,7 +209,15 @@ class CompiledUpdate:
             if made is None:
                 return False
             program = made
-        program.run([*gradients, *scaling.values()], numbers)
+        try:
+            program.run([*gradients, *scaling.values()], numbers)
+        except Exception:
+            # Tensors whose contents were moved (`.data =`) are refused before anything runs.
+            if program.has_state(state_of(optimizer, parameters)):
+                raise
+            found.programs.clear()
+            found.same = never
+            return False
         if self._foreign is None:
             self._stand(optimizer, found, program, parameters, numbers)
         elif program.left is not None:
@@ -203,6 +225,40 @@ class CompiledUpdate:
             for (holder, name), value in zip(holders, program.left(numbers), strict=True):
                 holder[name] = value
         return True
+
+    def _add_kind(
+        self, optimizer: Optimizer, key: tuple[Any, ...], parameters: list[Tensor]
+    ) -> _Kind | None:
+        """Another one; None where it could not have a program."""
+        now = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        gone = [known for known, kind in self._kinds.items() if not kind.parameters <= now]
+        for known in gone:
+            self._drop_kind(known)
+        if not self._has_room(optimizer):
+            return None
+        if len(self._kinds) >= _MOST_KINDS:
+            idle = (known for known, kind in self._kinds.items() if not kind.programs)
+            self._drop_kind(next(idle))
+        kind = self._kinds[key] = _Kind()
+        kind.parameters = frozenset(map(id, parameters))
+        return kind
+
+    def _drop_kind(self, key: tuple[Any, ...]) -> None:
+        kind = self._kinds.pop(key)
+        self._standing = [each for each in self._standing if each.program not in kind.programs]
+
+    def _has_room(self, optimizer: Optimizer) -> bool:
+        """For a program more."""
+        alive = sum(len(kind.programs) for kind in self._kinds.values())
+        if alive < _MOST_PROGRAMS and self.programs < _MOST_MADE:
+            return True
+        count = f"{alive} programs" if alive >= _MOST_PROGRAMS else f"had {self.programs} programs"
+        self._say(
+            optimizer,
+            f"it has {count} already: its settings, or which parameters have a gradient, change "
+            "in too many ways",
+        )
+        return False
 
     def _stand(
         self,
@@ -236,12 +292,7 @@ class CompiledUpdate:
     def _make(
         self, optimizer: Optimizer, kind: _Kind, parameters: list[Tensor], numbers: list[float]
     ) -> UpdateProgram | None:
-        if self.programs >= _MOST_PROGRAMS:
-            self._say(
-                optimizer,
-                f"it has {_MOST_PROGRAMS} programs already: its settings, or which parameters have "
-                "a gradient, change in too many ways",
-            )
+        if not self._has_room(optimizer):
             return None
         try:
             counted = None if self._foreign is None else self._counted
@@ -253,12 +304,13 @@ class CompiledUpdate:
                 self._counted |= error.names
                 reason = "other numbers of Python's change in each step"
             kind.tries += 1
-            kind.own = not isinstance(error, (Changing, Counts)) or kind.tries >= _MOST_TRIES
+            passing = isinstance(error, (Changing, Counts, torch.OutOfMemoryError))
+            kind.own = not passing or kind.tries >= _MOST_TRIES
             # What changes may be part of what a kind is, so that each step has a kind of its own.
             if kind.own or (self._foreign is not None and self._failed >= _MOST_FAILED):
                 self._say(optimizer, reason)
             return None
-        self._failed = 0
+        self._failed = kind.tries = 0
         kind.programs.append(program)
         self._watch(optimizer, kind, parameters)
         self.programs += 1

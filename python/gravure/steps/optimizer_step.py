@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ..torch_api.whether_compiled import not_compiling
 from .clip_programs import ClipPrograms
 from .clipping import Clipping
 from .loaded_update import write_number
-from .own_optimizers import is_replaced, scaling_of, stands_in_the_way
+from .own_optimizers import is_being_captured, is_replaced, scaling_of, stands_in_the_way
 from .recorded_step import Changing, Held, record_step, state_of
 from .scaling import Scaling
 from .settings import are_same, read_groups
@@ -62,6 +63,9 @@ class Ending:
         self._choices: list[int] = []
         self._lists: tuple[int, ...] = ()
         self._same: Check = never
+        self._step: Any = None  # the class' own, as it was
+        self._groups: list[dict[str, Any]] = []  # likewise, and held, so that no other has their id
+        self._members: list[Any] = []  # their lists of parameters
 
     def clip(self, parameters: list[Tensor], clips: ClipPrograms) -> None:
         """The gradients that these have."""
@@ -74,13 +78,18 @@ class Ending:
     def read(self) -> str | None:
         """Reads the settings. Why no program can end with this optimizer's step now, or None."""
         optimizer = self.optimizer
-        if not self._same():
+        if not self._is_same():
+            self._same = never
             reason = stands_in_the_way(optimizer) or is_replaced(optimizer)
             if reason is not None:
                 return reason
-            lists = [optimizer.param_groups, *(g["params"] for g in optimizer.param_groups)]
-            self._lists = tuple([id(p) for members in lists[1:] for p in members])
-            self._same = unchanged([vars(optimizer)], lists)
+            self._step = type(optimizer).step
+            self._groups = [*optimizer.param_groups]
+            self._members = [group["params"] for group in self._groups]
+            self._lists = tuple([id(p) for members in self._members for p in members])
+            self._same = unchanged([vars(optimizer)], [optimizer.param_groups, *self._members])
+        if is_being_captured():
+            return "its stream is being captured by other code"
         if scaling_of(optimizer):
             return "it has what GradScaler sets for one step"
         if has_step_hooks(optimizer):
@@ -105,6 +114,17 @@ class Ending:
                 self._known[found] = [self._another()]
             self._choices = self._known[found]
         return None
+
+    def _is_same(self) -> bool:
+        """Whether class, groups and their lists of parameters are those that were looked at."""
+        groups = self.optimizer.param_groups
+        return (
+            type(self.optimizer).step is self._step
+            and len(groups) == len(self._groups)
+            and all(map(is_, groups, self._groups))
+            and all(map(is_, (group["params"] for group in groups), self._members))
+            and self._same()
+        )
 
     def key(self) -> Any:
         """What a program is for, as they were read."""

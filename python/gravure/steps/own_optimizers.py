@@ -62,6 +62,12 @@ def stands_in_the_way(optimizer: Optimizer, *, known: bool = False) -> str | Non
     return None
 
 
+def is_being_captured() -> bool:
+    """Whether the caller captures the stream: PyTorch's own step refuses what may not be part of
+    that graph, and a program would put numbers of this step into it."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def scaling_of(optimizer: Optimizer) -> dict[str, Tensor]:
     """What a GradScaler has set for the step that it is about to call, and fused kernels read."""
     found = {key: vars(optimizer).get(key) for key in SCALER_SETS}

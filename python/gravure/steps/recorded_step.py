@@ -49,7 +49,14 @@ def state_of(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Held]:
         found += [_held(state, k, v, f"{k}.{i}") for k, v in state.items() if _is(v)]
     for i, group in enumerate(optimizer.param_groups):
         found += [_held(group, k, v, f"{k}.group{i}") for k, v in group.items() if _is(v)]
-    return list({id(held.tensor): held for held in reversed(found)}.values())[::-1]
+    places: dict[int, list[Held]] = {}
+    for held in found:
+        places.setdefault(id(held.tensor), []).append(held)
+    # Who shares a tensor with whom is part of what a program is for.
+    return [
+        Held(*held[:-1], (*held.kind, *[other.name for other in others]))
+        for held, *others in places.values()
+    ]
 
 
 def _is(value: Any) -> bool:

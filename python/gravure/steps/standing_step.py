@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import chain
 from operator import is_
+from types import NoneType
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +40,7 @@ class StandingStep:
         self._numbers = [*numbers]
         self._slices: dict[int, slice] = {}  # by setting, its numbers
         self._lists: list[int] = []  # settings that change in place
+        self._fixed: list[tuple[int, list[Any]]] = []  # settings without a number, and members
         self.known = self._find_numbers() == len(numbers)
 
     def runs(self, optimizer: Optimizer) -> bool | None:
@@ -56,6 +58,9 @@ class StandingStep:
             if isinstance(setting, float):
                 count += 1
             elif isinstance(setting, (tuple, list)):
+                if all(isinstance(member, (str, int, NoneType)) for member in setting):
+                    self._fixed.append((i, [*setting]))
+                    continue
                 if not all(isinstance(member, float) for member in setting):
                     return -1
                 count += len(setting)
@@ -87,6 +92,8 @@ class StandingStep:
                 if now is not before and not self._take(i, now, before):
                     return False
             self._settings = settings
+        if not all([*settings[i]] == members for i, members in self._fixed):
+            return False
         return all(self._take(i, settings[i], settings[i]) for i in self._lists)
 
     def _take(self, i: int, now: Any, before: Any) -> bool:

@@ -33,6 +33,8 @@ def twin_of(
 
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
+            if id(value) not in tensors:
+                raise Unrecorded("its step", "has a tensor within a setting", "its own step runs")
             return tensors[id(value)]
         if isinstance(value, float):
             return next(rest)
@@ -67,7 +69,8 @@ def twin_of(
                 found = optimizer.state[parameter].items()
                 twin.state[stand_in] = {key: of_state(key, value) for key, value in found}
         if chooses and group.get("foreach", True) is None and group.get("fused") is None:
-            own["foreach"] = chooses_foreach(group)
+            taken = [p for p in group["params"] if id(p) in gradients]
+            own["foreach"] = chooses_foreach(type(optimizer), group, taken)
         twin.param_groups.append(own)
     stand_ins = [tensors.get(id(parameter)) for parameter in optimizer.state]
     for each in stand_ins:  # in the order that code finds them in

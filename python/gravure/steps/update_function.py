@@ -14,11 +14,13 @@ from ..graphs.update_recorder import record
 from ..options import CompileOptions
 from ..torch_api.operators import pytree
 from .loaded_update import LoadedUpdate
+from .outside_values import OutsideValues, is_plain
 from .recorded_step import refuse_kinds
 from .said_once import SaidOnce
 from .settings import surroundings
 
 _MOST_PROGRAMS = 16
+_MOST_REFUSED = 256
 _AS_IT_IS = "it runs as it is"
 
 
@@ -31,6 +33,7 @@ class UpdateFunction:
         self._fn = fn
         self._name = getattr(fn, "__name__", type(fn).__name__)
         self._options = options
+        self._outside = OutsideValues(fn)
         self._made: dict[Any, list[LoadedUpdate]] = {}
         self._refused: set[Any] = set()
         self._said = SaidOnce()
@@ -40,8 +43,11 @@ class UpdateFunction:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         numbers = [float(leaf) for leaf in leaves if isinstance(leaf, float)]
         try:
-            key = (spec, surroundings(), *map(_kind, leaves))
+            key = (spec, surroundings(), *map(_kind, leaves), *self._outside.read())
             refused = key in self._refused
+        except ExportError as error:
+            self._say(error.reason)
+            refused, key = True, ()
         except (TypeError, RuntimeError) as error:  # no key; or a sparse tensor has no strides
             self._say(f"an argument is of a kind apart ({error})")
             refused, key = True, ()
@@ -55,6 +61,8 @@ class UpdateFunction:
             try:
                 program = self._make(key, leaves, spec, tensors, numbers)
             except Exception as error:
+                if len(self._refused) >= _MOST_REFUSED:
+                    self._refused.clear()
                 self._refused.add(key)
                 self._say(error.reason if isinstance(error, ExportError) else repr(error))
                 self.own_calls += 1
@@ -67,7 +75,8 @@ class UpdateFunction:
         self, key: Any, leaves: list[Any], spec: Any, tensors: list[Tensor], numbers: list[float]
     ) -> LoadedUpdate:
         if self.programs >= _MOST_PROGRAMS:
-            what = f"it has {_MOST_PROGRAMS} programs already: its arguments are of too many kinds"
+            what = f"it has {_MOST_PROGRAMS} programs already: its arguments are of too many kinds,"
+            what += " or what its code reads besides changes too often"
             raise Unrecorded(self._name, what, _AS_IT_IS)
         refuse_kinds(tensors)
         if len(set(map(id, tensors))) < len(tensors):
@@ -101,4 +110,8 @@ class UpdateFunction:
 def _kind(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return type(leaf), leaf.dtype, leaf.device, leaf.shape, leaf.stride()
-    return float if isinstance(leaf, float) else (type(leaf), leaf)
+    if isinstance(leaf, float):
+        return float
+    if not is_plain(leaf):  # it may change, and be the same object
+        raise TypeError(f"a {type(leaf).__name__}")
+    return type(leaf), leaf

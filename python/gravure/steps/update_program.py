@@ -60,13 +60,17 @@ class UpdateProgram:
 
     def same_state(self, held: list[Held], parameters: list[Tensor]) -> bool:
         """Whether this state can be used instead of its own; it is then."""
-        if [each.kind for each in held] != [each.kind for each in self.held]:
+        if not self.has_state(held):
             return False
         self.held = held
         tensors = [*parameters, *parameters, *[each.tensor for each in held], *self._scaling]
         self._program.watch(tensors)
         self._bind(parameters)
         return True
+
+    def has_state(self, held: list[Held]) -> bool:
+        """Whether this is state of the kind that it was made for."""
+        return [each.kind for each in held] == [each.kind for each in self.held]
 
     def keep(self, without: list[Tensor], label: str) -> bool:
         """Has repeat() know what comes in each step; False where it cannot."""

@@ -199,4 +199,5 @@ def _unchanged(dictionaries: Sequence[dict[Any, Any]], lists: Sequence[list[Any]
             part.add_id_match_guard(id(item), [name], None)
     manager.find_tag_safe_roots()
     check = manager.root.check
+    values.append([[*members] for members in lists])  # held: nobody else comes to have their ids
     return lambda: check(values)

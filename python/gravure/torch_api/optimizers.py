@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from torch import fx
-from torch.optim import Optimizer, lr_scheduler
+from torch import Tensor, fx
+from torch.optim import Adam, AdamW, Optimizer, lr_scheduler
 
 from .private_names import (
     _default_to_fused_or_foreach,
@@ -18,6 +18,8 @@ from .private_names import (
     _global_optimizer_pre_hooks,
     skip_code,
 )
+
+_ADAMS = (Adam, AdamW)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
@@ -65,13 +67,16 @@ def step_name(optimizer: Optimizer) -> str:
     return f"Optimizer.step#{type(optimizer).__name__}.step"
 
 
-def chooses_foreach(group: dict[str, Any]) -> bool:
-    """What eager chooses by the types of the parameters of a group.
+def chooses_foreach(kind: type[Optimizer], group: dict[str, Any], taken: list[Tensor]) -> bool:
+    """What eager chooses by the types of those parameters of a group that have a gradient.
 
     Without it stand-ins are asked, and the program's kernels, and bits, are others than eager's.
     """
     differentiable = group.get("differentiable", False)
-    _, foreach = _default_to_fused_or_foreach(group["params"], differentiable, use_fused=False)
+    _, foreach = _default_to_fused_or_foreach(taken, differentiable, use_fused=False)
+    rate, capturable = group.get("lr"), group.get("capturable", False)
+    if issubclass(kind, _ADAMS) and isinstance(rate, Tensor) and not capturable:
+        return False  # as they do, for a case that foreach does not have
     return foreach
 
 
@@ -110,8 +115,16 @@ def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:
 
     Without it hooks run twice, and on stand-ins.
     """
-    step = kind.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
+    step: Any = kind.step
+    return step.__wrapped__ if has_torchs_hooks(kind) else step
+
+
+def has_torchs_hooks(kind: type[Optimizer]) -> bool:
+    """Whether PyTorch's wrapper is called as its step, and not somebody's around it, who may have
+    copied the mark. Without it a step that was replaced is left out."""
+    step: Any = kind.step
+    names = getattr(step, "__globals__", {})
+    return getattr(step, "hooked", False) and names.get("__name__") == "torch.optim.optimizer"
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

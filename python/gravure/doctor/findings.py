@@ -33,7 +33,8 @@ _CURES = {
     ),
     "number": (
         "a number is part of the program, so another one compiles or captures anew",
-        "a tensor that is written into: count = torch.tensor(0); count.fill_(step)",
+        "a tensor that is written into: count = torch.tensor(0, device=x.device); "
+        "count.fill_(step)",
     ),
     "value": ("another value takes another way through the code", "one value for a whole run"),
     "dtype": ("another dtype is another program", "one dtype: cast before the step"),

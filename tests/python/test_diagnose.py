@@ -307,6 +307,7 @@ def test_a_read_in_a_loop() -> None:
     cause = only(found, "runs as it is, without a graph")
     assert "in a loop" in cause.what and "capture_scalar_outputs" in cause.instead
     assert "test_diagnose.py:" in cause.where and not found.healthy
+    assert "call the compiled model" not in str(gravure.Report([]))
     said = str(gravure.report())
     assert "forward at test_diagnose.py:" in said and "without a graph" in said
 

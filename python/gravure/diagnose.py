@@ -146,8 +146,11 @@ class _Visit:
         skipped = skipped_frames()
         ran = {id(i.program): i.program.stats()["steps"] for i in _instances()}
         self._call = self._step
+        made = getattr(self._step, "gravure_step", None)
         if uncompiled(self._step) is not self._step:  # what torch.compile returned
             self._call = self._trained(self._step)
+        elif made is not None and made.optimizer is None:
+            self._call = self._cleared(self._step)
         done, error, watch = self._steps(given, count)
         if done and not any(step.runs for step in done) and not _followed_since(before):
             # It runs no programs: it is to be compiled.
@@ -166,12 +169,11 @@ class _Visit:
         graphs.sort(key=lambda graph: graph.number)
         changes = list(watch.changes.values())
         names = [type(each).__name__ for each in self._optimizers]
-        inside = hasattr(self._step, "gravure_step")
         held = list(self._held.values())
         left = skipped_frames() - skipped
         if not any(step.runs for step in done):
             left = skipped_frames()  # Dynamo says it once, and then leaves them so
-        found = causes(graphs, done, changes, held, names if inside else (), left)
+        found = causes(graphs, done, changes, held, names if made else (), left)
         return Diagnosis(self._name, done, found, error)
 
     def _steps(self, given: Sequence[tuple[Any, ...]], count: int) -> tuple[list[Done], str, Watch]:
@@ -196,13 +198,23 @@ class _Visit:
                 break
         return done, "", watch
 
-    def _trained(self, compiled: Any) -> Callable[..., Any]:
-        """A forward, and a backward where there is something to differentiate."""
+    def _cleared(self, compiled: Any) -> Callable[..., Any]:
+        """Without the gradients of the step before, as in a loop that calls it."""
 
         def call(*arguments: Any) -> Any:
             for _, module in self._modules:
                 module.zero_grad(set_to_none=True)
-            result = compiled(*arguments)
+            return compiled(*arguments)
+
+        return call
+
+    def _trained(self, compiled: Any) -> Callable[..., Any]:
+        """A forward, and a backward where there is something to differentiate."""
+
+        forward = self._cleared(compiled)
+
+        def call(*arguments: Any) -> Any:
+            result = forward(*arguments)
             loss = _loss_of(result)
             if loss is not None:
                 loss.backward()

@@ -26,8 +26,9 @@ logger = logging.getLogger("gravure")
 _PROCESS = os.getpid()
 
 _NOT_COMPILED = (
-    "Module.compile() compiles nothing of a class of PyTorch's own, as nn.Sequential: use "
-    'torch.compile(model, backend="gravure"), or a class of your own around it'
+    "call the compiled model or step first. Module.compile() compiles nothing of a class of "
+    'PyTorch\'s own, as nn.Sequential: use torch.compile(model, backend="gravure"), or a class of '
+    "your own around it"
 )
 
 
@@ -47,7 +48,9 @@ class Report:
         self.choices = reports.choices(made, sum(bool(g.graph_break) for g in self.graphs))
 
     def __str__(self) -> str:
-        lines = list(map(str, self.graphs)) or [f"no compiled graph; {_NOT_COMPILED}"]
+        lines = list(map(str, self.graphs))
+        if not lines:
+            lines = ["no compiled graph" + ("" if self.skipped else f"; {_NOT_COMPILED}")]
         anew = compiled_anew(graph.label for graph in self.graphs)
         lines += [f"{each.location}: {each.what}; {each.remedy}" for each in anew]
         return "\n".join([*lines, *self.skipped, *self.choices])
@@ -133,7 +136,9 @@ def _write(path: str) -> None:
 def _check_place(path: str) -> None:
     """Said now, and not after a day of training."""
     folder = Path(path).parent
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if Path(path).is_dir():
+        logger.warning("GRAVURE_REPORT: there will be no report: %s is a folder; name a file", path)
+    elif not os.access(folder, os.W_OK | os.X_OK):
         logger.warning("GRAVURE_REPORT: there will be no report: %s cannot be written to", folder)
 
 

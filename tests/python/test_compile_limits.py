@@ -147,6 +147,15 @@ def test_the_report_says_that_a_backward_is_missing() -> None:
     assert "backward-missing" in text and "torch.no_grad()" in text
 
 
+def test_the_report_says_that_there_are_more_sizes_than_programs() -> None:
+    compiled = torch.compile(Mlp(), backend="gravure", dynamic=True, options={"max_shapes": 2})
+    for size in (3, 4, 5, 6):
+        compiled(torch.randn(size, 8)).sum().backward()
+    text = str(gravure.Report(gravure.report().graphs[-1:]))
+    assert "program-missing: it is called with more than 2 sets of sizes" in text
+    assert "raise the option max_shapes" in text
+
+
 def test_uncaptured_option() -> None:
     report = same_as_eager(Mlp(), rows, options={"uncaptured": True})
     assert replays(report) == 0 and uncaptured(report) == 14

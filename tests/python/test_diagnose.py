@@ -227,7 +227,8 @@ def test_a_thread_each_time() -> None:
     assert gravure.diagnose(train, torch.randn(8, 4)).steps
 
 
-def test_a_learning_rate_that_is_a_number() -> None:
+def test_a_learning_rate_that_is_another_number_in_each_step() -> None:
+    """It is written into the capture, and costs nothing."""
     model = Plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     step = gravure.compile_step(lambda x: model(x).square().mean(), optimizer=optimizer)
@@ -237,7 +238,57 @@ def test_a_learning_rate_that_is_a_number() -> None:
         return step(x)
 
     found = gravure.diagnose(train, torch.randn(8, 4), steps=6)
-    assert "tensor" in only(found, 'setting "lr" of SGD').instead
+    assert found.healthy, str(found)
+
+
+def test_a_step_without_an_optimizer() -> None:
+    """Nobody clears its gradients but the doctor."""
+    model = Plain()
+    step = gravure.compile_step(lambda x: model(x).square().mean())
+    found = gravure.diagnose(step, torch.randn(8, 4))
+    assert found.healthy, str(found)
+
+
+def test_gradients_that_are_held_are_one_fault() -> None:
+    model = Plain()
+    compiled = torch.compile(model, backend="gravure")
+    history = []
+
+    def train(x: Tensor) -> None:
+        compiled(x).square().mean().backward()
+        history.append([parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+
+    found = gravure.diagnose(train, torch.randn(8, 4))
+    assert len(found.causes) == 1 and "3 others" in only(found, "result-held").what, str(found)
+
+
+def test_a_backward_that_is_to_be_repeated() -> None:
+    model = Plain()
+    compiled = torch.compile(model, backend="gravure")
+
+    def train(x: Tensor) -> None:
+        model.zero_grad()
+        compiled(x).square().mean().backward(retain_graph=True)
+
+    found = gravure.diagnose(train, torch.randn(8, 4))
+    cause = only(found, "backward-retained")
+    assert "test_diagnose.py:" in cause.where and "leave that out" in cause.instead
+    assert "backward-missing" not in str(gravure.report())
+
+
+def test_forwards_that_wait_for_a_backward_that_never_comes() -> None:
+    model = Plain()
+    compiled = torch.compile(model, backend="gravure", options={"max_in_flight": 1})
+    losses: list[Tensor] = []
+    found = gravure.diagnose(lambda x: losses.append(compiled(x).mean()), torch.randn(8, 4))
+    assert "torch.no_grad()" in only(found, "backward-missing").instead
+
+
+def test_a_training_loop_of_which_nothing_is_compiled() -> None:
+    model = Plain()
+    found = gravure.diagnose(lambda x: model(x).mean().backward(), torch.randn(8, 4))
+    assert "compile the model" in only(found, "backward() call").instead
 
 
 class Loops(Plain):
@@ -256,6 +307,7 @@ def test_a_read_in_a_loop() -> None:
     cause = only(found, "runs as it is, without a graph")
     assert "in a loop" in cause.what and "capture_scalar_outputs" in cause.instead
     assert "test_diagnose.py:" in cause.where and not found.healthy
+    assert "call the compiled model" not in str(gravure.Report([]))
     said = str(gravure.report())
     assert "forward at test_diagnose.py:" in said and "without a graph" in said
 

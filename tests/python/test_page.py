@@ -304,6 +304,8 @@ def test_at_exit_where_it_cannot_be_written(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["trained"])
     assert "GRAVURE_REPORT: there will be no report" in done.stderr
     assert "the report cannot be written" in done.stderr and "Traceback" not in done.stderr
+    done = _trained(tmp_path)
+    assert "there will be no report" in done.stderr and "is a folder" in done.stderr
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def test_graph_break(tmp_path: Path) -> None:
     assert "torch.compile" in error.remedy
 
 
+def test_a_branch_on_a_number_that_was_read(tmp_path: Path) -> None:
+    w = weight(3)
+
+    def loss(x: Tensor) -> Tensor:
+        y = x * w
+        return y.sum() * 2 if y.sum().item() > 0 else y.sum()
+
+    error = refused(loss, (torch.randn(3),), tmp_path)
+    assert "test_refusals.py" in error.source and "torch.where" in error.remedy
+
+
 def test_outer_graph(tmp_path: Path) -> None:
     w = weight(3)
     outside = w * 2

@@ -468,6 +468,9 @@ class CompiledGraph:
                 logger.warning("%s: %s; further ones run uncaptured; %s", self.label, *excess)
                 # What it captured it would hold, whatever becomes of the module.
                 self._any = self._make((), keeps=False, captures=bool(self._symbols))
+                self._any.missed.append(
+                    "program-missing: {}; further ones run uncaptured; {}".format(*excess)
+                )
             return self._any
         instance = self._spare or self._make(key[0], keeps=True)
         self._spare = None

@@ -24,6 +24,14 @@ _INDUCTORS = (
     'codegen="aten" has eager\'s operators and bits, and is slower where a step is as long as its '
     "kernels"
 )
+_MISSING = (
+    "backward-missing: its backward has not run, so the forward is captured alone; use "
+    "torch.no_grad() where there is none"
+)
+_RETAINED = (
+    "backward-retained: its backward runs uncaptured, since a replay would overwrite what "
+    "retain_graph=True keeps; leave that out where one backward is enough"
+)
 _PATIENCE = 3  # runs of a forward before its backward is missed
 
 
@@ -88,10 +96,8 @@ def program_report(
     ran = any(times.get(f"backward.{path}.runs") for path in ("uncaptured", "replayed"))
     captures = instance.captures and not options.uncaptured
     if captures and backward == {"cold"} and not ran and found.stats["steps"] > _PATIENCE:
-        missed[
-            "backward-missing: its backward has not run, so the forward is captured alone; use "
-            "torch.no_grad() where there is none"
-        ] = 1
+        retained = found.stats["uncaptured_steps"] > times.get("forward.uncaptured.runs", 0)
+        missed[_RETAINED if retained else _MISSING] = 1
     found.sizes, found.instance = list(instance.sizes), instance.number
     found.remarks = dict(missed.most_common())
     return found

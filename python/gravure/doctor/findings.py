@@ -33,7 +33,8 @@ _CURES = {
     ),
     "number": (
         "a number is part of the program, so another one compiles or captures anew",
-        "a tensor that is written into: count = torch.tensor(0); count.fill_(step)",
+        "a tensor that is written into: count = torch.tensor(0, device=x.device); "
+        "count.fill_(step)",
     ),
     "value": ("another value takes another way through the code", "one value for a whole run"),
     "dtype": ("another dtype is another program", "one dtype: cast before the step"),
@@ -52,6 +53,7 @@ _CURES = {
         "call the step from one thread",
     ),
 }
+WARM = 3  # steps that a program takes until it is replayed, whatever is written
 _HURTS = ("compiled", "captured", "uncaptured")
 # Remarks that tell of an input that differs, which the steps' own differences say better.
 _OF_INPUTS = {"guard-failed", "often-uncaptured"}
@@ -90,6 +92,7 @@ def causes(
         ]
     if not found and steps and steps[-1].kind == "uncaptured":
         found += map(_of_remark, steps[-1].standing, [1] * len(steps[-1].standing))
+        found += _of_backwards(graphs)
     found += _of_host(graphs, optimizers, lists_small=not found)
     seen: set[tuple[str, str]] = set()
     return [c for c in found if (c.what, c.where) not in seen and not seen.add((c.what, c.where))]
@@ -133,6 +136,8 @@ def _of_changes(steps: Sequence[Done], changes: Sequence[Change]) -> Iterator[Ca
             continue
         if kinds.get(change.step) not in _HURTS and change.what not in ("thread",):
             continue
+        if change.what == "number" and kinds.get(change.last) == "replayed" and max(costs) <= WARM:
+            continue  # it is written into the capture
         cost, cure = _CURES[change.what]
         if change.what == "number":
             cure = _instead_of_number(change.name)
@@ -168,20 +173,34 @@ def _of_held(steps: Sequence[Done], held: Sequence[tuple[int, str, list[str]]]) 
 
 def _of_remarks(steps: Sequence[Done], held: bool, changed: bool) -> Iterator[Cause]:
     for step in steps:
+        alike = Counter(remark["name"] for remark in step.remarks)
         for remark in step.remarks:
             name = remark["name"]
             if held and name in ("result-held", "saved-values-held"):
                 continue
             if changed and name in _OF_INPUTS:
                 continue
-            yield _of_remark(remark, step.number)
+            if name != "result-held":
+                yield _of_remark(remark, step.number)
+            elif more := alike.pop(name, 0):  # one for each gradient, which is one fault
+                yield _of_remark(remark, step.number, more - 1)
 
 
-def _of_remark(remark: Mapping[str, Any], step: int) -> Cause:
+def _of_backwards(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
+    for graph in graphs:
+        for remark in (r for program in graph.report().programs for r in program.remarks):
+            if remark.startswith("backward-"):
+                what, _, cure = remark.partition("; ")
+                yield Cause(what, graph.label.rpartition(" at ")[2], cure)
+
+
+def _of_remark(remark: Mapping[str, Any], step: int, more: int = 0) -> Cause:
+    """`more`: others of its kind, which are not said one by one."""
     name = remark["name"]
     where = remark.get("source", "") or remark.get("node", "")
     message, _, cure = remark["message"].partition("; ")
     cure = _CURES_OF_REMARKS.get(name, cure) or f"docs/remarks.md: {name}"
+    message += f"; and {count_text(more, 'other')}" if more else ""
     return Cause(f"{name}: {message}", where, cure, step)
 
 

@@ -27,6 +27,7 @@ class Change:
     before: str
     after: str
     location: str = ""  # of the line that does it, where it is known
+    last: int = 0  # step that it differed in
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Watch:
             (name, what), Change(name, what, step, 0, str(before), str(after), location)
         )
         change.times += 1
+        change.last = step
 
     def _of_module(self, path: str, module: nn.Module) -> Iterator[tuple[str, tuple[str, Any]]]:
         for prefix, each in module.named_modules():

@@ -8,10 +8,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _READ = "torch._dynamo.config.capture_scalar_outputs = True"
+_BRANCH = "torch.where(condition, a, b) instead of a branch on values"
 # What Dynamo says of a break, and what to write.
 _BREAKS = (
     ("Dynamic shape", "torch.where(mask, x, 0) instead of x[mask], or pad to a fixed size"),
-    ("Data-dependent", "torch.where(condition, a, b) instead of a branch on values"),
+    ("Data-dependent", _BRANCH),
+    ("data-dependent expression", _BRANCH),  # of a number that was read
+    (
+        "Tensor.backward()",
+        'compile the model in it, torch.compile(model, backend="gravure"), or the loss alone, '
+        "gravure.compile_step(loss)",
+    ),
     ("item", f"keep the value a tensor, and read it behind the step; or {_READ}"),
     (
         "no graph can go on",
@@ -89,6 +96,9 @@ class Anew(NamedTuple):
 
 
 def compiled_anew(labels: Iterable[str]) -> list[Anew]:
-    """Code that has many graphs: "graph 2/7 at model.py:42" is the eighth of frame 2."""
-    found = Counter(frame_of(label) for label in labels if _FRAME.search(label))
+    """Code that has many graphs: "graph 2/7 at model.py:42" is the eighth of frame 2.
+
+    Behind `torch._dynamo.reset()` Dynamo counts from 0 again: a label that comes twice is one.
+    """
+    found = Counter(frame_of(label) for label in set(labels) if _FRAME.search(label))
     return [Anew(frame.rpartition(" at ")[2], n) for frame, n in found.items() if n >= MANY]

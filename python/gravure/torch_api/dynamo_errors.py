@@ -33,8 +33,12 @@ def refusal(error: Exception, name: str) -> ExportError:
         # It knows the line by its words alone.
         caused = re.search(r"^Caused by: \((.+?:\d+) in ", str(error), re.MULTILINE)
         location = location or (caused.group(1) if caused else "")
-    if isinstance(error, GuardOnDataDependentSymNode) or reason.startswith("Data-dependent"):
-        remedy = 'use torch.compile(backend="gravure"), which breaks the graph at such a branch'
+    branches = reason.startswith("Data-dependent") or "data-dependent expression" in reason
+    if isinstance(error, GuardOnDataDependentSymNode) or branches:
+        remedy = (
+            "torch.where(condition, a, b) instead of a branch on values, or "
+            'torch.compile(backend="gravure"), which breaks the graph at such a branch'
+        )
         if stack and asks(stack[-1]):
             remedy += f", or {REMEDY}"
     what = f"{reason}: {explanation}" if explanation else f"{type(error).__name__}: {reason}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gravure
 import models
@@ -168,6 +168,34 @@ def test_a_loss_among_other_results() -> None:
         assert state_of(model) == state_of(twin)
         found[3][0] = 7.0
         assert found[2][0].flatten()[0] == 7.0  # a view of the other, as in eager
+
+
+class Out(NamedTuple):
+    loss: Tensor
+    predicted: Tensor
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_named_tuple_comes_back_as_one(scaled: bool) -> None:
+    model = nn.Linear(8, 4)
+    how: dict[str, Any] = {}
+    if scaled:
+        how = {
+            "optimizer": torch.optim.SGD(model.parameters(), 0.0),
+            "scaler": torch.amp.GradScaler("cpu", 4.0),
+        }
+
+    def loss(x: Tensor) -> Out:
+        y = model(x)
+        return Out(y.square().mean(), y)
+
+    step = gravure.compile_step(loss, **how)
+    for _ in range(5):
+        x = torch.randn(5, 8)
+        found, expected = step(x), loss(x)
+        assert type(found) is Out
+        assert bits(found.loss) == bits(expected.loss.detach())
+        assert bits(found.predicted) == bits(expected.predicted.detach())
 
 
 def test_checkpointing_in_a_step() -> None:

@@ -46,7 +46,8 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
         if isinstance(result, torch.Tensor):
             return mark_loss(result)
         if isinstance(result, tuple) and isinstance(result[0], torch.Tensor):
-            return (mark_loss(result[0]), *result[1:])
+            marked = (mark_loss(result[0]), *result[1:])
+            return type(result)(*marked) if hasattr(result, "_make") else marked
         if isinstance(result, list) and isinstance(result[0], torch.Tensor):
             return [mark_loss(result[0]), *result[1:]]
         return result

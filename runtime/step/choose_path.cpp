@@ -219,8 +219,9 @@ void Runtime::Impl::watchResults(const EntryState& begins) {
 }
 
 /// True if a replay would write over a lent result that somebody holds: of the entry's own, or of one
-/// behind it if it was dropped in time when the arena was laid out, or before it likewise. Such a result is copied from now on;
-/// if it is held for many steps more, the arena is laid out anew, and the old one is left to the holder.
+/// another one if it was dropped in time when the arena was laid out: writesOver(). Such a result is copied
+/// from now on; if it is held for many steps more, the arena is laid out anew, and the old one is left to
+/// the holder.
 bool Runtime::Impl::resultsHeld(EntryState& entry) {
   bool held = false, still = false;
   for (EntryState& lender : entries_) {

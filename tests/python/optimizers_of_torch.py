@@ -47,7 +47,10 @@ class Scaled(SGD):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    p.data.add_(p.grad, alpha=-0.1 * self.scale)
+                    p.data.add_(p.grad, alpha=-0.1 * self.factor())
+
+    def factor(self) -> float:
+        return self.scale
 
 
 def patch_step(optimizer: Optimizer, noted: Callable[[], None]) -> None:

@@ -16,12 +16,13 @@ from typing import Any
 
 import gravure
 import numpy
+import optimizers_of_torch
 import pytest
 import torch
 import torch.nn as nn
 from running import DEVICES, bits, need_library
 from torch import Tensor
-from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
+from torch.optim import AdamW, Optimizer, lr_scheduler
 from torch.optim.sgd import sgd as torch_sgd
 
 need_library()
@@ -110,16 +111,11 @@ def _pulled(grad: Tensor, times: int, by: float = 0.3) -> Tensor:
     return grad
 
 
-class Scaled(SGD):
-    """Its step reads an attribute."""
+class Scaled(optimizers_of_torch.Scaled):
+    """What its step calls reads an attribute, and calls what reads a global."""
 
-    scale = 1.0
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.data.add_(p.grad, alpha=-0.1 * self.scale * self.further())
+    def factor(self) -> float:
+        return self.scale * self.further()
 
     def further(self) -> float:
         return FACTOR

@@ -123,19 +123,16 @@ class CompiledUpdate:
             self._say(optimizer, reason)
             self.own_steps += 1
             return plain_step(type(optimizer))(optimizer, *args, **kwargs)
-        if self._foreign is not None:
-            if self._runs_program(optimizer):
-                return None
-            self.own_steps += 1
-            return plain_step(type(optimizer))(optimizer, *args, **kwargs)
         loss = None
         if closure is not None:  # torch.optim's own steps call it before they do anything
             with torch.enable_grad():
                 loss = closure()
-        if not self._runs_program(optimizer):
-            self.own_steps += 1
-            plain_step(type(optimizer))(optimizer, None)
-        return loss
+            args, kwargs = (None,), {}
+        if self._runs_program(optimizer):
+            return loss
+        self.own_steps += 1
+        result = plain_step(type(optimizer))(optimizer, *args, **kwargs)
+        return result if closure is None else loss
 
     def leave(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Somebody replaced the class' step, with hooks or without: it runs."""

@@ -8,6 +8,7 @@ from torch import fx
 
 from ..graphs.names import FrameNamer
 from ..text.source_lines import Locations
+from ..torch_api import numpy_draws
 from ..torch_api.dynamo import break_of
 from ..torch_api.whether_compiled import REMEDY, asks
 
@@ -33,6 +34,8 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
             f"{location}: a value is read on the host; set {_READS} = True, or compile with "
             "fullgraph=True: the graph then goes on, and only the read is left out of capture"
         )
+    elif numpy_draws.SETTING in found.details:
+        text = f"{location}: {numpy_draws.WHY}; {numpy_draws.REMEDY}"
     elif found.why.startswith("Data-dependent") and frame and asks(frame):
         text = f"{location}: {found.why}; to go on, {REMEDY}"
     else:

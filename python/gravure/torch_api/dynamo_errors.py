@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 
 from ..errors import ExportError
+from . import numpy_draws
 from .private_names import GuardOnDataDependentSymNode
 from .whether_compiled import REMEDY, asks
 
@@ -47,6 +48,8 @@ def refusal(error: Exception, name: str) -> ExportError:
         remedy = "leave out backward() and the optimizer, which run with and after the step"
     if "Generator" in str(error):
         what, remedy = "it draws from a Generator of its own", "draw from the default generator"
+    if numpy_draws.SETTING in reason:
+        what, remedy = numpy_draws.WHY, numpy_draws.REMEDY
     if "Module-level backwards hooks" in reason:
         what = "a module has backward hooks, which autograd calls"
         remedy = 'remove them, or use torch.compile(backend="gravure"), which runs them'

@@ -10,6 +10,7 @@
 - An optimizer keeps its settings and its step count: Dynamo would make one on a GPU capturable,
   which is another formula, before the graph comes here and is left to eager (optimizers.py).
 - An LSTM need not break the graph (recurrent_modules.py).
+- What NumPy draws at random NumPy draws (numpy_draws.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
 
@@ -33,6 +34,7 @@ import torch
 from .compile_lock import one_at_a_time
 from .constant_branches import decide_constant_branches
 from .eager_kernels import GROUPED_MM, fake_grouped_mm
+from .numpy_draws import draw_from_numpy
 from .private_names import (
     NAMES,
     MissingName,
@@ -117,6 +119,7 @@ def _change_dynamo() -> MissingName | None:
         op_implementations_dict[GROUPED_MM] = _fake_while_marked
         OptimizerVariable._set_capturable = _undone(OptimizerVariable._set_capturable)
         OptimizerVariable.move_step_if_cpu = _left_out(OptimizerVariable.move_step_if_cpu)
+        draw_from_numpy(_is_marked)
         return _without_effect()
     except MissingName as error:
         return error

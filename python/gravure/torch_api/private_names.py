@@ -254,6 +254,7 @@ _ROWS = (
         Without.BITS,
         "_set_capturable move_step_if_cpu",
     ),
+    Private(f"{_VARIABLES}.misc", "NumpyVariable", Without.BITS, "call_function"),
     Private("torch._dynamo.symbolic_convert", "tls", Without.BITS),
     Private("torch", "_foreach_lerp_", Without.BITS),
     Private("torch", "_decomp", Without.BITS),

@@ -59,6 +59,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("repeat_results", &LoadedProgram::repeatResults)
       .def("synchronize", &LoadedProgram::synchronize)
       .def_static("release_memory", &LoadedProgram::releaseMemory)
+      .def_static("take_dropout_restart", &LoadedProgram::takeDropoutRestart)
       .def_static("drop_collectives", &LoadedProgram::dropCollectives)
       .def("shutdown", &LoadedProgram::shutdown);
 }

@@ -677,4 +677,8 @@ void LoadedProgram::shutdown() {
 
 int64_t LoadedProgram::releaseMemory() { return releaseHostMemory() + releaseCudaMemory(); }
 
+bool LoadedProgram::takeDropoutRestart(int64_t device) {
+  return gravure::takeDropoutRestart(static_cast<c10::DeviceIndex>(device));
+}
+
 }  // namespace gravure

@@ -194,6 +194,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// Gives back the memory of all programs at rest, on all devices; their next steps take it again.
   /// Returns its bytes.
   static int64_t releaseMemory();
+  /// takeDropoutRestart() of runtime/device/device.h.
+  static bool takeDropoutRestart(int64_t device);
   /// Drops the captures of all programs with captured collectives of `group`, or of any where it is "":
   /// they must go before the process groups do. Steps to come capture anew.
   static void dropCollectives(const std::string& group);

@@ -14,6 +14,8 @@ std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex) {
 
 int64_t releaseCudaMemory() { return 0; }
 
+bool takeDropoutRestart(c10::DeviceIndex) { return false; }
+
 }  // namespace gravure
 
 #endif

@@ -217,6 +217,9 @@ std::unique_ptr<Device> makeHostDevice(bool poison = true);
 /// Device::releaseMemory() of devices that nobody has at hand; 0 where no program ran.
 int64_t releaseHostMemory();
 int64_t releaseCudaMemory();
+/// Whether the next recurrent module on this GPU seeds cuDNN's dropout anew, as after manual_seed() and
+/// after any random state that was put back; afterwards it does not. False without CUDA.
+bool takeDropoutRestart(c10::DeviceIndex index);
 /// runtime/cuda/cuda_device.cpp; the target //runtime:cuda. TORCH_CHECK names what is missing.
 std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index);
 

@@ -11,9 +11,8 @@ each operator is the one that eager runs, and gives its bits.
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +32,7 @@ from ..torch_api.dynamo import TracingContext, source_of, tracing_settings, whol
 from ..torch_api.dynamo_errors import refusal
 from ..torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from ..torch_api.operators import pytree
+from ..torch_api.random_states import random_states_kept
 from ..torch_api.step_settings import step_settings
 from .codegen import ATEN, Style
 from .constants import reunite_constants
@@ -70,21 +70,13 @@ def trace(
         raise ExportError(name, "it is not callable", "pass a function or a module")
     args = tuple(args)
     namer = Namer(fn, args)
-    with _random_states_kept(), ATEN.tracing():
+    with random_states_kept(), ATEN.tracing():
         dynamo, result = _dynamo(fn, args, name, is_compiling)
         leaves = _leaves(result, name)
         outputs = _outputs(dynamo, leaves, name, step=step)
         _check_inputs(dynamo, namer)
         specs = [namer.spec(s, v) for s, v in zip(dynamo.sources, dynamo.inputs, strict=True)]
         return differentiate(dynamo, specs, outputs, name, namer, paired_rng)
-
-
-@contextlib.contextmanager
-def _random_states_kept() -> Iterator[None]:
-    """Nothing here advances the random states of the user."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=list(devices)):
-        yield
 
 
 def _dynamo(

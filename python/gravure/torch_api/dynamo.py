@@ -14,6 +14,7 @@ from unittest import mock
 
 from torch import fx
 
+from . import numpy_draws
 from .discarded_output import silent_functions
 from .private_names import (
     BackendCompilerFailed,
@@ -152,6 +153,8 @@ def skipped_frames() -> Counter[tuple[str, str]]:
     for text, times in dynamo_utils.counters["unimplemented"].items():
         for name, file, line in _SKIPPED.findall(text):
             why = text.partition("\n")[0]
+            if numpy_draws.SETTING in why:
+                why = numpy_draws.WHY
             if "graph break in loop" in text and "graph break in loop" not in why:
                 why += ", in a loop"
             found[f"{name} at {file.rpartition('/')[2]}:{line}", why] += times

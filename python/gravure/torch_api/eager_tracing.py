@@ -10,6 +10,7 @@
 - An optimizer keeps its settings and its step count: Dynamo would make one on a GPU capturable,
   which is another formula, before the graph comes here and is left to eager (optimizers.py).
 - An LSTM need not break the graph (recurrent_modules.py).
+- A recurrent module's dropout goes on behind a trace (random_states.py).
 - What NumPy draws at random NumPy draws (numpy_draws.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
@@ -46,6 +47,7 @@ from .private_names import (
     op_implementations_dict,
     tls,
 )
+from .random_states import keep_recurrent_dropout
 from .recurrent_modules import trace_recurrent_modules
 from .whether_compiled import answer_as_eager
 
@@ -109,6 +111,7 @@ def _change_dynamo() -> MissingName | None:
     decide_constant_branches(_is_marked)
     answer_as_eager(_is_told_as_eager)
     trace_recurrent_modules(_is_marked)
+    keep_recurrent_dropout(_is_marked)
     try:
         TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)
         for name in _METHODS:

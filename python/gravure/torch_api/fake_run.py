@@ -32,6 +32,7 @@ from .private_names import (
     pgo,
     pytree,
 )
+from .random_states import random_states_kept
 
 _DICTS = ("_parameters", "_buffers", "_modules")
 
@@ -49,9 +50,8 @@ def faked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     for module in modules.values():
         tensors += [t for d in _DICTS[:2] for t in module.__dict__[d].values() if t is not None]
     states = [(t, t._version, t.grad if t.is_leaf else None) for t in tensors if not _is_odd(t)]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     try:
-        with torch.random.fork_rng(devices=devices), FakeTensorMode(allow_non_fake_inputs=True):
+        with random_states_kept(), FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         for one in kept:

@@ -49,6 +49,7 @@ class Without(enum.Enum):
     BITS = "nothing is compiled, since graphs would have other bits than eager's"
     TRUTH = "code that asks is told that it is compiled"
     RECURRENT = "graphs break at every LSTM"
+    DROPOUT = "behind a compilation cuDNN's dropout begins anew, with other bits than eager's"
     BRANCHES = "graphs break at branches on constants"
     FUNCTIONAL = "a graph with an operator of the user's own that writes runs as it is"
     INDUCTOR = 'codegen="inductor" is refused'
@@ -228,6 +229,7 @@ _ROWS = (
     Private(_SHAPES, "GuardOnDataDependentSymNode", Without.WORDS),
     Private("torch._guards", "CompileContext", Without.COMPILED, "current_compile_id"),
     Private("torch._dynamo.convert_frame", "compile_lock", Without.LOCK),
+    Private("torch._dynamo.convert_frame", "trace_frame", Without.DROPOUT),
     Private("torch._dynamo.backends", "registry", Without.NAME, "_BACKENDS"),
     Private("torch._dynamo.eval_frame", "make_set_enable_dynamic", Without.SETTINGS),
     Private("torch._dynamo.eval_frame", "skip_code", Without.OPTIMIZERS),

@@ -27,6 +27,8 @@ struct Parked final : c10::WarningHandler {
 
   std::vector<c10::Warning> warnings;
   std::exception_ptr error;
+  // PyTorch's own exception for one of Python's may leave that where it was raised: as the thread's.
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
 };
 
 /// The one that this thread is about to report.
@@ -123,6 +125,7 @@ class Direct {
 
   /// nullptr, and an error is set, where it had one.
   PyObject* report(Parked& parked) {
+    python_.PyErr_Fetch(&parked.type, &parked.value, &parked.traceback);
     parkedOfThread() = &parked;
     return python_.PyObject_CallObject(report_, nullptr);
   }
@@ -276,10 +279,16 @@ int64_t makeDirectCall(LoadedProgram& program, const DirectCall& call) {
 }
 
 void reportParked() {
-  const Parked* const parked = std::exchange(parkedOfThread(), nullptr);
+  Parked* const parked = std::exchange(parkedOfThread(), nullptr);
   if (!parked) return;
   for (const c10::Warning& warning : parked->warnings) c10::warn(warning);
-  if (parked->error) std::rethrow_exception(parked->error);
+  if (!parked->error) return;
+  if (parked->type) {
+    const PythonApi& python = *PythonApi::find();
+    const WithPython lock(python);
+    python.PyErr_Restore(std::exchange(parked->type, nullptr), parked->value, parked->traceback);
+  }
+  std::rethrow_exception(parked->error);
 }
 
 }  // namespace gravure

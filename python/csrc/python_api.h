@@ -42,6 +42,8 @@ struct PythonApi {
   long long (*PyLong_AsLongLong)(PyObject* number);
   PyObject* (*PyErr_Occurred)();
   void (*PyErr_Clear)();
+  void (*PyErr_Fetch)(PyObject** type, PyObject** value, PyObject** traceback);
+  void (*PyErr_Restore)(PyObject* type, PyObject* value, PyObject* traceback);  // takes them over
   PyObject* (*PyCapsule_New)(void* pointer, const char* name, void (*end)(PyObject* capsule));
   void* (*PyCapsule_GetPointer)(PyObject* capsule, const char* name);
   PyObject* (*PyCFunction_NewEx)(PyMethod* method, PyObject* self, PyObject* module);

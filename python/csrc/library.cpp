@@ -5,6 +5,7 @@
 #include "python/csrc/planning/operator_facts.h"
 #include "python/csrc/planning/planned_runs.h"
 #include "python/csrc/planning/planning.h"
+#include "python/csrc/same_objects.h"
 
 #include <torch/library.h>
 
@@ -55,6 +56,9 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("text", &LoadedProgram::text)
       .def("stats", &LoadedProgram::stats)
       .def("partition_states", &LoadedProgram::partitionStates)
+      .def("direct_call", &LoadedProgram::directCall)
+      .def("report_parked", &LoadedProgram::reportParked)
+      .def_static("same_objects", &makeSameObjects)
       .def("inject_fault", &LoadedProgram::injectFault)
       .def("repeat_results", &LoadedProgram::repeatResults)
       .def("synchronize", &LoadedProgram::synchronize)

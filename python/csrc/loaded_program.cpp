@@ -6,6 +6,7 @@
 #include "passes/report/step_detail.h"
 #include "python/csrc/autograd/saved_bundle.h"
 #include "python/csrc/autograd/watched_values.h"
+#include "python/csrc/direct_calls.h"
 #include "python/csrc/planning/load_options.h"
 #include "python/csrc/planning/planned_program.h"
 #include "python/csrc/planning/planning.h"
@@ -48,6 +49,7 @@ const char* stateName(PartitionState state) {
 
 c10::IValue at(const LoadedProgram::Values& values, size_t i) { return values.get(i); }
 c10::IValue at(const std::vector<at::Tensor>& values, size_t i) { return values[i]; }
+c10::IValue at(const std::vector<c10::IValue>& values, size_t i) { return values[i]; }
 
 std::vector<at::Tensor> asTensors(std::vector<c10::IValue> values) {
   std::vector<at::Tensor> tensors;
@@ -381,6 +383,14 @@ LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& 
   return asList(withBundle(state, runLogged(state, allInputs(state, alive, values))));
 }
 
+std::vector<c10::IValue> LoadedProgram::runValues(const std::string& name,
+                                                  const std::vector<c10::IValue>& values) {
+  const auto lock = turn();
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
+  return withBundle(state, runLogged(state, allInputs(state, alive, values)));
+}
+
 bool LoadedProgram::hasSaved(const std::string& name, const Values& values) {
   const std::lock_guard lock(mutex_);
   const Bound& state = bound(name);
@@ -497,6 +507,15 @@ LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Valu
   return asList(step(state, allInputs(state, alive, values), checkHooks));
 }
 
+std::vector<c10::IValue> LoadedProgram::runStepValues(const std::string& name,
+                                                      const std::vector<c10::IValue>& values,
+                                                      bool checkHooks) {
+  const auto lock = stepTurn();
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
+  return step(state, allInputs(state, alive, values), checkHooks);
+}
+
 std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
                                                       const std::vector<at::Tensor>& values,
                                                       bool checkHooks) {
@@ -505,6 +524,13 @@ std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
   const AliveTensors alive(state.weak);
   return asTensors(step(state, allInputs(state, alive, values), checkHooks));
 }
+
+int64_t LoadedProgram::directCall(const std::string& method, const std::string& entry, int64_t slow,
+                                  int64_t report, const std::vector<int64_t>& tensors) {
+  return makeDirectCall(*this, {method, entry, slow, report, tensors});
+}
+
+void LoadedProgram::reportParked() { gravure::reportParked(); }
 
 void LoadedProgram::setMadeFor(int64_t settings) {
   const std::lock_guard lock(mutex_);

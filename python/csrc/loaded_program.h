@@ -83,6 +83,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
                     const std::vector<int64_t>& members);
   /// `values`: the inputs that are not bound, in order. Returns one value an output.
   Values run(const std::string& entry, const Values& values);
+  std::vector<c10::IValue> runValues(const std::string& entry,
+                                     const std::vector<c10::IValue>& values);
   /// The same for an entry that takes and returns tensors alone: a list of one type costs Python a
   /// fraction of what a list of anything does.
   std::vector<at::Tensor> runTensors(const std::string& entry,
@@ -150,6 +152,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// refusal() says why: who calls may know what to do. TORCH_CHECK, before anything runs, for an input
   /// that requires a gradient and is no leaf.
   Values runStep(const std::string& entry, const Values& values, bool checkHooks);
+  std::vector<c10::IValue> runStepValues(const std::string& entry,
+                                         const std::vector<c10::IValue>& values, bool checkHooks);
   std::vector<at::Tensor> runStepTensors(const std::string& entry,
                                          const std::vector<at::Tensor>& values, bool checkHooks);
 
@@ -183,6 +187,11 @@ class LoadedProgram final : public torch::CustomClassHolder {
   c10::Dict<std::string, int64_t> stats() const;
   /// "cold", "warmed-up", "captured" or "quarantined" for each partition of an entry.
   std::vector<std::string> partitionStates(const std::string& entry) const;
+
+  /// makeDirectCall() of this program (direct_calls.h).
+  int64_t directCall(const std::string& method, const std::string& entry, int64_t slow,
+                     int64_t report, const std::vector<int64_t>& tensors);
+  void reportParked();
 
   /// Fails the `countdown`-th next pass through "capture-begin", "capture-call", "capture-end",
   /// "launch", "allocation" or "completion": for tests.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from .graphs.devices import SPARE, free_bytes
+from .library.direct_calls import direct
 from .library.load import program_class
 from .options import library_options
 from .report import write_program
@@ -59,7 +60,8 @@ class Program:
         file = place / PROGRAM_FILE if place.is_dir() else place
         self._load = lambda: program_class()(str(file), device, options)
         self._program = self._load()
-        self._run = self._program.run  # looked up anew, it would cost as much as a launch
+        # Looked up anew, each would cost as much as a launch.
+        self._runs = [self._direct_runs(self._program)]
         saving = max_in_flight > 1 and len(self._program.entries()) > 1
         # Ranks would have to agree on the number of instances.
         alone = not saving or _COLLECTIVES in self._program.text()
@@ -150,11 +152,17 @@ class Program:
         saved what it is given; or on `instance`, for who sees to it himself: one that there is, or
         the next one.
         """
-        values = self._values(inputs, entry)
-        if self._most == 1 and instance is None:
-            return self._run(entry, values)
-        self._last = self._choose(entry, values) if instance is None else self._at(instance)
-        return self._instances[self._last].run(entry, values)
+        # What is in the way costs a part of a launch: nothing is called for a plain list.
+        positions = self._open.get(entry)
+        plain = type(inputs) is tuple or type(inputs) is list
+        if plain and positions is not None and len(inputs) == len(positions):
+            values: Any = inputs
+        else:
+            values = self._values(inputs, entry)
+        if self._most > 1 or instance is not None:
+            self._last = self._choose(entry, values) if instance is None else self._at(instance)
+        run = self._runs[self._last].get(entry)
+        return self._program.run(entry, values) if run is None else run(values)
 
     @property
     def instance(self) -> int:
@@ -165,6 +173,11 @@ class Program:
     def instances(self) -> int:
         """How many there are: as many as calls were in flight at once."""
         return len(self._instances)
+
+    @staticmethod
+    def _direct_runs(program: Any) -> dict[str, Callable[[Any], list[Any]]]:
+        """By entry."""
+        return {entry: direct(program, "run", entry) for entry in program.entries()}
 
     def _at(self, instance: int) -> int:
         if not 0 <= instance <= len(self._instances) or instance >= self._most:
@@ -178,9 +191,10 @@ class Program:
             for entry, given in self._bound.items():
                 made.bind(entry, list(given), list(given.values()))
             self._instances.append(made)
+            self._runs.append(self._direct_runs(made))
         return instance
 
-    def _choose(self, entry: str, values: list[Any]) -> int:
+    def _choose(self, entry: str, values: Sequence[Any]) -> int:
         if self._reads_saved(entry):
             owns = (i for i, p in enumerate(self._instances) if p.has_saved(entry, values))
             return next(owns, 0)  # what ran uncaptured saved it: any instance takes it so

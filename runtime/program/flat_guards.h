@@ -28,12 +28,19 @@ class FlatGuards {
     uintptr_t mask = 0, address = 0;  // of the address, the bits that matter, and what they are
     c10::DispatchKeySet reads;        // OperandGuard::Layout::reads
     bool copied = false;
+    // By which the tensor that held last is known again; no memory where there was none yet.
+    caffe2::TypeMeta type;
+    c10::DispatchKeySet keys;
+    const void* memory = nullptr;  // of its storage
+    int64_t offset = 0;
   };
   void add(const Guard& guard, at::IntArrayRef sizes, at::IntArrayRef strides);
+  static bool isAsLast(const Guard& guard, const int64_t* shape, const c10::TensorImpl& tensor);
+  static void noteLast(Guard& guard, const c10::TensorImpl& tensor);
   static bool holds(const Guard& guard, const int64_t* shape, const c10::TensorImpl& tensor);
 
-  std::vector<Guard> guards_;
-  std::vector<int64_t> shapes_;  // sizes, then strides, of each
+  mutable std::vector<Guard> guards_;  // hold() notes what held
+  std::vector<int64_t> shapes_;        // sizes, then strides, of each
 };
 
 }  // namespace gravure

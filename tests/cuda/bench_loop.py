@@ -343,9 +343,7 @@ def _host(count: int, way: str) -> None:
             "its dictionaries of state alone": standing._same_state,
             "conditions": lambda: holds(standing._numbers, loaded._counts),
             "numbers passed": lambda: [standing._numbers[i] for i in loaded._update.numbers],
-            "native: inputs, numbers, launches": lambda: loaded._repeat(
-                "step", given, loaded._counts
-            ),
+            "native: inputs, numbers, launches": lambda: loaded._repeat(given, loaded._counts),
         }
 
     took: dict[str, list[float]] = {name: [] for name in parts()}

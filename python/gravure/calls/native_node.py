@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..graphs.traced_graphs import TracedGraphs
+from ..library.direct_calls import direct
 from ..text.entry_call import Call, picker
 from ..torch_api.aot_metadata import Metadata
 from ..torch_api.operators import pytree
@@ -56,7 +57,7 @@ def native_call(
     memory.held = held
     alive = torch.frombuffer(memory, dtype=torch.uint8)
     program.set_autograd(lists | {"modes": list(map(int, modes))}, alive)
-    run = program.run_differentiable
+    run = direct(program, "run_differentiable")
     pick = picker([i for i in calls[0].taken if i not in calls[0].kept])
     return lambda args: run(pick(args)) or None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ..graphs.devices import device_of
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.saved_bundle import viewed_input, without_bundle
 from ..graphs.traced_graphs import TracedGraphs
+from ..library.direct_calls import direct
 from ..library.load import program_class
 from ..library.progress import under_way
 from ..options import CompileOptions
@@ -105,7 +107,8 @@ class ProgramMaker:
         kept, sizes = calls[0] if keeps else None, tuple(known.values())
         if len(calls) == 1:
             return Instance(runs[0], None, program, kept, sizes, missed, captures=captures)
-        again = calls[1].caller(program.run_uncaptured, keeps=False)
+        run = functools.partial(program.run_uncaptured, calls[1].entry)
+        again = calls[1].caller(run, keeps=False)
         last = runs[1]
 
         def backward(args: list[Any]) -> list[Any]:
@@ -197,7 +200,8 @@ def _bind_fixed(program: Any, call: Call) -> None:
 
 
 def _run_of(program: Any, call: Call, *, keeps: bool) -> Run:
-    return call.caller(program.run_tensors if call.only_tensors else program.run, keeps=keeps)
+    method = "run_tensors" if call.only_tensors else "run"
+    return call.caller(direct(program, method, call.entry), keeps=keeps)
 
 
 def as_it_is(module: fx.GraphModule) -> Run:

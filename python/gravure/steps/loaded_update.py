@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ..graphs.devices import device_of
 from ..graphs.names import InputSpec, Namer
 from ..graphs.update_recorder import Update, conditions_of, conditions_on_counts
+from ..library.direct_calls import direct
 from ..library.load import program_class
 from ..options import CompileOptions
 from ..text.fx_import import EntryWriter
@@ -38,8 +39,8 @@ class LoadedUpdate:
         self._holds = conditions_of(update, [tensor for _, _, tensor in inputs])
         with without_modes():
             self._program = self._load(name, inputs, options)
-        self._run: Callable[..., Any] = self._program.run
-        self._repeat: Callable[..., Any] = self._program.run_update
+        self._run = direct(self._program, "run", _ENTRY)
+        self._repeat = direct(self._program, "run_update", _ENTRY)
         self._holds_of_counts = conditions_on_counts(update)
         self._counts: list[float] = []  # of counters, before the next step
 
@@ -58,7 +59,7 @@ class LoadedUpdate:
     def run(self, tensors: Sequence[Tensor], numbers: list[float]) -> list[Any]:
         """Those that are not bound; and all numbers. What the update returns."""
         given = [float(numbers[i]) for i in self._update.numbers]
-        return list(self._run(_ENTRY, [*tensors, *given]))
+        return list(self._run([*tensors, *given]))
 
     def keep(
         self,
@@ -94,7 +95,7 @@ class LoadedUpdate:
         for _ in range(2):
             if not self._holds_of_counts(numbers, self._counts):
                 return False
-            answer = self._repeat(_ENTRY, given, self._counts)
+            answer = self._repeat(given, self._counts)
             if not answer:
                 return False
             ran, *self._counts = answer

@@ -7,14 +7,15 @@ parameter for its gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
-from operator import is_
 from types import NoneType
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..library.direct_calls import same_objects
 from ..torch_api.guard_checks import Check
 from .update_program import UpdateProgram
 
@@ -29,18 +30,20 @@ class StandingStep:
         were."""
         self.program = program
         self._same_state = same
+        self._same = same_objects()
         self._kind = type(optimizer)
         self._step = self._kind.step
-        self._names = [*vars(optimizer)]
-        self._attributes = [*vars(optimizer).values()]
+        self._own = _items(vars(optimizer))
         groups = optimizer.param_groups
-        self._keys = [*chain.from_iterable(groups)]
-        self._settings = [*chain.from_iterable(map(dict.values, groups))]
+        self._groups = [_items(group) for group in groups]
         self._members = [[*group["params"]] for group in groups]
         self._numbers = [*numbers]
-        self._slices: dict[int, slice] = {}  # by setting, its numbers
-        self._lists: list[int] = []  # settings that change in place
-        self._fixed: list[tuple[int, list[Any]]] = []  # settings without a number, and members
+        # By group, and by position among its items: which numbers a setting is.
+        self._slices: list[dict[int, slice]] = []
+        # Of them, floats: key, that position, and which number.
+        self._floats: list[list[tuple[Any, int, int]]] = []
+        self._lists: list[tuple[list[Any], slice]] = []  # settings that change in place
+        self._fixed: list[tuple[Any, list[Any]]] = []  # without a number, and their members
         self.known = self._find_numbers() == len(numbers)
 
     def runs(self, optimizer: Optimizer) -> bool | None:
@@ -50,66 +53,104 @@ class StandingStep:
         return self.program.repeat(self._numbers)
 
     def _find_numbers(self) -> int:
+        """How many there are; -1 where a setting is of another kind than are known."""
         count = 0
-        for i, (key, setting) in enumerate(zip(self._keys, self._settings, strict=True)):
-            if key == "params":
-                continue
-            first = count
-            if isinstance(setting, float):
-                count += 1
-            elif isinstance(setting, (tuple, list)):
-                if all(isinstance(member, (str, int, NoneType)) for member in setting):
-                    self._fixed.append((i, [*setting]))
+        self._lists, self._fixed, self._slices, self._floats = [], [], [], []
+        for items in self._groups:
+            slices: dict[int, slice] = {}
+            floats: list[tuple[Any, int, int]] = []
+            self._slices.append(slices)
+            self._floats.append(floats)
+            for i in range(1, len(items), 2):
+                setting, first = items[i], count
+                if items[i - 1] == "params":
                     continue
-                if not all(isinstance(member, float) for member in setting):
-                    return -1
-                count += len(setting)
-                if isinstance(setting, list):
-                    self._lists.append(i)
-            self._slices[i] = slice(first, count)
+                if isinstance(setting, float):
+                    if type(setting) is float:
+                        floats.append((items[i - 1], i, first))
+                    count += 1
+                elif isinstance(setting, (tuple, list)):
+                    if all(isinstance(member, (str, int, NoneType)) for member in setting):
+                        if isinstance(setting, list):
+                            self._fixed.append((setting, [*setting]))
+                        continue
+                    if not all(isinstance(member, float) for member in setting):
+                        return -1
+                    count += len(setting)
+                    if isinstance(setting, list):
+                        self._lists.append((setting, slice(first, count)))
+                slices[i] = slice(first, count)
         return count
 
     def _is_same(self, optimizer: Optimizer) -> bool:
-        own = vars(optimizer)
-        groups = optimizer.param_groups
+        same, groups = self._same, optimizer.param_groups
         if not (
             type(optimizer) is self._kind
             and self._kind.step is self._step
-            and [*own] == self._names
-            and all(map(is_, own.values(), self._attributes))
-            and len(groups) == len(self._members)
-            and [*chain.from_iterable(groups)] == self._keys
+            and same(vars(optimizer), self._own)
+            and len(groups) == len(self._groups)
             and self._same_state()
         ):
             return False
-        for group, members in zip(groups, self._members, strict=True):
-            now = group["params"]
-            if len(now) != len(members) or not all(map(is_, now, members)):
-                return False
-        settings = [*chain.from_iterable(map(dict.values, groups))]
-        if not all(map(is_, settings, self._settings)):
-            for i, (now, before) in enumerate(zip(settings, self._settings, strict=True)):
-                if now is not before and not self._take(i, now, before):
+        for k, group in enumerate(groups):
+            noted = self._groups[k]
+            if not same(group, noted):
+                self._take_floats(k, group)
+                if not same(group, noted) and not self._takes(k, group):
                     return False
-            self._settings = settings
-        if not all([*settings[i]] == members for i, members in self._fixed):
+            if not same(group["params"], self._members[k]):
+                return False
+        if not all([*setting] == members for setting, members in self._fixed):
             return False
-        return all(self._take(i, settings[i], settings[i]) for i in self._lists)
+        return all(self._put(numbers, setting) for setting, numbers in self._lists)
 
-    def _take(self, i: int, now: Any, before: Any) -> bool:
+    def _take_floats(self, k: int, group: dict[str, Any]) -> None:
+        """Other rates, which is what a scheduler changes."""
+        noted = self._groups[k]
+        for key, i, number in self._floats[k]:
+            now = group.get(key)
+            if now is not noted[i] and type(now) is float:
+                self._numbers[number] = noted[i] = now
+
+    def _takes(self, k: int, group: dict[str, Any]) -> bool:
+        """Other numbers of a group; False where anything else is another."""
+        now, before = _items(group), self._groups[k]
+        if len(now) != len(before):
+            return False
+        relisted = False
+        for i, (value, known) in enumerate(zip(now, before, strict=True)):
+            if value is known:
+                continue
+            if i % 2 == 0:
+                if value != known:
+                    return False
+            elif not self._take(self._slices[k].get(i), value, known):
+                return False
+            relisted |= isinstance(value, list)
+        self._groups[k] = now
+        return not relisted or self._find_numbers() == len(self._numbers)
+
+    def _take(self, numbers: slice | None, now: Any, before: Any) -> bool:
         """Other numbers for a setting; False where it is another kind of setting."""
-        numbers = self._slices.get(i)
         if numbers is None or type(now) is not type(before):
             return False
         if isinstance(now, float):
             self._numbers[numbers.start] = float(now)
             return True
-        if type(now) not in (tuple, list) or len(now) != numbers.stop - numbers.start:
+        return type(now) in (tuple, list) and self._put(numbers, now)
+
+    def _put(self, numbers: slice, now: Sequence[Any]) -> bool:
+        if len(now) != numbers.stop - numbers.start:
             return False
         if not all(isinstance(member, float) for member in now):
             return False
         self._numbers[numbers] = map(float, now)
         return True
+
+
+def _items(dictionary: dict[Any, Any]) -> list[Any]:
+    """Its keys and values, one behind the other."""
+    return [*chain.from_iterable(dictionary.items())]
 
 
 def parameters_without(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..calls.instance import Instance
+from ..library.direct_calls import direct
 from ..library.load import program_class
 from ..text.entry_call import picker
 from ..text.fx_import import EntryWriter
@@ -152,7 +153,7 @@ class StepProgram(Instance):
         self._kept.forget()
         if self._kept.update is not None:
             program.set_updated(ENTRY, self._kept.update.parameters_at)
-        run = program.run_step_tensors if self._only_tensors else program.run_step
+        run = direct(program, "run_step_tensors" if self._only_tensors else "run_step", ENTRY)
         self.program, self._opened = program, (program, run)
         return self._opened
 
@@ -183,7 +184,7 @@ class StepProgram(Instance):
         """Those of a run with what is `given`, or why there was none."""
         kept = self._kept
         # Nothing: then nothing has run.
-        while not (results := run(ENTRY, given, not self._hooked)):
+        while not (results := run(given, not self._hooked)):
             refusal, message = program.refusal(ENTRY, given, not self._hooked)
             if refusal in (_FROZEN_OR_NOT, _SETTINGS):
                 values = [value for _, value in kept.named(program, args)]

@@ -33,19 +33,19 @@ class Call:
     kept: list[int] = field(default_factory=list)  # of `taken`: parameters and buffers
     only_tensors: bool = True  # taken and returned
 
-    def caller(self, run: Callable[[str, Any], list[Any]], *, keeps: bool) -> Run:
+    def caller(self, run: Callable[[Any], list[Any]], *, keeps: bool) -> Run:
         """`run` with the graph's own arguments and results. With `keeps`, `kept` are bound."""
-        entry, results = self.entry, self.results
+        results = self.results
         taken = [i for i in self.taken if not (keeps and i in self.kept)]
         as_is = [(i, None) for i in range(len(results))]
         pick = picker(taken)
         if results == as_is and taken == list(range(self.arguments)):
-            return lambda args: run(entry, args)
+            return run
         if results == as_is:
-            return lambda args: run(entry, pick(args))
+            return lambda args: run(pick(args))
 
         def call(args: list[Any]) -> list[Any]:
-            found = run(entry, pick(args))
+            found = run(pick(args))
             return [found[i] if i >= 0 else fixed for i, fixed in results]
 
         return call

@@ -1,0 +1,55 @@
+"""Calls of the library without torch.classes, which takes longer for one than a replay does.
+
+Where the process hides Python's own functions, or PyTorch's for Python, they go through
+torch.classes as all others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+
+from .load import program_class
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def direct(program: Any, method: str, entry: str | None = None) -> Callable[..., Any]:
+    """`program.method(entry, ...)` as a function of what follows; without `entry` of all.
+
+    `method`: one that direct_calls.h, of python/csrc, knows.
+    """
+    slow = getattr(program, method)
+    if entry is not None:
+        slow = functools.partial(slow, entry)
+    report = program.report_parked
+    types = [id(kind) for kind in _PLAIN]
+    made = program.direct_call(method, entry or "", id(slow), id(report), types)
+    return _taken(made) if made else slow
+
+
+def same_objects() -> Callable[[Any, list[Any]], bool]:
+    """Whether a list has the members that were noted, or a dictionary the keys and values, one
+    behind the other: the same objects, which nothing is asked."""
+    made = program_class().same_objects()
+    return _taken(made) if made else _same
+
+
+def _taken(address: int) -> Any:
+    """The object that was made there for us to hold."""
+    made = ctypes.cast(address, ctypes.py_object).value
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
+    return made
+
+
+def _same(container: Any, noted: list[Any]) -> bool:
+    if type(container) not in (list, dict):
+        return False
+    items = container if type(container) is list else [*chain.from_iterable(container.items())]
+    return len(items) == len(noted) and all(map(is_, items, noted))

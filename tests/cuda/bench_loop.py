@@ -214,7 +214,10 @@ class Loop:
         if DEVICE != "cuda":
             return self.eager(batch)
         held = [t.clone() for t in batch]
-        self.optimizer._cuda_graph_capture_health_check = lambda: None  # type: ignore[attr-defined]
+        # It refuses captures of optimizers that are not capturable: numbers would be frozen, as here.
+        self.optimizer._accelerator_graph_capture_health_check = (  # type: ignore[attr-defined]
+            lambda: None
+        )
         once = self.eager(None)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -243,8 +246,8 @@ def _loops(
     warm, steps = (12, 3) if TINY else (14, 30)
     batches = [moe_step.batch(config, DEVICE, i) for i in range(warm + steps)]
     loops, runs, first = {}, {}, {}
+    torch._dynamo.reset()
     for way in ways:
-        torch._dynamo.reset()
         loops[way] = Loop(config, fused=fused, scaled=scaled)
         try:
             runs[way] = getattr(loops[way], way)(batches[0])

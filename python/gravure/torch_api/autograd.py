@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .private_names import (
     MissingName,
     _get_current_graph_task_keep_graph,
@@ -41,3 +43,11 @@ def has_gradient_hooks(tensor: object) -> bool:
     """
     hooks = getattr(tensor, "_backward_hooks", None)
     return bool(hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes it for a view: autocast keeps no casts of these.
+
+    Without it a leaf that is a view would be cast once, and its gradients rounded otherwise.
+    """
+    return tensor._is_view()

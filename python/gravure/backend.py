@@ -96,7 +96,7 @@ def _compiled(
     call = request.compile_in_first_style(inputs, symbolic=symbolic, bundles=bundles)
     if not torch.is_grad_enabled() or not in_autocast() or has_reentrant_part(graph):
         return call
-    return AutocastCall(call, replace(request, in_autocast=True), bundles=bundles)
+    return AutocastCall(call, replace(request, in_autocast=True), inputs, bundles=bundles)
 
 
 def _check(*, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:

@@ -69,21 +69,35 @@ def _has_autocast(graph: fx.GraphModule) -> bool:
     return any(node.target is enter_autocast for m in modules for node in m.graph.nodes)
 
 
-def _share_casts(graph: fx.GraphModule, inputs: Sequence[Any], changed: _Changed) -> None:
+def cast_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Positions of the inputs that autocast keeps casts of."""
+    found = _look_through(graph, inputs)
+    cast = {id(cast.leaf) for cast in found.casts.values()}
+    cast |= {id(leaf) for *_, leaf in found.beyond}
+    taken = graph.graph.find_nodes(op="placeholder")
+    leaves = found.top
+    return [i for i, node in enumerate(taken) if node in leaves and id(leaves[node]) in cast]
+
+
+def _look_through(graph: fx.GraphModule, inputs: Sequence[Any]) -> _Casts:
+    """Which inputs are cast, and where."""
     placeholders = graph.graph.find_nodes(op="placeholder")
-    leaves: dict[fx.Node, Tensor] = {}
+    found = _Casts()
     stand_ins: dict[int, Tensor] = {}
     for node, value in zip(placeholders, inputs, strict=False):
         example = node.meta.get("example_value")
         if isinstance(example, FakeTensor) and _is_kept(value):
             if id(value) not in stand_ins:
                 stand_ins[id(value)] = _leaf_like(example)
-            leaves[node] = stand_ins[id(value)]
-    if not leaves:
-        return
-    found = _Casts()
-    with mode_of(next(iter(leaves.values()))), torch.no_grad():
-        _Walk(found).through(_Part(graph, leaves))
+            found.top[node] = stand_ins[id(value)]
+    if found.top:
+        with mode_of(next(iter(found.top.values()))), torch.no_grad():
+            _Walk(found).through(_Part(graph, found.top))
+    return found
+
+
+def _share_casts(graph: fx.GraphModule, inputs: Sequence[Any], changed: _Changed) -> None:
+    found = _look_through(graph, inputs)
     for cast in found.casts.values():
         if cast.times > 1:
             _share(cast, found, changed)
@@ -139,6 +153,7 @@ class _Casts(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.top: dict[fx.Node, Tensor] = {}  # inputs of the whole graph
         self.leaves: dict[int, Tensor] = {}
         self.casts: dict[int, _Cast] = {}
         self.apart: set[tuple[fx.Node, int]] = set()  # what takes a leaf as it is

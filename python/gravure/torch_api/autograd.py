@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from .private_names import (
     MissingName,
+    _current_graph_task_id,
     _get_current_graph_task_keep_graph,
     _top_saved_tensors_default_hooks,
     told,
@@ -22,6 +25,11 @@ def keeps_graph() -> bool:
     except MissingName as error:
         told(error)
         return True
+
+
+def backward_number() -> int:
+    """Of the backward that runs. Without it calls that share casts cannot be told: bits."""
+    return _current_graph_task_id()
 
 
 def saved_tensor_hooks_are_set() -> bool:
@@ -51,3 +59,8 @@ def is_view(tensor: torch.Tensor) -> bool:
     Without it a leaf that is a view would be cast once, and its gradients rounded otherwise.
     """
     return tensor._is_view()
+
+
+def times_written(tensors: Iterable[torch.Tensor]) -> int:
+    """How often, as far as it was counted. Without it old casts of autocast's are not told."""
+    return sum([tensor._version for tensor in tensors])

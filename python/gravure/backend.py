@@ -15,6 +15,7 @@ from .calls.graph_break import graph_break_of
 from .calls.live_graphs import drop_converted
 from .drop_captures import drop_captures
 from .errors import ExportError
+from .graphs.cached_casts import has_reentrant_part
 from .library.load import program_class
 from .options import CompileOptions
 from .text.dynamo_graph import label_of
@@ -93,9 +94,9 @@ def _compiled(
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
     bundles = not symbolic and not saved_tensor_hooks_are_set()
     call = request.compile_in_first_style(inputs, symbolic=symbolic, bundles=bundles)
-    if not torch.is_grad_enabled() or not in_autocast():
+    if not torch.is_grad_enabled() or not in_autocast() or has_reentrant_part(graph):
         return call
-    return AutocastCall(call, replace(request, in_autocast=True), bundles=bundles)
+    return AutocastCall(call, replace(request, in_autocast=True), inputs, bundles=bundles)
 
 
 def _check(*, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:

@@ -286,3 +286,74 @@ def test_an_optimizer_that_is_given_the_new_parameter() -> None:
         optimizers[1].step()
         optimizers[1].zero_grad()
         assert state_of(model) == state_of(twin), f"step {i}"
+
+
+def _converted(model: nn.Module, dtype: torch.dtype) -> None:
+    model.to(dtype)
+
+
+def _given_data(model: nn.Module, dtype: torch.dtype) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+        parameter.grad = None
+
+
+def _one_alone(model: nn.Module, dtype: torch.dtype) -> None:
+    weight = model.parts[0].linear.weight
+    weight.data, weight.grad = weight.data.to(dtype), None
+
+
+class Converts(Outer):
+    """It takes weights of any dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            weight, bias = part.linear.weight, part.linear.bias
+            x = torch.tanh(x.to(weight.dtype) @ weight + bias + part.shift)
+        return x * self.scale
+
+
+@pytest.mark.parametrize("with_optimizer", [False, True])
+@pytest.mark.parametrize("convert", [_converted, _given_data, _one_alone])
+def test_a_model_that_is_converted_gets_a_program(
+    convert: Any, *, with_optimizer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One for each dtype: it comes back to those that it had."""
+    model = Converts()
+    twin = copy.deepcopy(model)
+    mine, theirs = (torch.optim.SGD(m.parameters(), 0.01) for m in (model, twin))
+    given: dict[str, Any] = {"optimizer": mine} if with_optimizer else {}
+    step = gravure.compile_step(lambda x: model(x).square().sum(), options=POISON, **given)
+    programs = []
+    for i in range(24):
+        if i and i % 4 == 0:
+            for each in (model, twin):
+                convert(each, torch.bfloat16 if i % 8 else torch.float32)
+        x = torch.randn(3, 4)
+        for each in (model, twin):
+            each.zero_grad()
+        assert bits(step(x)) == bits(eager_step(lambda x: twin(x).square().sum(), x))
+        if not with_optimizer:
+            assert state_of(model) == state_of(twin)
+            mine.step()
+        theirs.step()
+        assert [*map(bits, model.parameters())] == [*map(bits, twin.parameters())]
+        programs.append(sum(len(graph.programs) for graph in gravure.report().graphs))
+    assert programs[-1] == programs[7]
+    assert not [r for r in caplog.records if r.name == "gravure" and r.levelname == "WARNING"]
+
+
+def test_a_conversion_that_the_step_cannot_take_leaves_all_as_it_was() -> None:
+    model = Outer()  # its inputs are float32
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    step = gravure.compile_step(lambda x: model(x).square().sum(), optimizer=optimizer)
+    x = torch.randn(3, 4)
+    for _ in range(5):
+        step(x)
+    model.double()
+    before = [bits(p) for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="Double"):
+        step(x)
+    assert [bits(p) for p in model.parameters()] == before
+    model.float()
+    step(x)

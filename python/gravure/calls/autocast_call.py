@@ -1,7 +1,8 @@
 """A graph that is called under autocast, whose backward runs under it or without, as eager's does.
 
 Eager's backward runs under the autocast of the line that calls it, and nobody knows that line when
-the graph is compiled.
+the graph is compiled. Nor does anybody know which calls share the casts of eager's cache
+(cast_region.py): these run as they are.
 """
 
 from __future__ import annotations
@@ -12,51 +13,140 @@ from typing import Any
 
 import torch
 
+from ..graphs.cached_casts import cast_inputs
 from ..graphs.devices import give_back_cache
+from ..text.entry_call import picker
+from ..torch_api.autograd import times_written
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.fake_tensors import FakeTensor
+from .cast_region import CastCall, CastRegion, region_of
 from .frame import FrameCall, FrameRequest
 
 logger = logging.getLogger("gravure")
 
+_SHARED = (
+    "several calls under one autocast use the same weights, and one backward differentiates them: "
+    "eager casts each weight once and adds its gradients in the lower precision"
+)
+_MOST_WATCHED = 8  # calls in one autocast that run as they are
+
 
 class AutocastCall:
-    """Its first call runs the graph as it is, which shows where the backward is called."""
+    """Its first calls, all of one autocast, run the graph as it is. They show where the backward is
+    called, and whether calls share their casts."""
 
-    def __init__(self, behind: FrameCall, inside: FrameRequest, *, bundles: bool) -> None:
+    def __init__(
+        self, behind: FrameCall, inside: FrameRequest, inputs: Sequence[Any], *, bundles: bool
+    ) -> None:
         """`behind`: whose backward runs without. `inside`: to be compiled if it runs under it."""
         self._behind = behind
         self._inside = inside
         self._bundles = bundles
-        self._was_called = False
-        self._keeps_cache = False  # PyTorch's allocator, for the first call
-        self._found: list[bool] = []  # whether the first call's backward was under autocast
+        cast = cast_inputs(inside.graph, inputs) if torch.is_autocast_cache_enabled() else []
+        self._pick = picker(cast)
+        self._device = inputs[cast[0]].device if cast else None
+        self._watched: CastRegion | None = None  # in which it runs as it is
+        self._unwatched: CastRegion | None = None  # in which it was seen to repeat
+        self._keeps_cache = False  # PyTorch's allocator, for these calls
+        self._found: list[bool] = []  # whether a backward was under autocast
         self._chosen: FrameCall | None = None
+        self._was_called = False
+        self._ran = False  # a program of it
+        self._repeats = False  # in one autocast, so its backwards are followed
+        self._stays = False  # as it is, as it shares casts with other calls
 
     def __call__(self, *args: Any) -> Any:
+        if any(isinstance(arg, FakeTensor) for arg in args):
+            return self._behind(*args)  # DDPOptimizer runs through what it compiles
+        region = region_of(self._device) if self._device is not None else None
+        if self._unwatched is not None and region is not self._unwatched:
+            self._unwatched, self._was_called = None, False  # it is watched once more
+        call = self._enter(region, args) if region is not None else None
+        if self._stays or not self._was_called or self._is_watched(region):
+            return self._as_it_is(args, region, call)
+        self._watched, self._ran = None, True
+        if self._keeps_cache:
+            self._keeps_cache = False
+            give_back_cache(args)
         if self._chosen is None:
-            if not self._was_called and not any(isinstance(arg, FakeTensor) for arg in args):
-                return self._as_it_is(args)
-            if self._keeps_cache:
-                self._keeps_cache = False
-                give_back_cache(args)
             if not self._found:
                 return self._behind(*args)
             self._chosen = self._choose(args)
-        return self._chosen(*args)
+        results = self._chosen(*args)
+        if self._repeats and region is not None and call is not None:
+            self._follow(results, region, call)
+        return results
 
-    def _as_it_is(self, args: Sequence[Any]) -> Any:
+    def _enter(self, region: CastRegion, args: Sequence[Any]) -> CastCall:
+        """Notes the call, and what it shares with earlier ones of the same autocast."""
+        weights = self._pick(args)
+        call = CastCall(self, frozenset(map(id, weights)))
+        earlier = region.earlier(call)
+        if self._repeats or not self._was_called or earlier is not None:
+            call.written = times_written(weights)
+        if earlier is not None:
+            owner = earlier.owner()
+            for each in (self, owner):
+                if each is not None and not each._repeats:
+                    each._repeats = True
+                    if each._watched is not region:
+                        each._unwatched = region
+            if owner is self and -1 < earlier.written != call.written:
+                self._stay_as_it_is(
+                    "its weights are written inside of one autocast, which keeps eager's casts of "
+                    "them from before",
+                    "end the autocast before optimizer.step()",
+                )
+        region.calls.append(call)
+        return call
+
+    def _is_watched(self, region: CastRegion | None) -> bool:
+        if region is None or region is not self._watched:
+            return False
+        own = [call for call in region.calls if call.owner() is self]
+        return len(own) <= _MOST_WATCHED or not self._found
+
+    def _as_it_is(
+        self, args: Sequence[Any], region: CastRegion | None, call: CastCall | None
+    ) -> Any:
+        if not self._stays and not self._was_called:
+            self._watched = region
         self._was_called = self._keeps_cache = True
+        results = self._inside.graph(*args)
+        self._follow(results, region, call)
+        return results
+
+    def _follow(self, results: Any, region: CastRegion | None, call: CastCall | None) -> None:
         found = self._found
 
         def note(_: torch.Tensor) -> None:
-            found.append(in_autocast())
+            if not found:
+                found.append(in_autocast())
+            if region is not None and call is not None:
+                for each in call.differentiated(region):
+                    owner = each.owner()
+                    if owner is not None:
+                        owner._stay_as_it_is(
+                            _SHARED,
+                            "make them in one compiled function, or give "
+                            "each call an autocast of its own",
+                        )
 
-        results = self._inside.graph(*args)
         for result in results:
             if isinstance(result, torch.Tensor) and result.requires_grad:
                 result.register_hook(note)
-        return results
+
+    def _stay_as_it_is(self, why: str, cure: str) -> None:
+        if not self._stays:
+            self._stays = True
+            logger.warning(
+                "%s: %s: from now on it runs as it is, uncaptured%s; %s, or pass "
+                "autocast(..., cache_enabled=False)",
+                self._inside.label,
+                why,
+                ", and gradients so far may have other bits than eager's" if self._ran else "",
+                cure,
+            )
 
     def _choose(self, args: Sequence[Any]) -> FrameCall:
         if not self._found[0]:

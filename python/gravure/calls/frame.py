@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..graphs.cached_casts import casts_as_eager
 from ..graphs.codegen import ATEN, Style, in_first_style
 from ..graphs.constants import fold_constants
 from ..graphs.names import FrameNamer, InputSpec, unique_names
@@ -69,7 +70,8 @@ class FrameRequest:
         """
         frame = _Frame(self, inputs, bundles=bundles)
         frame.compiled.made_for = program_class().kernel_settings()
-        with under_way(f"compiling {self.label}"), self.style.tracing():
+        casts = casts_as_eager(self.graph, inputs)
+        with under_way(f"compiling {self.label}"), casts, self.style.tracing():
             wrapper = with_autograd(
                 self.graph,
                 inputs,

@@ -34,6 +34,7 @@ from ..torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from ..torch_api.operators import pytree
 from ..torch_api.random_states import random_states_kept
 from ..torch_api.step_settings import step_settings
+from .cached_casts import casts_as_eager
 from .codegen import ATEN, Style
 from .constants import reunite_constants
 from .names import InputSpec, Namer, unique_names
@@ -276,6 +277,7 @@ def differentiate(
 def _aot(
     dynamo: DynamoGraph, name: str, paired_rng: bool, style: Style
 ) -> tuple[fx.GraphModule, fx.GraphModule, Metadata]:
+    assert dynamo.graph is not None
     graphs: dict[str, Any] = {}
 
     def forward(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -287,7 +289,7 @@ def _aot(
         return lambda *args: None
 
     try:
-        with style.tracing():
+        with casts_as_eager(dynamo.graph, dynamo.inputs), style.tracing():
             graphs_alone(
                 dynamo.graph,
                 dynamo.inputs,

@@ -26,18 +26,23 @@ _FROZEN_OR_NOT, _HOOK, _SETTINGS = "training", "hook", "settings"
 
 
 class OtherTraining(RuntimeError):
-    """Since the program was made, parameters were frozen or tied, or are no longer, or settings by
-    which operators choose kernels have changed. Nothing has run."""
+    """Since the program was made, parameters were frozen, tied or converted, or are no longer, or
+    settings by which operators choose kernels have changed. Nothing has run."""
 
     def __init__(
         self, trained: tuple[Any, ...], message: str, former: tuple[Any, ...] | None = None
     ) -> None:
-        """`trained`: by input, whether it requires a gradient now, and the settings; or which
-        inputs are the same. `former`: what the program that refused was made for, where that is
-        known."""
+        """`trained`: by input, whether it requires a gradient now, the settings, and the kinds of
+        what is kept; or which inputs are the same. `former`: what the program that refused was
+        made for, where that is known."""
         super().__init__(message)
         self.trained = trained
         self.former = former
+
+
+def _kind(tensor: Any) -> tuple[Any, ...]:
+    """What a program is for, of a tensor that it keeps: `model.to(…)` has others in its place."""
+    return tensor.dtype, tensor.device, tuple(tensor.shape)
 
 
 class Kept:
@@ -65,6 +70,9 @@ class Kept:
         self._pick = picker([self._others.index(i) for i in self._passed])
         rest = [k for k, i in enumerate(self._others) if i not in self._passed]
         self._pick_rest = picker(rest)
+        self._kept = kept
+        self._first_trained = tuple([_requires_grad(value) for value in inputs])
+        self._first_kinds = tuple([_kind(inputs[i]) for i in kept])
         self._held: tuple[Any, ...] = ()
         self._ids: dict[int, int] = {}  # of what is bound, by position
 
@@ -112,11 +120,26 @@ class Kept:
         pairs = zip([*self.looked_up, *self._others], [*self._found.values, *args], strict=True)
         return [(names[i], value) for i, value in pairs]
 
+    def state(self, args: tuple[Any, ...], settings: int) -> tuple[Any, ...]:
+        """What decides, in a call with these settings, which program it takes (OtherTraining)."""
+        pairs = zip([*self.looked_up, *self._others], [*self._found.look(), *args], strict=True)
+        values = dict(pairs)
+        trained = tuple([_requires_grad(values[i]) for i in sorted(values)])
+        return trained, settings, tuple([_kind(values[i]) for i in self._kept])
+
+    def first_state(self, settings: int) -> tuple[Any, ...]:
+        """The same of the call that it was compiled in."""
+        return self._first_trained, settings, self._first_kinds
+
     def _bind(self, program: Any, positions: list[int], values: list[Any]) -> None:
         self._refuse_tied(positions, values)
         if self.update is not None:
             self.update.refuse_others(dict(zip(positions, values, strict=True)))
         program.bind(ENTRY, positions, values)
+
+
+def _requires_grad(value: Any) -> bool:
+    return getattr(value, "requires_grad", False)
 
 
 class StepProgram(Instance):
@@ -159,6 +182,18 @@ class StepProgram(Instance):
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """The graph's inputs in, but those looked up; its former outputs."""
+        try:
+            return self._run(args)
+        except OtherTraining:
+            raise
+        except RuntimeError as error:  # of what is kept the library looks at dtypes and the like
+            first = self._kept.first_state(self._made_for)
+            now = self._kept.state(tuple(args), program_class().kernel_settings())
+            if now[2] == first[2]:
+                raise
+            raise OtherTraining(now, str(error), first) from error
+
+    def _run(self, args: Sequence[Any]) -> list[Any]:
         program, run = self._opened or self.open()
         kept = self._kept
         rest = kept.rest_of(program, args)
@@ -187,11 +222,9 @@ class StepProgram(Instance):
         while not (results := run(given, not self._hooked)):
             refusal, message = program.refusal(ENTRY, given, not self._hooked)
             if refusal in (_FROZEN_OR_NOT, _SETTINGS):
-                values = [value for _, value in kept.named(program, args)]
-                trained = tuple([getattr(value, "requires_grad", False) for value in values])
-                now = program_class().kernel_settings()
-                former = (trained, self._made_for) if refusal == _SETTINGS else None
-                raise OtherTraining((trained, now), message, former)
+                now = kept.state(tuple(args), program_class().kernel_settings())
+                former = (now[0], self._made_for, now[2]) if refusal == _SETTINGS else None
+                raise OtherTraining(now, message, former)
             if refusal == _HOOK:
                 _refuse_hooks(kept.named(program, args))
                 self._hooked = True

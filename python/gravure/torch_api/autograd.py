@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
+
 from .private_names import (
     MissingName,
+    _current_graph_task_id,
     _get_current_graph_task_keep_graph,
     _top_saved_tensors_default_hooks,
     told,
@@ -20,6 +25,11 @@ def keeps_graph() -> bool:
     except MissingName as error:
         told(error)
         return True
+
+
+def backward_number() -> int:
+    """Of the backward that runs. Without it calls that share casts cannot be told: bits."""
+    return _current_graph_task_id()
 
 
 def saved_tensor_hooks_are_set() -> bool:
@@ -41,3 +51,16 @@ def has_gradient_hooks(tensor: object) -> bool:
     """
     hooks = getattr(tensor, "_backward_hooks", None)
     return bool(hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes it for a view: autocast keeps no casts of these.
+
+    Without it a leaf that is a view would be cast once, and its gradients rounded otherwise.
+    """
+    return tensor._is_view()
+
+
+def times_written(tensors: Iterable[torch.Tensor]) -> int:
+    """How often, as far as it was counted. Without it old casts of autocast's are not told."""
+    return sum([tensor._version for tensor in tensors])

@@ -18,16 +18,22 @@ from .private_names import (
     _dispatch_tls_local_include_set,
     _ForceDispatchKeyGuard,
     _is_any_autocast_enabled,
+    enter_autocast,
+    exit_autocast,
     is_traceable_wrapper_subclass,
+    set_grad_enabled,
 )
 
 __all__ = [
     "TorchDispatchMode",
     "below_autograd",
+    "enter_autocast",
+    "exit_autocast",
     "in_autocast",
     "is_traceable_wrapper_subclass",
     "not_traced",
     "plainly",
+    "set_grad_enabled",
     "without_autocast",
     "without_modes",
 ]
@@ -46,6 +52,8 @@ except MissingName:  # who needs it is told
     _PLAIN = ()
 
 # TorchDispatchMode: sees each call of an operator. Without it no update is recorded.
+# enter_autocast, exit_autocast, set_grad_enabled: what Dynamo's graphs change these states with.
+# Without them a weight is cast at each use, and its gradients are added in float32.
 # is_traceable_wrapper_subclass: tells a tensor that holds others (DTensor). Without it a step reads
 # such a tensor as if it were a plain one.
 

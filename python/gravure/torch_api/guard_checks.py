@@ -130,6 +130,10 @@ class LookedUp:
             self._same = self._check()
         return False
 
+    def look(self) -> list[Any]:
+        """What there is now; the next check is as it would have been."""
+        return self._find()
+
     def forget(self) -> None:
         """The next look finds everything changed."""
         self.values = []

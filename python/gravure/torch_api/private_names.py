@@ -210,7 +210,11 @@ _ROWS = (
     Private(_C, "_AutoDispatchBelowAutograd", Without.COMPILED),
     Private(_C, "_is_any_autocast_enabled", Without.COMPILED),
     Private(_C, "_DisableAutocast", Without.COMPILED),
+    Private("torch.amp.autocast_mode", "_enter_autocast", Without.BITS, as_="enter_autocast"),
+    Private("torch.amp.autocast_mode", "_exit_autocast", Without.BITS, as_="exit_autocast"),
+    Private(_C, "_set_grad_enabled", Without.BITS, as_="set_grad_enabled"),
     # Autograd.
+    Private(_C, "_current_graph_task_id", Without.BITS),
     Private(f"{_C}._autograd", "_get_current_graph_task_keep_graph", Without.KEPT_GRAPHS),
     Private(f"{_C}._autograd", "_top_saved_tensors_default_hooks", Without.BUNDLES),
     # Dynamo.

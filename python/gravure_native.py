@@ -64,8 +64,9 @@ def mismatch(found: Torch, built: Torch | None) -> str:
     # Without CUDA it runs everywhere. With it, the library is linked with one CUDA runtime.
     if built is not None and built.cuda and _major(found.cuda) != _major(built.cuda):
         return (
-            f"gravure was built for {built}, and this is {found}: build it for this one, with "
-            "`pip install .` in gravure's sources, or install the other torch"
+            f"gravure was built for {built}, and this is {found}: install a torch {built.release} "
+            f"with CUDA {_major(built.cuda)}, or build gravure for this one, with `pip install .` in "
+            "its sources"
         )
     return ""
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn as nn
 from gravure.page import step_data
 from gravure.page.html import page_of
+from gravure.page.plotly_script import plotly_script
 from gravure.page.step_data import Step, held_by_module, makers, read_step
 from running import need_library
 from torch import Tensor
@@ -340,3 +341,21 @@ def test_what_waits() -> None:
     assert step_data.Call(0, -1, "cudagraph::read_host", "%a", "", "", "", "host-sync").waits
     stage = step_data.Call(0, -1, "cudagraph::stage", "%x.staged", "", "", "", "")
     assert stage.is_ours and not stage.is_operator
+
+
+def test_of_plotly_only_what_is_drawn_is_set_up() -> None:
+    from plotly.offline import get_plotlyjs
+
+    whole, ours = get_plotlyjs(), plotly_script()
+    kinds = re.compile(r"\.register\(\[((?:[\w$]+\(\),?)+)\]\)")
+    before, after = (kinds.findall(script)[-1].split(",") for script in (whole, ours))
+    assert len(before) > 40 and len(after) == 2 and set(after) < set(before)
+    assert len(whole) - len(ours) == len(",".join(before)) - len(",".join(after))
+
+
+def test_plotly_in_a_form_that_is_not_known_is_taken_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for script in ("window.Plotly={}", "P.register([a(),b()])", "P.register([]);"):
+        monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda script=script: script)
+        assert plotly_script() == script

@@ -13,6 +13,7 @@ from ..sizes import bytes_text, count_text, share_text, time_text
 from .costs import Span
 from .findings import Findings, ShownProgram, find, share_of_time, speed_of, time_of
 from .graph_words import REASONS
+from .plotly_script import plotly_script
 from .step_data import Missed, Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
@@ -31,7 +32,7 @@ def page_of(page: Mapping[str, Any]) -> str:
 
     Raises ImportError where plotly, which draws, is not installed.
     """
-    plotly = _plotly()
+    plotly = plotly_script()
     found = find(page)
     drawn = sorted(
         (p for p in found.programs if p.step and p.step.calls),
@@ -70,16 +71,6 @@ def page_of(page: Mapping[str, Any]) -> str:
 </body>
 </html>
 """
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise ImportError(
-            "gravure's page is drawn by plotly, which is not installed: pip install plotly"
-        ) from None
-    return get_plotlyjs()
 
 
 def _asset(name: str) -> str:

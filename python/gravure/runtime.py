@@ -13,7 +13,9 @@ import torch
 from .graphs.devices import SPARE, free_bytes
 from .library.load import program_class
 from .options import library_options
+from .page.step_data import read_step
 from .report import write_program
+from .sizes import share_text
 from .torch_api.fake_tensors import storage_key
 
 PROGRAM_FILE = "program.gv"
@@ -72,6 +74,19 @@ class Program:
         self._device = torch.device("cpu" if device == "host" else device)
         self._slots: dict[str, list[Slot]] = {}
         self._open: dict[str, list[int]] = {}  # positions that are not bound
+
+    def __repr__(self) -> str:
+        step = read_step(json.loads(self._program.detail_json()))
+        planned = share_text(step.captured(), step.operators)
+        states = {entry: self.partition_states(entry) for entry in self.entries}
+        captured = step.captured(states)
+        share = share_text(captured, step.operators) if captured else f"nothing of {planned} yet"
+        if self._settings["uncaptured"] == "1":
+            share = "nothing, as asked"
+        return (
+            f"Program({os.fspath(self._file)!r}, device={self._settings['device']!r}, "
+            f"entries={self.entries}, nodes={len(step.calls)}, captured={share!r})"
+        )
 
     @property
     def entries(self) -> list[str]:

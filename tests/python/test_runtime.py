@@ -180,9 +180,14 @@ def test_what_a_program_tells_about_itself(small: tuple[models.Model, Path]) -> 
     engraved = Engraved(model, folder)
     assert engraved.program.entries == ["step"]
     assert engraved.program.partition_states() == ["cold"]
+    before = repr(engraved.program)
+    assert "device='host', entries=['step'], nodes=" in before and str(folder) in before
+    assert "captured='nothing of 100 % yet'" in before and "\n" not in before
     for step in range(STEPS):
         engraved(models.next_args(model.args, step))
     assert engraved.program.partition_states() == ["captured"]
+    assert "captured='100 %'" in repr(engraved.program)
+    assert "nothing, as asked" in repr(gravure.load(folder, uncaptured=True))
     assert "entry step" in engraved.program.plan()
     assert "cudagraph::launch" in engraved.program.text()
     assert engraved.program.stats()["steps"] == STEPS

@@ -334,10 +334,9 @@ def _without_graph(page: Mapping[str, Any]) -> list[Finding]:
 
 def _breaks(page: Mapping[str, Any]) -> list[Finding]:
     """Where Dynamo ended graphs before their functions did, each location once."""
-    texts = dict.fromkeys(g["graph_break"] for g in page["graphs"] if g.get("graph_break"))
-    read = map(read_break, texts)
-    found = [Finding(f"graph break: {b.why}", b.location, b.remedy) for b in read]
-    return found + [Finding("graph break", reason, "") for reason in page.get("graph_breaks") or {}]
+    texts = [g["graph_break"] for g in page["graphs"] if g.get("graph_break")]
+    read = map(read_break, dict.fromkeys([*texts, *(page.get("graph_breaks") or ())]))
+    return [Finding(f"graph break: {b.why}", b.location, b.remedy) for b in read]
 
 
 def _apart(predicted: float, measured: float) -> str:

@@ -19,6 +19,7 @@ from gravure.page import step_data
 from gravure.page.html import page_of
 from gravure.page.plotly_script import plotly_script
 from gravure.page.step_data import Step, held_by_module, makers, read_step
+from gravure.sizes import times_text
 from running import need_library
 from torch import Tensor
 from torch._higher_order_ops.while_loop import while_loop
@@ -169,7 +170,7 @@ def test_a_shadow_says_how_fast_a_replay_is(tmp_path: Path) -> None:
     plain = sum(times[f"{entry}.plain.least_ns"] for entry in ("forward", "backward"))
     replayed = sum(times[f"{entry}.replayed.least_ns"] for entry in ("forward", "backward"))
     assert times["forward.plain.runs"] == 4
-    assert number_of(page, "speed") == f"{plain / replayed:.2g} ×"
+    assert number_of(page, "speed") == times_text(plain / replayed)
 
 
 def test_what_dynamo_left_as_it_is(tmp_path: Path) -> None:
@@ -359,3 +360,33 @@ def test_plotly_in_a_form_that_is_not_known_is_taken_whole(
     for script in ("window.Plotly={}", "P.register([a(),b()])", "P.register([]);"):
         monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda script=script: script)
         assert plotly_script() == script
+
+
+def _plain(**more: Any) -> str:
+    """Of a program with one graph, whose second call runs on the host at two lines."""
+    rows = [
+        [0, 0, "aten::mm", "%a", "Float[8, 8]", "model.py:1", "a", ""],
+        [0, -1, "aten::mul", "%b", "Float[8, 8]", "model.py:2", "a", "dynamic-shape"],
+        [0, -1, "aten::add", "%c", "Float[8, 8]", "model.py:3", "a", "dynamic-shape"],
+        [0, 0, "aten::mm", "%d", "Float[8, 8]", "model.py:4", "a", ""],
+    ]
+    plan = {"bytes": 0, "live_bytes": 0, "alignment": 512, "buffers": []}
+    detail = {"entries": ["step"], "calls": rows, "planned": plan, "measured": None}
+    detail["cures"] = {"dynamic-shape": "pad"}
+    graph = {"label": "graph 0", "failure": "", "programs": [{"sizes": [], "detail": detail}]}
+    return page_of({"title": "A report", "nothing": "", "graphs": [graph], **more})
+
+
+def test_a_share_is_not_of_code_that_is_in_no_graph() -> None:
+    assert "Not counted" not in text_of(_plain()) and "in no graph" not in text_of(_plain())
+    page = text_of(_plain(skipped=[("forward at model.py:12", "Data-dependent branching")]))
+    assert "Not counted, and never replayed: 1 function without a graph; see below" in page
+    assert "of the operator calls in graphs" in page
+    page = text_of(_plain(graph_breaks={"model.py:7: Data-dependent branching": 1}))
+    assert "what runs between two graphs" in page and "model.py:7" in page
+
+
+def test_what_one_change_mends_is_named_once_on_top() -> None:
+    top = text_of(_plain()).partition("One step From left")[0]
+    assert top.count("(dynamic-shape)") == 1 and "; likewise at model.py:3" in top
+    assert "model.py:3" in text_of(_plain()).partition("Calls outside of graphs")[2]

@@ -37,7 +37,7 @@ REASONS = {
     "host-sync": "the processor reads a value of the device, and waits",
     "cpu-tensor": "a tensor of the CPU takes part",
     "pageable-copy": "it copies between the device and ordinary CPU memory, and waits",
-    "dynamic-shape": "sizes differ from step to step",
+    "dynamic-shape": "sizes are known only when the step runs",
     "data-dependent-shape": "a size follows from data, and the processor waits for it",
     "host-number": "it takes a number that was read in this step",
     "opaque-callable": "it calls code that cannot be looked into",

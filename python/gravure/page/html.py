@@ -81,18 +81,24 @@ def _asset(name: str) -> str:
 
 
 def _top(page: Mapping[str, Any], found: Findings) -> str:
-    verb = "are" if any(p.has_run for p in found.programs) else "will be"
+    verb, is_ = ("are", "is") if any(p.has_run for p in found.programs) else ("will be", "will be")
     text = f"of a step's operator calls {verb} replayed"
+    if found.is_partial:
+        text = f"of the operator calls in graphs {verb} replayed; there is code without a graph"
     cards = [(text, found.number, "captured")]
     if share := share_of_time(found.programs):
         cards.append(
-            (f"of its time {verb} in graphs: the time that calls take uncaptured", share, "timed")
+            (f"of their time {is_} in graphs: the time that calls take uncaptured", share, "timed")
         )
     time, whose = time_of(found.programs)
     if time:
         cards.append((whose, time, "time"))
     if speed := speed_of(found.programs):
-        cards.append(("as fast as the same step uncaptured", speed, "speed"))
+        what = "graph" if len(found.programs) > 1 else "step"
+        text = f"as fast as the same {what} uncaptured"
+        if any(p.costs.is_known for p in found.programs) and not page.get("pace"):
+            text += "; without a GPU graphs are emulated, and gain nothing"
+        cards.append((text, speed, "speed"))
     arena = sum(p.step.memory.bytes for p in found.programs if p.step and p.step.memory)
     live = sum(p.step.memory.live_bytes for p in found.programs if p.step and p.step.memory)
     if arena:

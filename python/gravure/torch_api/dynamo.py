@@ -158,14 +158,14 @@ _FUNCTION = re.compile(r"<function (\S+) at (0x[0-9a-f]+)>")
 
 def skipped_frames() -> Counter[tuple[str, str]]:
     """Functions of which Dynamo made no graph in this process, and how often: by "forward at
-    model.py:12", the line that it ended at, and why. Without it a report does not say that there
-    are any."""
+    model.py:12", the line that it ended at, and why. Without get_compilation_metrics a report does
+    not say that there are any."""
     _listen()
     return Counter(_TOLD.values())
 
 
 def _listen() -> None:
-    """Dynamo keeps what it said of the last 64 compilations."""
+    """Dynamo keeps what it said of the last 64 compilations: get_compilation_metrics."""
     try:
         known = get_compilation_metrics()
     except MissingName as error:

@@ -139,6 +139,8 @@ def _check_place(path: str) -> None:
     folder = Path(path).parent
     if Path(path).is_dir():
         logger.warning("GRAVURE_REPORT: there will be no report: %s is a folder; name a file", path)
+    elif not folder.is_dir():
+        logger.warning("GRAVURE_REPORT: there will be no report: there is no folder %s", folder)
     elif not os.access(folder, os.W_OK | os.X_OK):
         logger.warning("GRAVURE_REPORT: there will be no report: %s cannot be written to", folder)
 

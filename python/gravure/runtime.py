@@ -12,7 +12,7 @@ import torch
 
 from .graphs.devices import SPARE, free_bytes
 from .library.load import program_class
-from .options import library_options
+from .options import CompileOptions, library_options
 from .page.step_data import read_step
 from .report import write_program
 from .sizes import share_text
@@ -353,22 +353,24 @@ def load(
     Nth run of an entry is compared with the uncaptured path, and a warning names the first value
     that differs. Calls of a forward before its backward are captured for up to `max_in_flight` of
     them, where no collectives are in graphs and results are owned or copied. With `times`, runs of
-    each entry are timed for the page (`Program.to_html`). Raises RuntimeError, which names the
-    location or the node.
+    each entry are timed for the page (`Program.to_html`). Raises ValueError for an option's
+    value that is none; RuntimeError, which names the location or the node.
     """
-    options = library_options(
-        host=host,
-        order=order,
-        min_partition_size=min_partition_size,
-        memory_growth=memory_growth,
-        memory_slack=memory_slack,
-        uncaptured=uncaptured,
-        require_capture=require_capture,
-        results=results,
-        agree=agree,
-        poison=poison,
-        shadow=shadow,
-        times=times,
-    )
+    given: dict[str, Any] = {
+        "host": host,
+        "order": order,
+        "min_partition_size": min_partition_size,
+        "memory_growth": memory_growth,
+        "memory_slack": memory_slack,
+        "uncaptured": uncaptured,
+        "require_capture": require_capture,
+        "results": results,
+        "agree": agree,
+        "poison": poison,
+        "shadow": shadow,
+        "times": times,
+    }
+    CompileOptions.check(**given, max_in_flight=max_in_flight)
+    options = library_options(**given)
     several = results in ("owned", "copied") and not uncaptured
     return Program(path, device, options, max_in_flight if several else 1)

@@ -304,7 +304,7 @@ def test_at_exit_where_it_cannot_be_written(tmp_path: Path) -> None:
     """Said when gravure is imported, and at the end; the exit status is the training's."""
     done = _trained(tmp_path / "missing" / "report.html")
     assert (done.returncode, done.stdout.split()) == (0, ["trained"])
-    assert "GRAVURE_REPORT: there will be no report" in done.stderr
+    assert "GRAVURE_REPORT: there will be no report: there is no folder" in done.stderr
     assert "the report cannot be written" in done.stderr and "Traceback" not in done.stderr
     done = _trained(tmp_path)
     assert "there will be no report" in done.stderr and "is a folder" in done.stderr

@@ -155,6 +155,24 @@ def test_a_device_that_is_none_is_refused(small: tuple[models.Model, Path]) -> N
         gravure.load(small[1], "tpu")
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"host": "aten::mm"}, "'host': expected a list of operators"),  # it would name letters
+        ({"order": "up"}, "'order': expected 'levels' or 'program'"),
+        ({"results": "mine"}, "'results': expected 'owned' or"),
+        ({"shadow": -1}, "'shadow': expected a whole number"),
+        ({"memory_growth": "much"}, "'memory_growth': expected a share"),
+        ({"max_in_flight": 0}, "'max_in_flight': expected a whole number of at least 1"),
+    ],
+)
+def test_an_option_that_is_none_is_refused(
+    small: tuple[models.Model, Path], option: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        gravure.load(small[1], **option)
+
+
 def test_a_missing_gpu_is_told(small: tuple[models.Model, Path]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -126,7 +126,7 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
 <p class="brand">Gravure</p>
 <h1>{escape(page["title"])}</h1>
 <p class="lead">{escape(found.headline)}</p>
-<ul class="cards">{shown}</ul>
+{f'<ul class="cards">{shown}</ul>' if found.programs else ""}
 <nav aria-label="Sections"><a href="#change">What to change</a><a href="#step">One step</a>
 <a href="#missed">Not captured</a><a href="#memory">Memory</a><a href="#graphs">Graphs</a>
 <a href="#settings">Settings</a></nav>

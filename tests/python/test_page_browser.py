@@ -248,13 +248,11 @@ def ragged(calls: int) -> dict[str, Any]:
     return detail
 
 
-# Of the thread that draws; 0.7 and 0.9 on the machine that this was written on.
 @pytest.mark.parametrize(
-    ("detail", "seconds"),
-    [(program(11_000, 5000, 5100), 1.4), (ragged(11_000), 1.8)],
-    ids=["two graphs", "ragged"],
+    "detail", [program(11_000, 5000, 5100), ragged(11_000)], ids=["two graphs", "ragged"]
 )
-def test_a_program_of_11000_calls(detail: dict[str, Any], seconds: float, tmp_path: Path) -> None:
+def test_a_program_of_11000_calls(detail: dict[str, Any], tmp_path: Path) -> None:
+    """How long it takes: page_seconds.py."""
     file = tmp_path / "report.html"
     file.write_text(page(detail))
     strip = f"{_LINE}.data.find(t => t.type === 'heatmap')"
@@ -263,7 +261,10 @@ def test_a_program_of_11000_calls(detail: dict[str, Any], seconds: float, tmp_pa
     found = f"{_LINE}.data.find(t => t.name === 'found').x.length"
     with Browser() as shown:
         shown.open(file)
-        assert shown.thread_seconds() < seconds
+        # What nobody looks at takes no time: kinds of pictures, and a map that is further down.
+        kinds = shown.evaluate("Object.keys(Plotly.PlotSchema.get().traces)")
+        assert sorted(kinds) == ["bar", "heatmap", "scatter"]
+        assert not shown.evaluate(f"Boolean({_MAP}.data)")
         # What is narrower than a pixel is drawn with its neighbours, and says so,
         assert shown.evaluate(f"{strip}.z[0].length") < 2000
         assert shown.evaluate(bars) < 3000 and shown.evaluate(waits) < 2000

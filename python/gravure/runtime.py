@@ -81,6 +81,8 @@ class Program:
         states = {entry: self.partition_states(entry) for entry in self.entries}
         captured = step.captured(states)
         share = share_text(captured, step.operators) if captured else f"nothing of {planned} yet"
+        if step.captured() and not any(states.values()) and self._program.stats()["steps"]:
+            share = "released"
         if self._settings["uncaptured"] == "1":
             share = "nothing, as asked"
         return (

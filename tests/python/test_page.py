@@ -390,3 +390,20 @@ def test_what_one_change_mends_is_named_once_on_top() -> None:
     top = text_of(_plain()).partition("One step From left")[0]
     assert top.count("(dynamic-shape)") == 1 and "; likewise at model.py:3" in top
     assert "model.py:3" in text_of(_plain()).partition("Calls outside of graphs")[2]
+
+
+def test_a_program_that_was_released_says_so(tmp_path: Path) -> None:
+    model = Mlp()
+    folder = gravure.export_step(lambda x: model(x).square().mean(), rows(0), tmp_path / "step")
+    program = gravure.load(folder)
+    program.bind_saved()
+    for i in range(5):
+        program.run(rows(i))
+    program.to_html(tmp_path / "before.html")
+    program.shutdown()
+    program.to_html(tmp_path / "after.html")
+    before, after = (text_of((tmp_path / f"{n}.html").read_text()) for n in ("before", "after"))
+    assert "eleased" not in before and "every operator call is in a graph" in before
+    assert "Released: the captures were given back" in after and "was released" in after
+    assert "every operator call is in a graph" not in after
+    assert "Graphs, their sizes and instances" in after  # and shows what there is

@@ -324,3 +324,30 @@ def test_what_is_not_on_the_screen_is_not_drawn(tmp_path: Path) -> None:
         shown.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert shown.evaluate(f"Boolean({_LINE}.data && {_MAP}.data)")
         assert shown.problems == []
+
+
+@pytest.mark.parametrize("width", [360, 700])
+def test_a_narrow_window_and_a_large_zoom(width: int, tmp_path: Path) -> None:
+    """700 is a window of 1400 at twice the size. Wide tables scroll by themselves, not the page."""
+    file = tmp_path / "report.html"
+    file.write_text(page(program(), program(calls=30)))
+    with Browser(width=width) as shown:
+        shown.open(file)
+        show(shown, _LINE)
+        show(shown, _MAP)
+        assert shown.evaluate("document.documentElement.scrollWidth") <= width
+        beyond = """[...document.querySelectorAll('h1, h2, p, button, input, select, figure')]
+            .filter((e) => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth)
+            .map((e) => e.outerHTML.slice(0, 80))"""
+        assert shown.evaluate(beyond) == []
+        assert shown.problems == []
+
+
+def test_each_table_has_a_caption_and_each_column_a_name(opened: Browser) -> None:
+    tables = "[...document.querySelectorAll('table')]"
+    assert opened.evaluate(f"{tables}.length") > 4
+    assert opened.evaluate(f"{tables}.filter(t => !t.caption).length") == 0
+    assert opened.evaluate(f"{tables}.filter(t => !t.querySelector('th[scope=col]')).length") == 0
+    # Pictures have words beside them that say what they show.
+    for name in ("time-line-text", "memory-text"):
+        assert len(opened.evaluate(f"document.getElementById('{name}').textContent")) > 40

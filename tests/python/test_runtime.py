@@ -211,6 +211,8 @@ def test_what_a_program_tells_about_itself(small: tuple[models.Model, Path]) -> 
     assert engraved.program.stats()["steps"] == STEPS
     assert {"kind", "pass", "name", "message"} <= engraved.program.remarks()[0].keys()
     assert engraved.program.remarks_text()
+    engraved.program.shutdown()
+    assert "captured='released'" in repr(engraved.program)
 
 
 def test_law_5_results_outlive_the_program(small: tuple[models.Model, Path]) -> None:

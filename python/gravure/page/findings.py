@@ -39,6 +39,12 @@ class ShownProgram:
         return bool(self.stats.get("steps"))
 
     @property
+    def is_released(self) -> bool:
+        """Whether its captures were given back: it ran, and its partitions have no state."""
+        planned = self.step is not None and any(run.partition >= 0 for run in self.step.runs)
+        return self.has_run and planned and not any(self.states.values())
+
+    @property
     def captured(self) -> int:
         """Operator calls that are replayed; before a run, those that are planned to be."""
         if self.step is None:
@@ -239,6 +245,13 @@ def _headline(
         return (
             "No program is here: the graphs were not called yet, or their captures were let go of "
             "(gravure.drop_captures, torch._dynamo.reset, a model that is gone)."
+        )
+    if all(p.is_released for p in programs):
+        replays = sum(p.stats.get("replays", 0) for p in programs)
+        return (
+            "Released: the captures were given back (shutdown). What is below was known before: "
+            f"{count_text(operators, 'operator call')} of a step, "
+            f"{count_text(replays, 'launch', 'launches')} of graphs."
         )
     launched = sum(p.graphs for p in programs)
     ran = any(p.has_run for p in programs)

@@ -126,7 +126,7 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
 <p class="brand">Gravure</p>
 <h1>{escape(page["title"])}</h1>
 <p class="lead">{escape(found.headline)}</p>
-{f'<ul class="cards">{shown}</ul>' if found.programs else ""}
+{f'<ul class="cards">{shown}</ul>' if any(not p.is_released for p in found.programs) else ""}
 <nav aria-label="Sections"><a href="#change">What to change</a><a href="#step">One step</a>
 <a href="#missed">Not captured</a><a href="#memory">Memory</a><a href="#graphs">Graphs</a>
 <a href="#settings">Settings</a></nav>
@@ -141,6 +141,8 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
 def _all_well(found: Findings) -> str:
     if not found.programs:
         return "There is no program to say it of."
+    if any(p.is_released for p in found.programs):
+        return "Nothing is captured any more: the program was released."
     return "Nothing: every operator call is in a graph, and no run left its captures."
 
 

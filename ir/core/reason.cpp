@@ -22,7 +22,8 @@ constexpr std::array<Row, 17> kRows{{
     {HostReason::PageableCopy, "pageable-copy",
      "copy before the step, or create the tensor on the device"},
     {HostReason::DynamicShape, "dynamic-shape",
-     "pad to a fixed size, or export again with the sizes fixed"},
+     "pad to a fixed size, or take the size from outside of the step: torch.compile has a program "
+     "for each (max_shapes), an exported program the size that it was exported with"},
     {HostReason::DataDependentShape, "data-dependent-shape",
      "use a form whose size does not depend on data: a mask and torch.where instead of indexing"},
     {HostReason::HostNumber, "host-number",
@@ -42,11 +43,10 @@ constexpr std::array<Row, 17> kRows{{
     {HostReason::UnsupportedDevice, "unsupported-device", "run this part on the program's device"},
     {HostReason::ControlFlow, "control-flow",
      "compute both branches and select with torch.where, or take the decision before the step"},
-    {HostReason::TooSmall, "too-small",
-     "lower the minimum partition size if the launch is worth it"},
-    {HostReason::UserRequest, "user-request", "take it off the list of host requests"},
+    {HostReason::TooSmall, "too-small", "lower min_partition_size if the launch is worth it"},
+    {HostReason::UserRequest, "user-request", "take it off the list of the option host"},
     {HostReason::CaptureFailed, "capture-failed",
-     "the message says what failed; name the operator in the host requests to cut it out"},
+     "the message says what failed; name the operator in the option host to cut it out"},
 }};
 
 }  // namespace

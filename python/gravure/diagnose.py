@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .calls.live_graphs import followed
+from .calls.without_graph import without_graph
 from .doctor.code_at import code_at
 from .doctor.findings import Cause, causes
 from .doctor.holders import holders_of
@@ -171,8 +172,11 @@ class _Visit:
         names = [type(each).__name__ for each in self._optimizers]
         held = list(self._held.values())
         left = skipped_frames() - skipped
-        if not any(step.runs for step in done):
-            left = skipped_frames()  # Dynamo says it once, and then leaves them so
+        if not left and not _followed_since(before):
+            modules = [module for _, module in self._modules]
+            left = without_graph(uncompiled(self._step), modules)
+            if not any(step.runs for step in done):
+                left = left or skipped_frames()
         found = causes(graphs, done, changes, held, names if made else (), left)
         return Diagnosis(self._name, done, found, error)
 

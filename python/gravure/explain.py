@@ -10,17 +10,21 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
+from .alike_remarks import grouped
 from .calls.compiled_graph import CompiledGraph
 from .calls.frame import FrameRequest
+from .calls.graph_break import located_break
 from .calls.instance import Instance
 from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
+from .calls.without_graph import without_graph
 from .errors import ExportError
 from .graphs.codegen import ATEN
 from .library.load import program_class
 from .options import CompileOptions
 from .page.file import write_page
+from .page.graph_words import read_break, remedy_of
 from .page.plan import graph_of_plan
 from .page.surroundings import settings, versions
 from .sizes import bytes_text
@@ -29,7 +33,7 @@ from .steps.step_function import step_with
 from .text.dynamo_graph import label_of
 from .torch_api.aot_autograd import boxed
 from .torch_api.compile_lock import one_at_a_time
-from .torch_api.dynamo import BackendCompilerFailed, graph_breaks
+from .torch_api.dynamo import BackendCompilerFailed, graph_breaks, skipped_frames
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_run import faked, forgotten
 from .torch_api.fake_tensors import DataDependentOutputException, unset_fake_temporarily
@@ -87,7 +91,7 @@ class GraphPlan:
                 "  each set of sizes has a program, whose arena shares pages with the others; "
                 f"{self.max_shapes} at most (max_shapes)"
             )
-        return lines + [f"  {remark}" for remark in missed_otherwise(self.remarks)]
+        return lines + [f"  {remark}" for remark in grouped(missed_otherwise(self.remarks))]
 
 
 @dataclass
@@ -96,10 +100,12 @@ class Explanation:
 
     name: str
     graphs: list[GraphPlan]
-    graph_breaks: dict[str, int]  # Dynamo's reasons to cut between graphs
+    graph_breaks: dict[str, int]  # where Dynamo cuts between graphs, why, and how often
     stopped: str  # why nothing was seen of what comes next; "" if all was seen
     kernels: str  # ATen's, or Inductor's and in which mode
     options: dict[str, Any] = field(default_factory=dict)  # those that are not as by default
+    # Functions without a graph, where Dynamo gave up, and why.
+    skipped: list[tuple[str, str]] = field(default_factory=list)
     choices: list[str] = field(init=False)  # what is in force, and what another choice would bring
 
     def __post_init__(self) -> None:
@@ -108,7 +114,13 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [str(graph) for graph in self.graphs]
-        lines += [f"graph break: {reason}" for reason in self.graph_breaks]
+        for reason in self.graph_breaks:
+            found = read_break(reason)
+            where = f"{found.location}: " if found.location else ""
+            lines.append(f"graph break: {where}{found.why}; {found.remedy}")
+        lines += [
+            f"{name} is without a graph: {why}; {remedy_of(why)}" for name, why in self.skipped
+        ]
         if self.stopped:
             lines.append(f"seen up to here: {self.stopped}")
         lines += self.choices
@@ -134,6 +146,7 @@ class Explanation:
                 "nothing": f"{self.name} has no graph: it runs as it is.",
                 "graphs": [_graph_of_page(graph) for graph in self.graphs],
                 "graph_breaks": self.graph_breaks,
+                "skipped": self.skipped,
                 "stopped": self.stopped,
                 "settings": settings([self.options]),
                 "versions": versions(),
@@ -142,7 +155,7 @@ class Explanation:
 
 
 def _graph_of_page(graph: GraphPlan) -> dict[str, Any]:
-    remarks = dict(Counter(missed_otherwise(graph.remarks)))
+    remarks = grouped(missed_otherwise(graph.remarks))
     kernels = f"planned for {graph.device}"
     planned = graph_of_plan(graph.label, kernels, graph.sizes, graph.detail, remarks)
     return planned | {"failure": graph.failure}
@@ -190,12 +203,16 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
     chosen = CompileOptions.parse(options)
     plans: list[GraphPlan] = []
 
+    located: Counter[str] = Counter()
+
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        if found := located_break(graph):
+            located[found] += 1
         must_trace_as_eager()
         return _PlanRequest(graph, label_of(graph), chosen, plans=plans).compile(inputs)
 
     backend = traces_as_eager(backend, is_compiling=chosen.is_compiling)
-    breaks = graph_breaks()
+    breaks, skipped = graph_breaks(), skipped_frames()
     stopped = ""
     with faked(fn, args, kwargs), forgotten(backend):
         try:
@@ -204,8 +221,26 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
             stopped = "it calls backward(); compile_step explains a step with its backward"
         except Exception as error:
             stopped = _reason(error)
-    reasons = graph_breaks() - breaks
-    return Explanation(name, plans, dict(reasons), stopped, kernels_of(chosen), chosen.chosen())
+    left = skipped_frames() - skipped
+    if not plans and not left and not stopped:
+        left = without_graph(fn, [fn] if isinstance(fn, nn.Module) else ())
+    reasons = _with_lines(graph_breaks() - breaks, located, left)
+    options = chosen.chosen()
+    return Explanation(name, plans, reasons, stopped, kernels_of(chosen), options, list(left))
+
+
+def _with_lines(
+    reasons: Counter[str], located: Counter[str], left: Counter[tuple[str, str]]
+) -> dict[str, int]:
+    """Graph breaks with their lines. `reasons`: Dynamo's words for all of them, without lines;
+    `left`: functions without a graph, which are told apart."""
+    told = [read_break(text).why for text in located] + [why for _, why in left]
+    found = dict(located)
+    for reason, times in reasons.items():
+        first = reason.partition("\n")[0]
+        if not any(why.startswith(first) or first in why for why in told):
+            found[first] = times
+    return found
 
 
 def _reason(error: Exception) -> str:

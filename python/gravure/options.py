@@ -227,6 +227,14 @@ class CompileOptions:
             )
         return cls(**chosen)
 
+    @classmethod
+    def check(cls, **given: Any) -> None:
+        """Of a way in whose options are arguments: None is what the library has by default.
+
+        Raises ValueError for a value that is none.
+        """
+        cls._checked({name: value for name, value in given.items() if value is not None})
+
     def chosen(self) -> dict[str, Any]:
         """Those that are not what they are by default."""
         values = ((each.name, each.default, getattr(self, each.name)) for each in fields(self))

@@ -17,7 +17,7 @@ from .calls.live_graphs import followed
 from .calls.reports import GraphReport
 from .options import PAGE_AT_EXIT, WRITTEN_TO
 from .page.file import write_page, write_text
-from .page.graph_words import compiled_anew
+from .page.graph_words import compiled_anew, remedy_of
 from .page.surroundings import settings, versions
 from .torch_api.artifacts import add_artifact
 from .torch_api.dynamo import skipped_frames
@@ -38,11 +38,12 @@ class Report:
 
     graphs: list[GraphReport]
     choices: list[str] = field(init=False)  # what is in force, and what another choice would bring
-    skipped: list[str] = field(init=False)  # functions that Dynamo left as they are, and why
+    # Functions without a graph, where Dynamo gave up, why, and what to write instead.
+    skipped: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.skipped = [
-            f"{name} runs as it is, without a graph: {why}" for name, why in skipped_frames()
+            f"{name} is without a graph: {why}; {remedy_of(why)}" for name, why in skipped_frames()
         ]
         made = {graph.kernels for graph in self.graphs if graph.programs}
         self.choices = reports.choices(made, sum(bool(g.graph_break) for g in self.graphs))
@@ -138,6 +139,8 @@ def _check_place(path: str) -> None:
     folder = Path(path).parent
     if Path(path).is_dir():
         logger.warning("GRAVURE_REPORT: there will be no report: %s is a folder; name a file", path)
+    elif not folder.is_dir():
+        logger.warning("GRAVURE_REPORT: there will be no report: there is no folder %s", folder)
     elif not os.access(folder, os.W_OK | os.X_OK):
         logger.warning("GRAVURE_REPORT: there will be no report: %s cannot be written to", folder)
 

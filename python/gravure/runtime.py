@@ -13,8 +13,10 @@ import torch
 from .graphs.devices import SPARE, free_bytes
 from .library.direct_calls import direct
 from .library.load import program_class
-from .options import library_options
+from .options import CompileOptions, library_options
+from .page.step_data import read_step
 from .report import write_program
+from .sizes import share_text
 from .torch_api.fake_tensors import storage_key
 
 PROGRAM_FILE = "program.gv"
@@ -74,6 +76,21 @@ class Program:
         self._device = torch.device("cpu" if device == "host" else device)
         self._slots: dict[str, list[Slot]] = {}
         self._open: dict[str, list[int]] = {}  # positions that are not bound
+
+    def __repr__(self) -> str:
+        step = read_step(json.loads(self._program.detail_json()))
+        planned = share_text(step.captured(), step.operators)
+        states = {entry: self.partition_states(entry) for entry in self.entries}
+        captured = step.captured(states)
+        share = share_text(captured, step.operators) if captured else f"nothing of {planned} yet"
+        if step.captured() and not any(states.values()) and self._program.stats()["steps"]:
+            share = "released"
+        if self._settings["uncaptured"] == "1":
+            share = "nothing, as asked"
+        return (
+            f"Program({os.fspath(self._file)!r}, device={self._settings['device']!r}, "
+            f"entries={self.entries}, nodes={len(step.calls)}, captured={share!r})"
+        )
 
     @property
     def entries(self) -> list[str]:
@@ -352,22 +369,24 @@ def load(
     Nth run of an entry is compared with the uncaptured path, and a warning names the first value
     that differs. Calls of a forward before its backward are captured for up to `max_in_flight` of
     them, where no collectives are in graphs and results are owned or copied. With `times`, runs of
-    each entry are timed for the page (`Program.to_html`). Raises RuntimeError, which names the
-    location or the node.
+    each entry are timed for the page (`Program.to_html`). Raises ValueError for an option's
+    value that is none; RuntimeError, which names the location or the node.
     """
-    options = library_options(
-        host=host,
-        order=order,
-        min_partition_size=min_partition_size,
-        memory_growth=memory_growth,
-        memory_slack=memory_slack,
-        uncaptured=uncaptured,
-        require_capture=require_capture,
-        results=results,
-        agree=agree,
-        poison=poison,
-        shadow=shadow,
-        times=times,
-    )
+    given: dict[str, Any] = {
+        "host": host,
+        "order": order,
+        "min_partition_size": min_partition_size,
+        "memory_growth": memory_growth,
+        "memory_slack": memory_slack,
+        "uncaptured": uncaptured,
+        "require_capture": require_capture,
+        "results": results,
+        "agree": agree,
+        "poison": poison,
+        "shadow": shadow,
+        "times": times,
+    }
+    CompileOptions.check(**given, max_in_flight=max_in_flight)
+    options = library_options(**given)
     several = results in ("owned", "copied") and not uncaptured
     return Program(path, device, options, max_in_flight if several else 1)

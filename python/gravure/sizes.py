@@ -33,6 +33,11 @@ def time_text(nanoseconds: float) -> str:
     return f"{nanoseconds:.0f} ns"
 
 
+def times_text(factor: float) -> str:
+    """`0.62 ×`, `12 ×`, `280 ×`: two digits."""
+    return f"{factor:.2g} ×" if factor < 10 else f"{float(f'{factor:.2g}'):,.0f} ×"
+
+
 def count_text(count: int, one: str, several: str = "") -> str:
     """`1 partition`, `1,200 partitions`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"

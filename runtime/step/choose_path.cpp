@@ -240,7 +240,9 @@ bool Runtime::Impl::resultsHeld(EntryState& entry) {
                    std::string(roleName(info.role)) + " \"" + info.name + "\" of entry '" +
                        lender.code->entry->name +
                        "' was still held when its next step began: that step ran uncaptured, and "
-                       "from now on the result is a copy");
+                       "from now on the result is a copy; drop it before the next step, as "
+                       "optimizer.zero_grad(set_to_none=True) does, and keep a clone() where it is "
+                       "wanted later");
     }
   }
   if (!held && !still) {

@@ -71,6 +71,7 @@ class Browser:
         self._session = self._ask("Target.attachToTarget", attach, "")["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._ask(f"{domain}.enable", {})
+        self._ask("Performance.enable", {"timeDomain": "threadTicks"})
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", {"features": [scheme]})
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -96,6 +97,11 @@ class Browser:
         self._ask("Page.navigate", {"url": file.resolve().as_uri()})
         drawn = self.wait_for("document.documentElement?.dataset.drawn")
         return float(drawn) / 1000
+
+    def thread_seconds(self) -> float:
+        """What the page's thread has worked so far, however busy the machine is."""
+        metrics = self._ask("Performance.getMetrics", {})["metrics"]
+        return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
 
     def evaluate(self, expression: str) -> Any:
         """The value of JavaScript's `expression`. AssertionError where it throws."""

@@ -260,7 +260,7 @@ def test_gradients_that_are_held_are_one_fault() -> None:
         model.zero_grad()
 
     found = gravure.diagnose(train, torch.randn(8, 4))
-    assert len(found.causes) == 1 and "3 others" in only(found, "result-held").what, str(found)
+    assert len(found.causes) == 1 and ' (and "' in only(found, "result-held").what, str(found)
 
 
 def test_a_backward_that_is_to_be_repeated() -> None:
@@ -304,7 +304,7 @@ class Loops(Plain):
 
 def test_a_read_in_a_loop() -> None:
     found = gravure.diagnose(Loops(), torch.randn(8, 4))
-    cause = only(found, "runs as it is, without a graph")
+    cause = only(found, "is without a graph")
     assert "in a loop" in cause.what and "capture_scalar_outputs" in cause.instead
     assert "test_diagnose.py:" in cause.where and not found.healthy
     assert "call the compiled model" not in str(gravure.Report([]))

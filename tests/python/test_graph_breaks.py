@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
+from pathlib import Path
 
 import gravure
 import pytest
@@ -96,3 +99,68 @@ def test_code_that_asks_and_branches_in_the_compiled_function_itself_is_told_of_
         found = breaks_of(Asks)
     assert found and "is_compiling=True" in found[0]
     assert found[0] in caplog.text
+
+
+@torch.compiler.disable
+def disabled(x: Tensor) -> Tensor:
+    return x + 1
+
+
+class TriesFirst(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            torch._dynamo.graph_break()  # ends here
+            return self.first(x)
+        finally:
+            pass
+
+
+class WithFirst(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(ValueError):
+            x = self.first(x)
+            torch._dynamo.graph_break()  # ends here
+        return x
+
+
+class DisabledFirst(Model):
+    def forward(self, x: Tensor) -> Tensor:  # ends here
+        return disabled(x)
+
+
+class DisabledWhole(Model):
+    @torch.compiler.disable  # ends here
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x)
+
+
+@pytest.mark.parametrize("kind", [TriesFirst, WithFirst, DisabledFirst, DisabledWhole])
+def test_a_function_without_a_graph_is_named_with_its_line(
+    kind: type[Model], tmp_path: Path
+) -> None:
+    """However one asks, before it runs and after it."""
+    lines, first = inspect.getsourcelines(kind)
+    line = first + next(i for i, text in enumerate(lines) if "ends here" in text)
+    where = f"forward at test_graph_breaks.py:{line} is without a graph: "
+    x = torch.randn(4, 8)
+    assert where in str(gravure.explain(kind(), (x,)))
+    torch._dynamo.reset()
+    torch.compile(kind(), backend="gravure")(x)
+    assert where in str(gravure.report()) and where in str(gravure.explain(kind(), (x,)))
+    assert where.partition(" at ")[2].partition(" ")[0] in str(gravure.diagnose(kind(), x))
+    (told,) = (text for text in gravure.report().skipped if where in text)
+    assert "; take that off" in told or "; leave that call out" in told
+
+
+def test_a_function_without_a_graph_is_told_of_its_own_model_alone() -> None:
+    x = torch.randn(4, 8)
+    torch.compile(TriesFirst(), backend="gravure")(x)
+    torch.compile(WithFirst(), backend="gravure")(x)
+    assert str(gravure.diagnose(WithFirst(), x)).count("is without a graph") == 1
+
+
+def test_explain_names_the_line_of_a_break() -> None:
+    found = gravure.explain(Branch(), (torch.randn(4, 8),))
+    (text,) = found.graph_breaks
+    assert text.startswith("test_graph_breaks.py:") and "\n" not in text
+    assert f"graph break: {text}; torch.where" in str(found)

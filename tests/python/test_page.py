@@ -17,7 +17,9 @@ import torch
 import torch.nn as nn
 from gravure.page import step_data
 from gravure.page.html import page_of
+from gravure.page.plotly_script import plotly_script
 from gravure.page.step_data import Step, held_by_module, makers, read_step
+from gravure.sizes import times_text
 from running import need_library
 from torch import Tensor
 from torch._higher_order_ops.while_loop import while_loop
@@ -168,7 +170,7 @@ def test_a_shadow_says_how_fast_a_replay_is(tmp_path: Path) -> None:
     plain = sum(times[f"{entry}.plain.least_ns"] for entry in ("forward", "backward"))
     replayed = sum(times[f"{entry}.replayed.least_ns"] for entry in ("forward", "backward"))
     assert times["forward.plain.runs"] == 4
-    assert number_of(page, "speed") == f"{plain / replayed:.2g} ×"
+    assert number_of(page, "speed") == times_text(plain / replayed)
 
 
 def test_what_dynamo_left_as_it_is(tmp_path: Path) -> None:
@@ -302,7 +304,7 @@ def test_at_exit_where_it_cannot_be_written(tmp_path: Path) -> None:
     """Said when gravure is imported, and at the end; the exit status is the training's."""
     done = _trained(tmp_path / "missing" / "report.html")
     assert (done.returncode, done.stdout.split()) == (0, ["trained"])
-    assert "GRAVURE_REPORT: there will be no report" in done.stderr
+    assert "GRAVURE_REPORT: there will be no report: there is no folder" in done.stderr
     assert "the report cannot be written" in done.stderr and "Traceback" not in done.stderr
     done = _trained(tmp_path)
     assert "there will be no report" in done.stderr and "is a folder" in done.stderr
@@ -340,3 +342,68 @@ def test_what_waits() -> None:
     assert step_data.Call(0, -1, "cudagraph::read_host", "%a", "", "", "", "host-sync").waits
     stage = step_data.Call(0, -1, "cudagraph::stage", "%x.staged", "", "", "", "")
     assert stage.is_ours and not stage.is_operator
+
+
+def test_of_plotly_only_what_is_drawn_is_set_up() -> None:
+    from plotly.offline import get_plotlyjs
+
+    whole, ours = get_plotlyjs(), plotly_script()
+    kinds = re.compile(r"\.register\(\[((?:[\w$]+\(\),?)+)\]\)")
+    before, after = (kinds.findall(script)[-1].split(",") for script in (whole, ours))
+    assert len(before) > 40 and len(after) == 2 and set(after) < set(before)
+    assert len(whole) - len(ours) == len(",".join(before)) - len(",".join(after))
+
+
+def test_plotly_in_a_form_that_is_not_known_is_taken_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for script in ("window.Plotly={}", "P.register([a(),b()])", "P.register([]);"):
+        monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda script=script: script)
+        assert plotly_script() == script
+
+
+def _plain(**more: Any) -> str:
+    """Of a program with one graph, whose second call runs on the host at two lines."""
+    rows = [
+        [0, 0, "aten::mm", "%a", "Float[8, 8]", "model.py:1", "a", ""],
+        [0, -1, "aten::mul", "%b", "Float[8, 8]", "model.py:2", "a", "dynamic-shape"],
+        [0, -1, "aten::add", "%c", "Float[8, 8]", "model.py:3", "a", "dynamic-shape"],
+        [0, 0, "aten::mm", "%d", "Float[8, 8]", "model.py:4", "a", ""],
+    ]
+    plan = {"bytes": 0, "live_bytes": 0, "alignment": 512, "buffers": []}
+    detail = {"entries": ["step"], "calls": rows, "planned": plan, "measured": None}
+    detail["cures"] = {"dynamic-shape": "pad"}
+    graph = {"label": "graph 0", "failure": "", "programs": [{"sizes": [], "detail": detail}]}
+    return page_of({"title": "A report", "nothing": "", "graphs": [graph], **more})
+
+
+def test_a_share_is_not_of_code_that_is_in_no_graph() -> None:
+    assert "Not counted" not in text_of(_plain()) and "in no graph" not in text_of(_plain())
+    page = text_of(_plain(skipped=[("forward at model.py:12", "Data-dependent branching")]))
+    assert "Not counted, and never replayed: 1 function without a graph; see below" in page
+    assert "of the operator calls in graphs" in page
+    page = text_of(_plain(graph_breaks={"model.py:7: Data-dependent branching": 1}))
+    assert "what runs between two graphs" in page and "model.py:7" in page
+
+
+def test_what_one_change_mends_is_named_once_on_top() -> None:
+    top = text_of(_plain()).partition("One step From left")[0]
+    assert top.count("(dynamic-shape)") == 1 and "; likewise at model.py:3" in top
+    assert "model.py:3" in text_of(_plain()).partition("Calls outside of graphs")[2]
+
+
+def test_a_program_that_was_released_says_so(tmp_path: Path) -> None:
+    model = Mlp()
+    folder = gravure.export_step(lambda x: model(x).square().mean(), rows(0), tmp_path / "step")
+    program = gravure.load(folder)
+    program.bind_saved()
+    for i in range(5):
+        program.run(rows(i))
+    program.to_html(tmp_path / "before.html")
+    program.shutdown()
+    program.to_html(tmp_path / "after.html")
+    before, after = (text_of((tmp_path / f"{n}.html").read_text()) for n in ("before", "after"))
+    assert "eleased" not in before and "every operator call is in a graph" in before
+    assert "Released: the captures were given back" in after and "was released" in after
+    assert "every operator call is in a graph" not in after
+    assert "Graphs, their sizes and instances" in after  # and shows what there is

@@ -45,6 +45,12 @@ def page(*details: dict[str, Any]) -> str:
     return page_of({"title": "A report", "nothing": "", "graphs": graphs, "versions": versions})
 
 
+def show(browser: Browser, figure: str) -> None:
+    """Scrolls to it, and waits until it is drawn."""
+    browser.evaluate(f"{figure}.scrollIntoView()")
+    browser.wait_for(f"Boolean({figure}.data)")
+
+
 @pytest.fixture(scope="module", params=["light", "dark"])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Browser]:
     file: Path = tmp_path_factory.mktemp("page") / "report.html"
@@ -72,6 +78,7 @@ def test_the_numbers_are_those_of_the_data(opened: Browser) -> None:
     widths = opened.evaluate(f"{_LINE}.data.filter(t => t.type === 'bar').map(t => [...t.x])")
     assert widths == [[20, 36], [4]]
     assert opened.evaluate(f"{_LINE}.data.find(t => t.name === 'waits').x.length") == 1
+    show(opened, _MAP)
     alive = opened.evaluate(f"Math.max(...{_MAP}.data.find(t => t.name === 'alive').y)")
     assert alive == 3  # MiB
     assert opened.evaluate(f"{_MAP}.data.find(t => t.name === 'arena').x.length") == 60
@@ -232,13 +239,115 @@ def test_without_a_program(tmp_path: Path) -> None:
         assert shown.problems == []
 
 
-def test_a_program_of_11000_calls(tmp_path: Path) -> None:
+def ragged(calls: int) -> dict[str, Any]:
+    """A step with as many graphs as can be: each second call runs on the host, and waits."""
+    detail = program(calls, 0, 0)
+    for i, row in enumerate(detail["calls"]):
+        host = i % 2
+        row[1], row[-1] = (-1, "host-sync") if host else (i // 2, "")
+    return detail
+
+
+@pytest.mark.parametrize(
+    "detail", [program(11_000, 5000, 5100), ragged(11_000)], ids=["two graphs", "ragged"]
+)
+def test_a_program_of_11000_calls(detail: dict[str, Any], tmp_path: Path) -> None:
+    """How long it takes: page_seconds.py."""
     file = tmp_path / "report.html"
-    file.write_text(page(program(calls=11_000, host_from=5000, host_to=5100)))
+    file.write_text(page(detail))
+    strip = f"{_LINE}.data.find(t => t.type === 'heatmap')"
+    bars = f"{_LINE}.data.filter(t => t.type === 'bar').reduce((n, t) => n + t.x.length, 0)"
+    waits = f"{_LINE}.data.find(t => t.name === 'waits').x.length"
+    found = f"{_LINE}.data.find(t => t.name === 'found').x.length"
     with Browser() as shown:
         shown.open(file)
-        assert shown.evaluate(f"{_LINE}.data.find(t => t.type === 'heatmap').z[0].length") == 11_000
+        # What nobody looks at takes no time: kinds of pictures, and a map that is further down.
+        kinds = shown.evaluate("Object.keys(Plotly.PlotSchema.get().traces)")
+        assert sorted(kinds) == ["bar", "heatmap", "scatter"]
+        assert not shown.evaluate(f"Boolean({_MAP}.data)")
+        # What is narrower than a pixel is drawn with its neighbours, and says so,
+        assert shown.evaluate(f"{strip}.z[0].length") < 2000
+        assert shown.evaluate(bars) < 3000 and shown.evaluate(waits) < 2000
+        assert "too narrow to tell apart" in shown.evaluate(f"{strip}.hovertext[0][600]")
+        # until there is room for each. No call is lost: 86 of 11,000 are in view, as much beside.
+        for _ in range(7):
+            shown.evaluate("document.querySelector('[data-zoom=in]').click()")
+        begin, end = shown.evaluate(f"{_LINE}.layout.xaxis.range.map(Number)")
+        texts = shown.evaluate(f"{strip}.hovertext[0]")
+        expected = range(int(begin), int(end) + 1)
+        for i in expected:
+            assert sum(f"model.py:{i}<br>" in text for text in texts) == 1, i
         assert "too small or short-lived" in shown.evaluate(
             "document.getElementById('memory-text').textContent"
         )
+        # A search that finds all of them marks them, and all are there again.
+        _search(shown, "aten::")
+        shown.wait_for("document.getElementById('matches').textContent === '11,000 calls found'")
+        assert 100 < shown.evaluate(found) < 2000
+        assert shown.evaluate(f"{_LINE}.layout.xaxis.range.map(Number)") == [0, 11_000]
         assert shown.problems == []
+
+
+def test_bars_that_are_drawn_together_list_all_their_calls(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page(ragged(11_000)))
+    with Browser() as shown:
+        shown.open(file)
+        bars = f"{_LINE}.data.find(t => t.name === 'replayed')"
+        first = shown.evaluate(f"{bars}.customdata[0]")
+        assert first[0] == 0 and first[1] > 4
+        shown.evaluate(f"{_LINE}.emit('plotly_click', {{points: [{{customdata: {first}}}]}})")
+        rows = shown.evaluate("document.querySelectorAll('#calls tbody tr').length")
+        assert rows == first[1] + 1
+        assert shown.problems == []
+
+
+def test_a_hand_that_zooms(opened: Browser) -> None:
+    """What plotly says of a drag and of two clicks is taken up."""
+    extent = f"{_LINE}.layout.xaxis.range.map(Number)"
+    opened.evaluate(f"Plotly.relayout({_LINE}, {{'xaxis.range': [7, 21]}}).then(() => 0)")
+    opened.evaluate("document.querySelector('[data-zoom=in]').click()")
+    assert opened.evaluate(extent) == [10.5, 17.5]
+    opened.evaluate(f"{_LINE}.emit('plotly_doubleclick')")
+    assert opened.evaluate(extent) == [0, 60]
+
+
+def test_what_is_not_on_the_screen_is_not_drawn(tmp_path: Path) -> None:
+    """Its words are there all the same, and paper has all."""
+    file = tmp_path / "report.html"
+    file.write_text(page(program()))
+    with Browser(height=300) as shown:
+        shown.open(file)
+        assert shown.evaluate("typeof Plotly") == "undefined"
+        for name in ("time-line-text", "memory-text", "legend"):
+            assert shown.evaluate(f"document.getElementById('{name}').textContent")
+        shown.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert shown.evaluate(f"Boolean({_LINE}.data && {_MAP}.data)")
+        assert shown.problems == []
+
+
+@pytest.mark.parametrize("width", [360, 700])
+def test_a_narrow_window_and_a_large_zoom(width: int, tmp_path: Path) -> None:
+    """700 is a window of 1400 at twice the size. Wide tables scroll by themselves, not the page."""
+    file = tmp_path / "report.html"
+    file.write_text(page(program(), program(calls=30)))
+    with Browser(width=width) as shown:
+        shown.open(file)
+        show(shown, _LINE)
+        show(shown, _MAP)
+        assert shown.evaluate("document.documentElement.scrollWidth") <= width
+        beyond = """[...document.querySelectorAll('h1, h2, p, button, input, select, figure')]
+            .filter((e) => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth)
+            .map((e) => e.outerHTML.slice(0, 80))"""
+        assert shown.evaluate(beyond) == []
+        assert shown.problems == []
+
+
+def test_each_table_has_a_caption_and_each_column_a_name(opened: Browser) -> None:
+    tables = "[...document.querySelectorAll('table')]"
+    assert opened.evaluate(f"{tables}.length") > 4
+    assert opened.evaluate(f"{tables}.filter(t => !t.caption).length") == 0
+    assert opened.evaluate(f"{tables}.filter(t => !t.querySelector('th[scope=col]')).length") == 0
+    # Pictures have words beside them that say what they show.
+    for name in ("time-line-text", "memory-text"):
+        assert len(opened.evaluate(f"document.getElementById('{name}').textContent")) > 40

@@ -155,6 +155,24 @@ def test_a_device_that_is_none_is_refused(small: tuple[models.Model, Path]) -> N
         gravure.load(small[1], "tpu")
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"host": "aten::mm"}, "'host': expected a list of operators"),  # it would name letters
+        ({"order": "up"}, "'order': expected 'levels' or 'program'"),
+        ({"results": "mine"}, "'results': expected 'owned' or"),
+        ({"shadow": -1}, "'shadow': expected a whole number"),
+        ({"memory_growth": "much"}, "'memory_growth': expected a share"),
+        ({"max_in_flight": 0}, "'max_in_flight': expected a whole number of at least 1"),
+    ],
+)
+def test_an_option_that_is_none_is_refused(
+    small: tuple[models.Model, Path], option: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        gravure.load(small[1], **option)
+
+
 def test_a_missing_gpu_is_told(small: tuple[models.Model, Path]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -180,14 +198,21 @@ def test_what_a_program_tells_about_itself(small: tuple[models.Model, Path]) -> 
     engraved = Engraved(model, folder)
     assert engraved.program.entries == ["step"]
     assert engraved.program.partition_states() == ["cold"]
+    before = repr(engraved.program)
+    assert "device='host', entries=['step'], nodes=" in before and str(folder) in before
+    assert "captured='nothing of 100 % yet'" in before and "\n" not in before
     for step in range(STEPS):
         engraved(models.next_args(model.args, step))
     assert engraved.program.partition_states() == ["captured"]
+    assert "captured='100 %'" in repr(engraved.program)
+    assert "nothing, as asked" in repr(gravure.load(folder, uncaptured=True))
     assert "entry step" in engraved.program.plan()
     assert "cudagraph::launch" in engraved.program.text()
     assert engraved.program.stats()["steps"] == STEPS
     assert {"kind", "pass", "name", "message"} <= engraved.program.remarks()[0].keys()
     assert engraved.program.remarks_text()
+    engraved.program.shutdown()
+    assert "captured='released'" in repr(engraved.program)
 
 
 def test_law_5_results_outlive_the_program(small: tuple[models.Model, Path]) -> None:

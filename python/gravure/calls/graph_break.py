@@ -9,13 +9,19 @@ from torch import fx
 from ..graphs.names import FrameNamer
 from ..text.source_lines import Locations
 from ..torch_api import numpy_draws
-from ..torch_api.dynamo import break_of
+from ..torch_api.dynamo import Break, break_of
 from ..torch_api.whether_compiled import REMEDY, asks
 
 logger = logging.getLogger("gravure")
 
 _READS = "torch._dynamo.config.capture_scalar_outputs"
 _said: set[str] = set()
+
+
+def located_break(graph: fx.GraphModule) -> str:
+    """ "model.py:12: why", "" where Dynamo's `graph` ends with its function."""
+    found = break_of(graph)
+    return f"{_location(found)}: {found.why}" if found else ""
 
 
 def graph_break_of(graph: fx.GraphModule, label: str) -> str:
@@ -28,7 +34,7 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
     if found is None:
         return ""
     frame = found.frames[-1] if found.frames else None
-    location = Locations(FrameNamer()).line(frame.filename, frame.lineno) if frame else "?"
+    location = _location(found)
     if _READS in found.details:
         text = (
             f"{location}: a value is read on the host; set {_READS} = True, or compile with "
@@ -44,3 +50,8 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
         _said.add(text)
         logger.warning("%s is cut in two by Dynamo at %s", label, text)
     return text
+
+
+def _location(found: Break) -> str:
+    frame = found.frames[-1] if found.frames else None
+    return Locations(FrameNamer()).line(frame.filename, frame.lineno) if frame else "?"

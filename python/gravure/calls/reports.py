@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..alike_remarks import worst_first
 from ..options import CompileOptions
 from ..sizes import bytes_text
 from ..torch_api.artifacts import add_artifact
@@ -42,7 +43,9 @@ class ProgramReport:
     sizes: list[int]
     partitions: dict[str, list[str]]  # by entry, the state of each
     host_nodes: dict[str, int]  # "reason: operator at line", and how many there are
-    remarks: dict[str, int]  # what the runtime could not do as planned
+    # What the runtime could not do as planned, and how often. What differs in a name alone is one:
+    # alike_remarks.py.
+    remarks: dict[str, int]
     stats: dict[str, int]  # RuntimeStats of runtime/runtime.h
     times: dict[str, int]  # of calls, by entry and path: python/csrc/process/run_times.h
     plan: str = field(repr=False)
@@ -99,7 +102,7 @@ def program_report(
         retained = found.stats["uncaptured_steps"] > times.get("forward.uncaptured.runs", 0)
         missed[_RETAINED if retained else _MISSING] = 1
     found.sizes, found.instance = list(instance.sizes), instance.number
-    found.remarks = dict(missed.most_common())
+    found.remarks = worst_first(missed)
     return found
 
 
@@ -110,7 +113,7 @@ def report_of_program(program: Any, *, detailed: bool) -> ProgramReport:
         sizes=[],
         partitions={entry: program.partition_states(entry) for entry in program.entries()},
         host_nodes=host_nodes(remarks),
-        remarks=dict(Counter(missed_otherwise(remarks)).most_common()),
+        remarks=worst_first(Counter(missed_otherwise(remarks))),
         stats=dict(program.stats()),
         times=dict(program.run_times()),
         plan=program.plan(),

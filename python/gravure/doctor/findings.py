@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..alike_remarks import grouped
 from ..calls.compiled_graph import CompiledGraph
 from ..page.graph_words import compiled_anew, read_break, remedy_of
 from ..page.step_data import read_step
@@ -101,7 +102,7 @@ def causes(
 def _of_skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[Cause]:
     for function, why in skipped:
         name, _, location = function.partition(" at ")
-        yield Cause(f"{name} runs as it is, without a graph: {why}", location, remedy_of(why))
+        yield Cause(f"{name} is without a graph: {why}", location, remedy_of(why))
 
 
 def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
@@ -173,17 +174,18 @@ def _of_held(steps: Sequence[Done], held: Sequence[tuple[int, str, list[str]]]) 
 
 def _of_remarks(steps: Sequence[Done], held: bool, changed: bool) -> Iterator[Cause]:
     for step in steps:
-        alike = Counter(remark["name"] for remark in step.remarks)
-        for remark in step.remarks:
-            name = remark["name"]
-            if held and name in ("result-held", "saved-values-held"):
-                continue
-            if changed and name in _OF_INPUTS:
-                continue
-            if name != "result-held":
-                yield _of_remark(remark, step.number)
-            elif more := alike.pop(name, 0):  # one for each gradient, which is one fault
-                yield _of_remark(remark, step.number, more - 1)
+        told = [
+            remark
+            for remark in step.remarks
+            if not (held and remark["name"] in ("result-held", "saved-values-held"))
+            and not (changed and remark["name"] in _OF_INPUTS)
+        ]
+        alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        for remark in told:
+            alike.setdefault((remark["name"], _where(remark)), []).append(remark)
+        for remarks in alike.values():
+            for message in grouped(remark["message"] for remark in remarks):
+                yield _of_remark({**remarks[0], "message": message}, step.number)
 
 
 def _of_backwards(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
@@ -194,14 +196,15 @@ def _of_backwards(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:
                 yield Cause(what, graph.label.rpartition(" at ")[2], cure)
 
 
-def _of_remark(remark: Mapping[str, Any], step: int, more: int = 0) -> Cause:
-    """`more`: others of its kind, which are not said one by one."""
+def _where(remark: Mapping[str, Any]) -> str:
+    return remark.get("source", "") or remark.get("node", "")
+
+
+def _of_remark(remark: Mapping[str, Any], step: int) -> Cause:
     name = remark["name"]
-    where = remark.get("source", "") or remark.get("node", "")
     message, _, cure = remark["message"].partition("; ")
     cure = _CURES_OF_REMARKS.get(name, cure) or f"docs/remarks.md: {name}"
-    message += f"; and {count_text(more, 'other')}" if more else ""
-    return Cause(f"{name}: {message}", where, cure, step)
+    return Cause(f"{name}: {message}", _where(remark), cure, step)
 
 
 def _of_host(

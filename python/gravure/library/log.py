@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from ..alike_remarks import grouped
 from .namespace import LIBRARY
 
 logger = logging.getLogger("gravure")
@@ -16,5 +17,5 @@ LIBRARY.define("log(int level, str[] messages) -> ()")
 @torch.library.impl(LIBRARY, "log", "CompositeImplicitAutograd")
 def _log(level: int, messages: list[str]) -> None:
     if logger.isEnabledFor(level):
-        for message in messages:
+        for message in grouped(messages):
             logger.log(level, "%s", message)

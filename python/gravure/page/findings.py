@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..sizes import bytes_text, count_text, share_text, time_text
+from ..sizes import bytes_text, count_text, share_text, time_text, times_text
 from .costs import Costs, costs_of
 from .graph_words import MANY, REASONS, compiled_anew, frame_of, read_break, remedy_of
 from .step_data import Missed, Step, read_step
 
 _FIRST = 4  # findings that are named on top
+_ELSEWHERE = 3  # further lines of one of them
 
 
 @dataclass
@@ -36,6 +37,12 @@ class ShownProgram:
     @property
     def has_run(self) -> bool:
         return bool(self.stats.get("steps"))
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its captures were given back: it ran, and its partitions have no state."""
+        planned = self.step is not None and any(run.partition >= 0 for run in self.step.runs)
+        return self.has_run and planned and not any(self.states.values())
 
     @property
     def captured(self) -> int:
@@ -155,6 +162,7 @@ class Findings:
     headline: str
     number: str  # the share of operator calls that are replayed
     first: list[Finding]
+    is_partial: bool = False  # whether code of the step is in no graph at all
     runtime: list[tuple[str, str, int]] = field(default_factory=list)  # program, remark, how often
     dynamo: list[Finding] = field(default_factory=list)  # what Dynamo keeps from being one graph
 
@@ -173,7 +181,8 @@ def find(page: Mapping[str, Any]) -> Findings:
         for remark, count in (p.found.get("remarks") or {}).items()
     ]
     first, dynamo = _first(page, programs, runtime), [*_without_graph(page), *_breaks(page)]
-    return Findings(programs, headline, number, first, runtime, dynamo)
+    partial = bool(_not_counted(page)) and bool(programs)
+    return Findings(programs, headline, number, first, partial, runtime, dynamo)
 
 
 def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
@@ -237,6 +246,13 @@ def _headline(
             "No program is here: the graphs were not called yet, or their captures were let go of "
             "(gravure.drop_captures, torch._dynamo.reset, a model that is gone)."
         )
+    if all(p.is_released for p in programs):
+        replays = sum(p.stats.get("replays", 0) for p in programs)
+        return (
+            "Released: the captures were given back (shutdown). What is below was known before: "
+            f"{count_text(operators, 'operator call')} of a step, "
+            f"{count_text(replays, 'launch', 'launches')} of graphs."
+        )
     launched = sum(p.graphs for p in programs)
     ran = any(p.has_run for p in programs)
     verb = "are replayed" if ran else "will be replayed"
@@ -247,7 +263,8 @@ def _headline(
     timed = _largest_timed(programs)
     if timed is not None:
         whose = "" if timed.costs.replayed else " the calling thread"
-        text += f"; a step takes{whose} {time_text(timed.replayed)}"
+        what = "the largest graph" if len(programs) > 1 else "a step"
+        text += f"; {what} takes{whose} {time_text(timed.replayed)}"
         text += f" ({timed.title})" if len(programs) > 1 else ""
         if timed.speed:
             text += f", uncaptured {time_text(timed.replayed * timed.speed)}"
@@ -258,13 +275,23 @@ def _headline(
     text += "."
     if failed:
         text += f" {count_text(failed, 'graph')} of {len(graphs)} run as they are."
-    return text
+    return text + _not_counted(page)
+
+
+def _not_counted(page: Mapping[str, Any]) -> str:
+    """A share of the calls in graphs alone says nothing of the code between them."""
+    skipped, broken = len(page.get("skipped") or ()), len(_breaks(page))
+    where = [count_text(skipped, "function") + " without a graph"] if skipped else []
+    where += ["what runs between two graphs"] if broken else []
+    if not where:
+        return ""
+    return f" Not counted, and never replayed: {' and '.join(where)}; see below what ends them."
 
 
 def speed_of(programs: Sequence[ShownProgram]) -> str:
     """How many times as fast as uncaptured the largest program is; "" if that was not measured."""
     largest = _largest_timed(programs)
-    return f"{largest.speed:.2g} ×" if largest and largest.speed else ""
+    return times_text(largest.speed) if largest and largest.speed else ""
 
 
 def _largest_timed(programs: Sequence[ShownProgram]) -> ShownProgram | None:
@@ -278,8 +305,9 @@ def time_of(programs: Sequence[ShownProgram]) -> tuple[str, str]:
     largest = _largest_timed(programs)
     if largest is None:
         return "", ""
-    whose = "for a replayed step" if largest.costs.replayed else "of the calling thread, for a step"
-    return time_text(largest.replayed), f"{whose} at its shortest"
+    what = "a replay of the largest graph" if len(programs) > 1 else "a replayed step"
+    whose = "for" if largest.costs.replayed else "of the calling thread, for"
+    return time_text(largest.replayed), f"{whose} {what} at its shortest"
 
 
 def share_of_time(programs: Sequence[ShownProgram]) -> str:
@@ -308,17 +336,32 @@ def _first(
         found.append(Finding(f"{name}{times}", title, message))
     groups = [(p, missed) for p in programs for missed in p.missed]
     groups.sort(key=lambda pair: (pair[0].cost(pair[1]), pair[1].cost), reverse=True)
-    for program, missed in groups:
+    for program, missed, elsewhere in _by_reason(groups):
         words = REASONS.get(missed.reason, missed.reason)
         run, cut = ("run", "cut") if missed.calls > 1 else ("runs", "cuts")
         what = f"{words} ({missed.reason}): {count_text(missed.calls, 'call')} {run} on the host"
         what += f" and {cut} the step {count_text(missed.cuts, 'time')}"
         if cost := program.cost(missed):
             what += f", which costs it {time_text(cost)}"
+        if elsewhere:
+            what += f"; likewise at {', '.join(elsewhere[:_ELSEWHERE])}"
+            what += ", …" if len(elsewhere) > _ELSEWHERE else ""
         found.append(Finding(what, missed.source or program.title, missed.cure))
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))
     return found[:_FIRST]
+
+
+def _by_reason(
+    groups: Sequence[tuple[ShownProgram, Missed]],
+) -> list[tuple[ShownProgram, Missed, list[str]]]:
+    """The worst of each reason, and the lines of the others: one change mends them all, or none."""
+    found: dict[str, tuple[ShownProgram, Missed, list[str]]] = {}
+    for program, missed in groups:
+        _, first, elsewhere = found.setdefault(missed.reason, (program, missed, []))
+        if missed.source and missed.source not in (first.source, *elsewhere):
+            elsewhere.append(missed.source)
+    return list(found.values())
 
 
 def _without_graph(page: Mapping[str, Any]) -> list[Finding]:
@@ -334,10 +377,9 @@ def _without_graph(page: Mapping[str, Any]) -> list[Finding]:
 
 def _breaks(page: Mapping[str, Any]) -> list[Finding]:
     """Where Dynamo ended graphs before their functions did, each location once."""
-    texts = dict.fromkeys(g["graph_break"] for g in page["graphs"] if g.get("graph_break"))
-    read = map(read_break, texts)
-    found = [Finding(f"graph break: {b.why}", b.location, b.remedy) for b in read]
-    return found + [Finding("graph break", reason, "") for reason in page.get("graph_breaks") or {}]
+    texts = [g["graph_break"] for g in page["graphs"] if g.get("graph_break")]
+    read = map(read_break, dict.fromkeys([*texts, *(page.get("graph_breaks") or ())]))
+    return [Finding(f"graph break: {b.why}", b.location, b.remedy) for b in read]
 
 
 def _apart(predicted: float, measured: float) -> str:

@@ -11,6 +11,8 @@ _READ = "torch._dynamo.config.capture_scalar_outputs = True"
 _BRANCH = "torch.where(condition, a, b) instead of a branch on values"
 # What Dynamo says of a break, and what to write.
 _BREAKS = (
+    ("torch.compiler.disable", "take that off the function, or call it behind the step"),
+    ("torch._dynamo.graph_break()", "leave that call out"),
     ("Dynamic shape", "torch.where(mask, x, 0) instead of x[mask], or pad to a fixed size"),
     ("Data-dependent", _BRANCH),
     ("data-dependent expression", _BRANCH),  # of a number that was read
@@ -35,7 +37,7 @@ REASONS = {
     "host-sync": "the processor reads a value of the device, and waits",
     "cpu-tensor": "a tensor of the CPU takes part",
     "pageable-copy": "it copies between the device and ordinary CPU memory, and waits",
-    "dynamic-shape": "sizes differ from step to step",
+    "dynamic-shape": "sizes are known only when the step runs",
     "data-dependent-shape": "a size follows from data, and the processor waits for it",
     "host-number": "it takes a number that was read in this step",
     "opaque-callable": "it calls code that cannot be looked into",
@@ -51,6 +53,7 @@ REASONS = {
     "capture-failed": "its capture failed",
 }
 _FRAME = re.compile(r"graph (\d+)/\d+ at (\S+)$")
+_LOCATED = re.compile(r"(\S+:\d+|\?): ")
 MANY = 3  # graphs of the same code, where there should be one, or two with other sizes
 
 
@@ -61,9 +64,11 @@ class Break(NamedTuple):
 
 
 def read_break(text: str) -> Break:
-    """Of what GraphReport.graph_break says: "model.py:12: why; remedy"."""
-    location, _, why = text.partition(": ")
-    why, _, remedy = why.partition("; ")
+    """Of what GraphReport.graph_break says: "model.py:12: why; remedy". Neither location nor remedy
+    need be there."""
+    found = _LOCATED.match(text)
+    location = found[1] if found else ""
+    why, _, remedy = text[found.end() if found else 0 :].partition("; ")
     return Break(location, why, remedy or remedy_of(why))
 
 

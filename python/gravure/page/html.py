@@ -13,6 +13,7 @@ from ..sizes import bytes_text, count_text, share_text, time_text
 from .costs import Span
 from .findings import Findings, ShownProgram, find, share_of_time, speed_of, time_of
 from .graph_words import REASONS
+from .plotly_script import plotly_script
 from .step_data import Missed, Step, alive_at_peak, held_by_module, holder, makers
 
 _DRAWN = 12  # programs whose step is drawn: those with the most calls
@@ -31,7 +32,7 @@ def page_of(page: Mapping[str, Any]) -> str:
 
     Raises ImportError where plotly, which draws, is not installed.
     """
-    plotly = _plotly()
+    plotly = plotly_script()
     found = find(page)
     drawn = sorted(
         (p for p in found.programs if p.step and p.step.calls),
@@ -72,16 +73,6 @@ def page_of(page: Mapping[str, Any]) -> str:
 """
 
 
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise ImportError(
-            "gravure's page is drawn by plotly, which is not installed: pip install plotly"
-        ) from None
-    return get_plotlyjs()
-
-
 def _asset(name: str) -> str:
     return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
@@ -90,18 +81,24 @@ def _asset(name: str) -> str:
 
 
 def _top(page: Mapping[str, Any], found: Findings) -> str:
-    verb = "are" if any(p.has_run for p in found.programs) else "will be"
+    verb, is_ = ("are", "is") if any(p.has_run for p in found.programs) else ("will be", "will be")
     text = f"of a step's operator calls {verb} replayed"
+    if found.is_partial:
+        text = f"of the operator calls in graphs {verb} replayed; there is code without a graph"
     cards = [(text, found.number, "captured")]
     if share := share_of_time(found.programs):
         cards.append(
-            (f"of its time {verb} in graphs: the time that calls take uncaptured", share, "timed")
+            (f"of their time {is_} in graphs: the time that calls take uncaptured", share, "timed")
         )
     time, whose = time_of(found.programs)
     if time:
         cards.append((whose, time, "time"))
     if speed := speed_of(found.programs):
-        cards.append(("as fast as the same step uncaptured", speed, "speed"))
+        what = "graph" if len(found.programs) > 1 else "step"
+        text = f"as fast as the same {what} uncaptured"
+        if any(p.costs.is_known for p in found.programs) and not page.get("pace"):
+            text += "; without a GPU graphs are emulated, and gain nothing"
+        cards.append((text, speed, "speed"))
     arena = sum(p.step.memory.bytes for p in found.programs if p.step and p.step.memory)
     live = sum(p.step.memory.live_bytes for p in found.programs if p.step and p.step.memory)
     if arena:
@@ -129,7 +126,7 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
 <p class="brand">Gravure</p>
 <h1>{escape(page["title"])}</h1>
 <p class="lead">{escape(found.headline)}</p>
-<ul class="cards">{shown}</ul>
+{f'<ul class="cards">{shown}</ul>' if any(not p.is_released for p in found.programs) else ""}
 <nav aria-label="Sections"><a href="#change">What to change</a><a href="#step">One step</a>
 <a href="#missed">Not captured</a><a href="#memory">Memory</a><a href="#graphs">Graphs</a>
 <a href="#settings">Settings</a></nav>
@@ -144,6 +141,8 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
 def _all_well(found: Findings) -> str:
     if not found.programs:
         return "There is no program to say it of."
+    if any(p.is_released for p in found.programs):
+        return "Nothing is captured any more: the program was released."
     return "Nothing: every operator call is in a graph, and no run left its captures."
 
 

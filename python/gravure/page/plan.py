@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..alike_remarks import grouped
 from .file import write_page
 from .surroundings import settings, versions
 
@@ -27,7 +27,7 @@ def graph_of_plan(
 def write_plan(path: str | os.PathLike[str], found: Mapping[str, Any]) -> None:
     """`found`: what `gravure plan PROGRAM --detail` prints. Raises as write_page."""
     name = found["plan"]["file"]
-    missed = Counter(
+    missed = grouped(
         f"{remark['name']}: {remark['message']}"
         for remark in found["remarks"]
         if remark["kind"] == "missed" and not remark["node"]

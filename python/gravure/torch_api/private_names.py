@@ -65,6 +65,7 @@ class Without(enum.Enum):
     ARTIFACTS = "tlparse finds nothing of Gravure's"
     TORCHTITAN = "torchtitan's graphs are called through AOTAutograd"
     FAKES = "grouped_mm of floats, or cuDNN's batch norm, may be refused"
+    FRAMES = "functions without a graph are not named in reports"
     NAME = 'the name "gravure" is known where the wheel is installed'
 
 
@@ -226,6 +227,7 @@ _ROWS = (
         "counters _get_dynamo_config_for_logging",
         as_="dynamo_utils",
     ),
+    Private("torch._dynamo.utils", "get_compilation_metrics", Without.FRAMES),
     Private("torch._dynamo.exc", "BackendCompilerFailed", Without.WORDS),
     Private("torch._dynamo.exc", "FailOnRecompileLimitHit", Without.WORDS),
     Private("torch._dynamo.exc", "TorchDynamoException", Without.WORDS),

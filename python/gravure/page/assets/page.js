@@ -7,11 +7,15 @@
   // With two clocks: the thread's below, the device's above.
   const GPU_LANES = ["the calls", "waits", "processor", "GPU", "its calls"];
   const SHOWN = 300; // rows of the table of calls
+  const CELLS = 1200; // about a pixel each, of what is in view: what is narrower is drawn together
   // Told apart by people who see few colours, on light and on dark (Okabe and Ito).
   const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8d8d3a", "#7d6bb0"];
   const line = document.getElementById("time-line");
   const map = document.getElementById("memory-map");
   let current = 0, byTime = true;
+  let view = null; // the calls, or the milliseconds, that the time line shows; null for all
+  let found = []; // calls that were searched for
+  const near = new Set(); // figures that are on the screen or were: the others are not drawn yet
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const count = (n, one, several) => `${n.toLocaleString("en")} ${n === 1 ? one : several || one + "s"}`;
@@ -41,13 +45,16 @@
   }
   function colours(p) {
     if (p.colours) return p.colours;
-    const known = new Map();
-    const of = (path) => {
-      const name = part(path);
-      if (!known.has(name)) known.set(name, known.size);
-      return known.get(name);
-    };
-    return (p.colours = { of, calls: p.calls.map((call) => of(p.strings[call[MODULE]])), known });
+    const known = new Map(), ofString = new Map();
+    const calls = p.calls.map(({ [MODULE]: path }) => {
+      if (!ofString.has(path)) {
+        const name = part(p.strings[path]);
+        if (!known.has(name)) known.set(name, known.size);
+        ofString.set(path, known.get(name));
+      }
+      return ofString.get(path);
+    });
+    return (p.colours = { calls, names: [...known.keys()] });
   }
 
   // Where calls and runs of the step lie on the axis: by time where that is known and wished, else in order.
@@ -79,25 +86,33 @@
       took(p, i) && `${took(p, i)} ${onGpu(p, i) ? "on the GPU" : "of the thread"}`, `call ${i.toLocaleString("en")}`,
     ].filter(Boolean).join("<br>");
   }
+  // The parts of the model that calls [begin, end) are of, and why they are on the host.
+  function partsOf(p, begin, end) {
+    const { calls, names } = colours(p), parts = new Set(), reasons = new Set();
+    for (let i = begin; i < end; ++i) {
+      if (names[calls[i]] !== "no module") parts.add(names[calls[i]]);
+      if (text(p, i, REASON)) reasons.add(text(p, i, REASON));
+    }
+    const listed = [...parts].slice(0, 5).join(", ") + (parts.size > 5 ? ", …" : "");
+    return [listed && `in ${safe(listed)}`, reasons.size && [...reasons].join(", ")];
+  }
   function describedRun(p, k) {
     const run = p.runs[k];
     const [entry, partition, begin, end] = run;
     const host = run[4] === "copies" ? "copies of arguments or results" : "on the host";
     const name = partition < 0 ? host : `partition ${partition}, ${state(p, run)}`;
-    const modules = new Set(), reasons = new Set();
-    for (let i = begin; i < end; ++i) {
-      modules.add(part(text(p, i, MODULE)));
-      if (text(p, i, REASON)) reasons.add(text(p, i, REASON));
-    }
-    const several = [...modules].filter((module) => module !== "no module");
-    const listed = several.slice(0, 5).join(", ") + (several.length > 5 ? ", …" : "");
     return [
       `<b>${p.entries[entry]}, ${name}</b>`,
       `${count(end - begin, "call")}, from ${begin.toLocaleString("en")}`,
       p.time && `${duration(p.time.runs[k][1] - p.time.runs[k][0])} ${p.time.gpu && partition >= 0 ? "on the GPU" : "of the thread"}`,
-      listed && `in ${safe(listed)}`, reasons.size && [...reasons].join(", "),
+      ...partsOf(p, begin, end),
     ].filter(Boolean).join("<br>");
   }
+  // Of what is drawn together: calls [begin, end).
+  const together = (p, what, begin, end) => [
+    `<b>${what}</b>, too narrow to tell apart: zoom in`,
+    `calls ${begin.toLocaleString("en")} to ${(end - 1).toLocaleString("en")}`, ...partsOf(p, begin, end),
+  ].filter(Boolean).join("<br>");
 
   function layout(more) {
     const axis = { gridcolor: css("--grid"), linecolor: css("--line"), zerolinecolor: css("--grid") };
@@ -134,100 +149,141 @@
     return { shapes, annotations };
   }
 
-  // `spans`: where each bar begins and ends; `numbers`: the runs that they are of.
-  function bars(name, lane, spans, colour, numbers, texts) {
-    return { type: "bar", orientation: "h", name, y: spans.map(() => lane),
-      base: spans.map(([begin]) => begin), x: spans.map(([begin, end]) => end - begin), width: 0.8,
-      marker: { color: colour, line: { color: css("--panel"), width: spans.length > 100 ? 0 : 1 } },
-      customdata: numbers, hovertext: texts, hoverinfo: "text" };
+  // What is in view, with as much to its left and right, and how wide a pixel is.
+  function seen(axis) {
+    const [begin, end] = view || [0, axis.end], width = end - begin;
+    return { begin: begin - width, end: end + width, pixel: width / CELLS };
+  }
+  // `each`: spans that follow one another. Those in view; neighbours that are narrower than a pixel are one:
+  // [begin, end, first, last], the last two by their position in `each`.
+  function inView(each, { begin: from, end: to, pixel }) {
+    const shown = [];
+    each.forEach(([begin, end], i) => {
+      if (end < from || begin > to) return;
+      const last = shown[shown.length - 1];
+      if (last && begin - last[1] < pixel && end - last[0] < pixel) {
+        last[1] = Math.max(last[1], end);
+        last[3] = i;
+      } else {
+        shown.push([begin, end, i, i]);
+      }
+    });
+    return shown;
+  }
+
+  // `spans`: where each bar begins and ends; `runs`: what they are of; `words` and `colour` of each.
+  function bars(p, axis, name, lane, spans, runs, colour, words) {
+    const shown = inView(spans, seen(axis));
+    return { type: "bar", orientation: "h", name, y: shown.map(() => lane),
+      base: shown.map(([begin]) => begin), x: shown.map(([begin, end]) => end - begin), width: 0.8,
+      marker: { color: shown.map(([, , i]) => colour(runs[i])), line: { color: css("--panel"), width: shown.length > 100 ? 0 : 1 } },
+      customdata: shown.map(([, , i, last]) => [runs[i], runs[last]]), hoverinfo: "text",
+      hovertext: shown.map(([, , i, last]) => i === last ? words(i)
+        : together(p, `${last - i + 1} of ${name}`, p.runs[runs[i]][2], p.runs[runs[last]][3])) };
+  }
+  // Marks of single calls, above where they are.
+  function marks(p, axis, name, numbers, lane, marker, words) {
+    const spans = numbers.map(axis.call).map(([begin, end]) => [(begin + end) / 2, (begin + end) / 2]);
+    const shown = inView(spans, seen(axis));
+    return { type: "scatter", mode: "markers", name, x: shown.map(([begin, end]) => (begin + end) / 2),
+      y: shown.map(([, , i]) => lane(numbers[i])), marker, hoverinfo: "text",
+      hovertext: shown.map(([, , i, last]) => i === last ? words + described(p, numbers[i])
+        : together(p, count(last - i + 1, "call"), numbers[i], numbers[last] + 1)) };
   }
   // A strip of calls, coloured by part of the model. They follow one another.
   function strip(p, known, axis, lane, numbers) {
-    const steps = Math.max(known.known.size - 1, 1), scale = [];
+    const steps = Math.max(known.names.length - 1, 1), scale = [];
     for (let k = 0; k <= steps; ++k) scale.push([k / steps, PALETTE[k % PALETTE.length]]);
-    const trace = { type: "heatmap", name: "module", y: [lane], zmin: 0, zmax: steps, colorscale: scale,
-      showscale: false, hoverinfo: "text", ygap: 0 };
-    if (!axis.t) {
-      return { ...trace, x0: 0.5, dx: 1, z: [numbers.map((i) => known.calls[i])], hovertext: [numbers.map((i) => described(p, i))] };
-    }
-    const edges = [], z = [], texts = [], least = axis.end * 1e-9;
-    let last = 0;
-    for (const i of numbers) {
-      const [begin, end] = axis.call(i);
+    const shown = inView(numbers.map(axis.call), seen(axis)), edges = [], z = [], texts = [], least = axis.end * 1e-9;
+    let until = 0;
+    for (const [begin, end, first, last] of shown) {
       if (!(end - begin > least)) continue;
-      if (begin - last > least || !edges.length) {  // nothing runs until it begins
+      if (begin - until > least || !edges.length) {  // nothing runs until it begins
         if (edges.length) { z.push(null); texts.push(""); }
         edges.push(begin);
       }
-      edges.push(last = Math.max(end, edges[edges.length - 1] + least));
-      z.push(known.calls[i]);
-      texts.push(described(p, i));
+      edges.push(until = Math.max(end, edges[edges.length - 1] + least));
+      z.push(known.calls[numbers[first]]);
+      texts.push(first === last ? described(p, numbers[first])
+        : together(p, count(last - first + 1, "call"), numbers[first], numbers[last] + 1));
     }
-    return { ...trace, x: edges, z: [z], hovertext: [texts] };
+    return { type: "heatmap", name: "module", y: [lane], zmin: 0, zmax: steps, colorscale: scale, showscale: false,
+      hoverinfo: "text", ygap: 0, x: edges, z: [z], hovertext: [texts] };
   }
 
-  function drawLine() {
-    const p = programs[current], known = colours(p), axis = axisOf(p), { t, lanes } = axis, gpu = t && t.gpu;
-    const runs = [...p.runs.keys()];
-    const replayed = runs.filter((k) => p.runs[k][1] >= 0), others = runs.filter((k) => p.runs[k][1] < 0);
-    const host = runs.filter((k) => p.runs[k][4] === "host");
-    const captured = replayed.map((k) =>
-      ["captured", "planned"].includes(state(p, p.runs[k])) ? css("--accent") : css("--soft"));
-    const [hostLane, replayLane, waitLane] = [lanes.indexOf(gpu ? "processor" : "on the host"), lanes.indexOf(gpu ? "GPU" : "replayed"), 1];
-    const calls = [...p.calls.keys()], middle = (i) => { const [begin, end] = axis.call(i); return (begin + end) / 2; };
-    const inGraphs = (i) => p.calls[i][PARTITION] >= 0;
-    const traces = [
-      strip(p, known, axis, 0, gpu ? calls.filter((i) => !inGraphs(i)) : calls),
-      bars("replayed", replayLane, replayed.map(axis.run), captured, replayed, replayed.map((k) => describedRun(p, k))),
-      bars("on the host", hostLane, others.map(axis.run), others.map((k) => css(p.runs[k][4] === "host" ? "--host" : "--line")), others,
-        others.map((k) => describedRun(p, k))),
-      { type: "scatter", mode: "markers", name: "waits", x: p.waits.map(middle), y: p.waits.map(() => waitLane),
-        marker: { symbol: "diamond", size: 11, color: css("--wait") }, hoverinfo: "text",
-        hovertext: p.waits.map((i) => "the processor waits<br>" + described(p, i)) },
-      { type: "scatter", mode: "markers", name: "found", x: [], y: [], hoverinfo: "text", hovertext: [],
-        marker: { symbol: "triangle-down", size: 11, color: css("--found"), line: { color: css("--panel"), width: 1 } } },
-    ];
-    if (t && t.gpu) {
-      traces.push(strip(p, known, axis, lanes.indexOf("its calls"), calls.filter(inGraphs)),
-        bars("launches", hostLane, t.launches.map(([, begin, end]) => [begin, end]), css("--launch"), t.launches.map(([k]) => k),
-          t.launches.map(([k, begin, end]) => `<b>launch of partition ${p.runs[k][1]}</b><br>${duration(end - begin)} of the thread`)),
-        bars("waiting", waitLane, t.waits.map(([, begin, end]) => [begin, end]), css("--wait"), undefined,
-          t.waits.map(([i, begin, end]) => `the processor waits ${duration(end - begin)}<br>` + described(p, i))));
-    }
-    const { shapes, annotations } = borders(p, 1, (k) => axis.run(k)[0]);
-    Plotly.react(line, traces, layout({
-      xaxis: { range: [0, axis.end], title: { text: axis.title }, tickformat: axis.format },
-      yaxis: { tickvals: lanes.map((_, i) => i), ticktext: lanes, zeroline: false, range: [-0.6, lanes.length - 0.4], fixedrange: true, showgrid: false },
-      shapes, annotations, bargap: 0, barmode: "overlay",
-    }), CONFIG);
+  const replayedRuns = (p) => [...p.runs.keys()].filter((k) => p.runs[k][1] >= 0);
+
+  // What the picture of the step says, in words: they are there though nothing is drawn.
+  function tellLine() {
+    const p = programs[current], { t } = axisOf(p), host = p.runs.filter((run) => run[4] === "host");
     const how = t
       ? `By time, a replayed step of ${duration(t.end)}: ` + (t.gpu
         ? "widths are measured (on the GPU by CUPTI, on the processor by a clock) in uncaptured steps; where they begin is worked out as a replay runs them. Kernels that the processor launches one by one are not drawn on the GPU. "
         : "widths are what calls took the thread in an uncaptured step, one behind the other. ")
       : "In the order of calls, each as wide as the next" + (p.time ? ". " : `: no times were taken${p.why ? ` (${p.why})` : ", which the option times does"}. `);
-    legend(known);
+    legend(colours(p));
     document.getElementById("order").closest("label").hidden = !p.time;
     document.getElementById("time-line-text").textContent = how +
-      `${count(replayed.length, "graph")} and ${count(host.length, "stretch", "stretches")} on the host ` +
+      `${count(replayedRuns(p).length, "graph")} and ${count(host.length, "stretch", "stretches")} on the host ` +
       `(grey: copies of arguments and results), ` +
-      `${count(p.waits.length, "wait")}, ${count(calls.length, "call")}, ${p.captured.toLocaleString("en")} of ` +
+      `${count(p.waits.length, "wait")}, ${count(p.calls.length, "call")}, ${p.captured.toLocaleString("en")} of ` +
       `${count(p.operators, "operator call")} in graphs.`;
+  }
+
+  function drawLine() {
+    if (!near.has(line)) return;
+    const p = programs[current], known = colours(p), axis = axisOf(p), { t, lanes } = axis, gpu = t && t.gpu;
+    const replayed = replayedRuns(p), others = [...p.runs.keys()].filter((k) => p.runs[k][1] < 0);
+    const [hostLane, replayLane, waitLane] = [lanes.indexOf(gpu ? "processor" : "on the host"), lanes.indexOf(gpu ? "GPU" : "replayed"), 1];
+    const calls = [...p.calls.keys()], inGraphs = (i) => p.calls[i][PARTITION] >= 0;
+    const laneOf = (i) => (inGraphs(i) ? replayLane : hostLane);
+    const [accent, soft, hosted, copies, waiting, launching] = ["--accent", "--soft", "--host", "--line", "--wait", "--launch"].map(css);
+    const words = (runs) => (i) => describedRun(p, runs[i]);
+    const traces = [
+      strip(p, known, axis, 0, gpu ? calls.filter((i) => !inGraphs(i)) : calls),
+      bars(p, axis, "replayed", replayLane, replayed.map(axis.run), replayed,
+        (k) => (["captured", "planned"].includes(state(p, p.runs[k])) ? accent : soft), words(replayed)),
+      bars(p, axis, "on the host", hostLane, others.map(axis.run), others, (k) => (p.runs[k][4] === "host" ? hosted : copies), words(others)),
+      marks(p, axis, "waits", p.waits, () => waitLane, { symbol: "diamond", size: 11, color: waiting }, "the processor waits<br>"),
+      marks(p, axis, "found", found, laneOf,
+        { symbol: "triangle-down", size: 11, color: css("--found"), line: { color: css("--panel"), width: 1 } }, ""),
+    ];
+    if (gpu) {
+      const launched = t.launches.map(([k]) => k), runOf = (i) => p.runs.findIndex((run) => run[2] <= i && i < run[3]);
+      traces.push(strip(p, known, axis, lanes.indexOf("its calls"), calls.filter(inGraphs)),
+        bars(p, axis, "launches", hostLane, t.launches.map(([, begin, end]) => [begin, end]), launched, () => launching, (i) =>
+          `<b>launch of partition ${p.runs[launched[i]][1]}</b><br>${duration(t.launches[i][2] - t.launches[i][1])} of the thread`),
+        bars(p, axis, "waiting", waitLane, t.waits.map(([, begin, end]) => [begin, end]), t.waits.map(([i]) => runOf(i)), () => waiting, (i) =>
+          `the processor waits ${duration(t.waits[i][2] - t.waits[i][1])}<br>` + described(p, t.waits[i][0])));
+    }
+    const { shapes, annotations } = borders(p, 1, (k) => axis.run(k)[0]);
+    plotly().react(line, traces, layout({
+      xaxis: { range: view || [0, axis.end], title: { text: axis.title }, tickformat: axis.format },
+      yaxis: { tickvals: lanes.map((_, i) => i), ticktext: lanes, zeroline: false, range: [-0.6, lanes.length - 0.4], fixedrange: true, showgrid: false },
+      shapes, annotations, bargap: 0, barmode: "overlay",
+    }), { ...CONFIG, doubleClick: false });
+    hidePictures();
     if (!line.hears) {
       line.hears = true;
       line.on("plotly_click", (event) => {
-        const run = programs[current].runs[event.points[0].customdata];
-        if (run) {
-          const what = run[1] < 0 ? "on the host" : `in partition ${run[1]}`;
-          const numbers = Array.from({ length: run[3] - run[2] }, (_, k) => run[2] + k);
-          list(numbers, `${count(numbers.length, "call")} of ${programs[current].entries[run[0]]} ${what}`);
-        }
+        const runs = event.points[0].customdata;
+        if (!runs) return;
+        const p = programs[current], [first, last] = runs.map((k) => p.runs[k]);
+        const what = first !== last ? "" : first[1] < 0 ? " on the host" : ` in partition ${first[1]}`;
+        const numbers = Array.from({ length: last[3] - first[2] }, (_, k) => first[2] + k);
+        list(numbers, `${count(numbers.length, "call")} of ${p.entries[first[0]]}${what}`);
+      });
+      line.on("plotly_doubleclick", () => zoom("all"));
+      line.on("plotly_relayout", (change) => {  // zoomed by hand: what was too narrow may have room now
+        if (!Object.keys(change).some((key) => key.startsWith("xaxis"))) return;
+        if (change["xaxis.autorange"]) zoom("all"); else zoomTo(...line.layout.xaxis.range.map(Number));
       });
     }
   }
 
   // Parts of the model, in the colours of their calls. Those beyond share colours with them.
   function legend(known) {
-    const parts = [...known.known.keys()];
+    const parts = known.names;
     document.getElementById("legend").replaceChildren(...parts.slice(0, PALETTE.length).map((name, k) => {
       const item = document.createElement("li"), patch = document.createElement("i");
       patch.style.background = PALETTE[k];
@@ -254,7 +310,7 @@
 
   function search() {
     const p = programs[current], wanted = document.getElementById("search").value.trim().toLowerCase();
-    const found = [];
+    found = [];
     if (wanted) {
       const hits = p.strings.map((each) => each.toLowerCase().includes(wanted));
       p.calls.forEach((call, i) => {
@@ -262,27 +318,27 @@
       });
     }
     document.getElementById("matches").textContent = wanted ? count(found.length, "call") + " found" : "";
-    const axis = axisOf(p), gpu = axis.t && axis.t.gpu;
-    const lane = (i) => axis.lanes.indexOf(p.calls[i][PARTITION] < 0 ? (gpu ? "processor" : "on the host") : gpu ? "GPU" : "replayed");
-    Plotly.restyle(line, { x: [found.map((i) => (axis.call(i)[0] + axis.call(i)[1]) / 2)], y: [found.map(lane)],
-      hovertext: [found.map((i) => described(p, i))] }, [line.data.findIndex((trace) => trace.name === "found")]);
+    const axis = axisOf(p);
     if (found.length) {
-      const first = Math.min(...found.map((i) => axis.call(i)[0])), last = Math.max(...found.map((i) => axis.call(i)[1]));
+      const first = found.reduce((least, i) => Math.min(least, axis.call(i)[0]), Infinity);
+      const last = found.reduce((most, i) => Math.max(most, axis.call(i)[1]), 0);
       const room = Math.max(axis.t ? axis.end / 1e4 : 2, (last - first) * 0.05);
       zoomTo(first - room, last + room);
-    } else if (!wanted) {
+    } else if (wanted) {
+      drawLine();
+    } else {
       zoomTo(0, axis.end);
     }
     list(found, `${count(found.length, "call")} with “${wanted}”`);
   }
 
   function zoomTo(begin, end) {
-    const n = axisOf(programs[current]).end;
-    Plotly.relayout(line, { "xaxis.range": [Math.max(0, begin), Math.min(n, end)] });
+    view = [Math.max(0, begin), Math.min(axisOf(programs[current]).end, end)];
+    drawLine();
   }
   function zoom(how) {
     const n = axisOf(programs[current]).end;
-    const [begin, end] = line.layout.xaxis.range.map(Number), width = end - begin;
+    const [begin, end] = view || [0, n], width = end - begin;
     if (how === "in") zoomTo(begin + width / 4, end - width / 4);
     if (how === "out") zoomTo(begin - width / 2, end + width / 2);
     if (how === "left") zoomTo(Math.max(0, begin - width / 2), Math.max(width, end - width / 2));
@@ -290,12 +346,21 @@
     if (how === "all") zoomTo(0, n);
   }
 
-  function drawMap() {
+  function tellMap() {
     if (!map) return;
-    const p = programs[current], memory = p.memory, known = colours(p), note = document.getElementById("memory-text");
+    const memory = programs[current].memory, note = document.getElementById("memory-text");
     map.hidden = !memory;
     note.textContent = memory ? "" : "This program has no arena.";
     if (!memory) return;
+    const [left, bytes] = memory.left_out;
+    note.textContent = `Arena of ${size(memory.bytes)}, ${size(memory.live_bytes)} alive at the peak, ` +
+      `${memory.measured ? "as recorded in runs" : "as planned from types"}.` +
+      (left ? ` ${count(left, "tensor")}, ${size(bytes)} together, are too small or short-lived to be drawn.` : "");
+  }
+
+  function drawMap() {
+    const p = programs[current], memory = p.memory, known = colours(p);
+    if (!memory || !near.has(map)) return;
     const unit = memory.bytes >= 2 ** 30 ? ["GiB", 2 ** 30] : memory.bytes >= 2 ** 20 ? ["MiB", 2 ** 20] : ["KiB", 2 ** 10];
     const scaled = (bytes) => bytes / unit[1], n = p.calls.length, all = memory.buffers;
     const label = ([begin, end, bytes, offset, maker, holder]) => [
@@ -317,47 +382,63 @@
     ];
     const { shapes, annotations } = borders(p, 1, (k) => p.runs[k][2]);
     annotations.push({ x: memory.peak, y: scaled(peak), yref: "y2", text: `peak ${size(peak)}`, showarrow: true, arrowcolor: css("--ink"), ax: memory.peak < n / 5 ? 70 : -70, ay: -12 });
-    Plotly.react(map, traces, layout({
+    plotly().react(map, traces, layout({
       xaxis: { range: [0, n], title: { text: "operator call" }, tickformat: ",d", anchor: "y" },
       yaxis: { domain: [0, 0.62], range: [0, scaled(memory.bytes)], title: { text: `offset, ${unit[0]}` } },
       yaxis2: { domain: [0.7, 1], range: [0, scaled(peak) * 1.3], title: { text: `alive, ${unit[0]}` } },
       shapes, annotations, barmode: "overlay",
     }), CONFIG);
-    const [left, bytes] = memory.left_out;
-    note.textContent = `Arena of ${size(memory.bytes)}, ${size(memory.live_bytes)} alive at the peak, ` +
-      `${memory.measured ? "as recorded in runs" : "as planned from types"}.` +
-      (left ? ` ${count(left, "tensor")}, ${size(bytes)} together, are too small or short-lived to be drawn.` : "");
+    hidePictures();
   }
 
   // Plotly's buttons have names; their pictures are decoration.
   function hidePictures() {
     document.querySelectorAll("svg.icon, #js-plotly-tester").forEach((each) => each.setAttribute("aria-hidden", "true"));
   }
-  // What is looked at first is drawn first.
+  // It is large: read when the first picture is to be drawn.
+  function plotly() {
+    if (!window.Plotly) {
+      const code = document.createElement("script");
+      code.textContent = document.getElementById("plotly").textContent;
+      document.head.append(code);
+    }
+    return window.Plotly;
+  }
   function draw() {
     document.querySelectorAll("[data-program]").forEach((each) => { each.hidden = each.dataset.program !== String(current); });
+    tellLine();
+    tellMap();
     drawLine();
-    hidePictures();
-    setTimeout(() => {
-      drawMap();
-      hidePictures();
-      document.documentElement.dataset.drawn ||= String(Math.round(performance.now()));
-    });
+    drawMap();
   }
+  const drawn = () => { document.documentElement.dataset.drawn ||= String(Math.round(performance.now())); };
 
   function begin() {
-    const code = document.createElement("script");
-    code.textContent = document.getElementById("plotly").textContent;
-    document.head.append(code);
     draw();
+    // What is on the screen, or nearly, is drawn; the rest when it comes there.
+    const watch = new IntersectionObserver((changes) => {
+      for (const { target } of changes.filter((change) => change.isIntersecting && !near.has(change.target))) {
+        near.add(target);
+        if (target === line) drawLine(); else drawMap();
+      }
+      drawn();
+    }, { rootMargin: "200px" });
+    const figures = [line, map].filter(Boolean);
+    figures.forEach((figure) => watch.observe(figure));
+    addEventListener("beforeprint", () => {
+      figures.forEach((figure) => near.add(figure));
+      draw();
+    });
     document.getElementById("program").addEventListener("change", (event) => {
       current = Number(event.target.value);
+      view = null;
       draw();
       search();
     });
     document.getElementById("order").addEventListener("change", (event) => {
       byTime = event.target.value === "time";
-      drawLine();
+      view = null;
+      tellLine();
       search();
     });
     let typing;
@@ -369,10 +450,10 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   }
 
-  // Words and tables are read while plotly, which is large, is made ready.
+  // Words and tables are read before anything is drawn.
   if (programs.length) {
     requestAnimationFrame(() => setTimeout(begin));
   } else {
-    document.documentElement.dataset.drawn = String(Math.round(performance.now()));
+    drawn();
   }
 })();

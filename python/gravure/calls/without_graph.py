@@ -1,0 +1,35 @@
+"""Which functions of a model Dynamo made no graph of."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from ..torch_api.dynamo import skipped_frames
+
+
+def without_graph(fn: Callable[..., Any], modules: Iterable[nn.Module]) -> Counter[tuple[str, str]]:
+    """Those of skipped_frames that lie in `fn` or in a forward of `modules`: Dynamo says it once,
+    and leaves them so ever after."""
+    forwards = {type(part).forward for module in modules for part in module.modules()}
+    codes = [getattr(inspect.unwrap(each), "__code__", None) for each in (fn, *forwards)]
+    lines = {line for code in codes if code is not None for line in _lines(code)}
+    every = skipped_frames().items()
+    return Counter({told: n for told, n in every if told[0].rpartition(" at ")[2] in lines})
+
+
+def _lines(code: CodeType) -> Iterable[str]:
+    """Each as "model.py:12"."""
+    file = os.path.basename(code.co_filename)
+    yield f"{file}:{code.co_firstlineno}"
+    for _, _, line in code.co_lines():
+        yield f"{file}:{line}"
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _lines(inner)

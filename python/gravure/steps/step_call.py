@@ -14,6 +14,7 @@ from ..library.load import program_class
 from ..text.entry_call import picker
 from ..text.fx_import import EntryWriter
 from ..torch_api.autograd import has_gradient_hooks
+from ..torch_api.fake_tensors import memory_of
 from ..torch_api.guard_checks import LookedUp, Scope
 from .optimizer_step import Update
 
@@ -31,9 +32,9 @@ class OtherTraining(RuntimeError):
     def __init__(
         self, trained: tuple[Any, ...], message: str, former: tuple[Any, ...] | None = None
     ) -> None:
-        """`trained`: by input, whether it requires a gradient now, and the settings; or which
-        inputs are the same. `former`: what the program that refused was made for, where that is
-        known."""
+        """`trained`: by input, its name and whether it requires a gradient now, and the settings;
+        or which inputs are the same. `former`: what the program that refused was made for, where
+        that is known."""
         super().__init__(message)
         self.trained = trained
         self.former = former
@@ -66,12 +67,15 @@ class Kept:
         self._pick_rest = picker(rest)
         self._held: tuple[Any, ...] = ()
         self._ids: dict[int, int] = {}  # of what is bound, by position
+        self._memory: dict[int, int] = {}
+        self._shared: list[int] | None = None  # which of them had the same memory at first
 
     def forget(self) -> None:
         """The next call binds all of it, to another program: nothing is held until then."""
         self._found.forget()
         self._held = ()
         self._ids = {}
+        self._memory = {}
         if self.update is not None:
             self.update.forget()
 
@@ -103,7 +107,23 @@ class Kept:
                 "two parameters or buffers of a step are one tensor since it was compiled; call "
                 "torch._dynamo.reset() after they are tied",
             )
+        self._refuse_sharing(positions, values)
         self._ids = ids
+
+    def _refuse_sharing(self, positions: list[int], values: list[Any]) -> None:
+        """Two that have the same memory now: a step that writes into one of them cannot be."""
+        memory = self._memory | dict(zip(positions, map(memory_of, values), strict=True))
+        if len(memory) == len(self.looked_up) + len(self._passed):  # all of them are known
+            all_of = [memory[i] for i in sorted(memory)]
+            shared = [all_of.index(each) for each in all_of]
+            if self._shared is not None and shared != self._shared:
+                raise OtherTraining(
+                    ("memory", *shared),
+                    "other parameters or buffers of a step share memory than when it was compiled; "
+                    "call torch._dynamo.reset() behind such a change",
+                )
+            self._shared = shared
+        self._memory = memory
 
     def named(self, program: Any, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
         """Every input of a call, with its name."""
@@ -186,8 +206,10 @@ class StepProgram(Instance):
         while not (results := run(ENTRY, given, not self._hooked)):
             refusal, message = program.refusal(ENTRY, given, not self._hooked)
             if refusal in (_FROZEN_OR_NOT, _SETTINGS):
-                values = [value for _, value in kept.named(program, args)]
-                trained = tuple([getattr(value, "requires_grad", False) for value in values])
+                trained = tuple(
+                    (name, getattr(value, "requires_grad", False))
+                    for name, value in kept.named(program, args)
+                )
                 now = program_class().kernel_settings()
                 former = (trained, self._made_for) if refusal == _SETTINGS else None
                 raise OtherTraining((trained, now), message, former)

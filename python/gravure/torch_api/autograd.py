@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .private_names import (
     MissingName,
     _get_current_graph_task_keep_graph,
@@ -41,3 +43,8 @@ def has_gradient_hooks(tensor: object) -> bool:
     """
     hooks = getattr(tensor, "_backward_hooks", None)
     return bool(hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def may_require_gradient(tensor: torch.Tensor) -> bool:
+    """Of its dtype: whole numbers never do."""
+    return tensor.is_floating_point() or tensor.is_complex()

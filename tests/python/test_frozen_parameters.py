@@ -103,6 +103,26 @@ def test_gradients_are_those_of_what_is_trained_now(make: Any, *, views: bool) -
             model.zero_grad()
 
 
+# Rows of a batch, and the layer that is frozen: a program for other sizes was made while another
+# one was, under the number by which what is trained now is known.
+SIZES_AND_FROZEN = [(5, 2), (5, 0), (3, 1), (3, 2), (3, 0)]
+
+
+def test_two_sizes_of_a_step_are_trained_otherwise() -> None:
+    models = [Layers()]
+    models.append(copy.deepcopy(models[0]))
+    steps = [eager(models[0]), by_step(models[1])]
+    for rows, frozen in SIZES_AND_FROZEN:
+        for model, step in zip(models, steps, strict=True):
+            model.zero_grad()
+            model.freeze({frozen})
+            torch.manual_seed(rows)
+            step(torch.randn(rows, 4))
+        assert state_of(models[0]) == state_of(models[1])
+        found = [[bits(p.grad) for p in model.parameters()] for model in models]
+        assert found[0] == found[1], (rows, frozen)
+
+
 def test_a_model_that_was_frozen_whole() -> None:
     model = Layers()
     model.freeze({0, 1, 2})

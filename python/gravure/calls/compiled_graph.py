@@ -75,6 +75,8 @@ class CompiledGraph:
         self._current: Instance | None = None  # of the last call
         self._sizes = SizeChoice(label)
         self._absent: tuple[int, ...] = ()  # gradients of outputs that backwards come without
+        # Arguments of a native call that need another program than this graph's.
+        self.refuses: Callable[[Sequence[Any]], bool] = lambda _: False
         self._several = False  # or were: a backward may be of one that is gone
         self._is_around = False
         self._told: weakref.WeakSet[Instance] = weakref.WeakSet()  # that there are no further ones
@@ -251,7 +253,11 @@ class CompiledGraph:
     def run_native(self, args: Sequence[Any]) -> list[Any] | None:
         """The results of the graph, as a node of autograd's; None, and nothing has run, where it
         needs AOTAutograd's wrapper."""
-        instance = self._instance_for(args)
+        instance = self._current_for(args)
+        if instance is None:
+            if self.refuses(args):
+                return None
+            instance = self._choose(args)
         if instance.native is None:
             return None
         results = instance.native(args)
@@ -303,6 +309,10 @@ class CompiledGraph:
             return None
 
     def _instance_for(self, args: Sequence[Any]) -> Instance:
+        return self._current_for(args) or self._choose(args)
+
+    def _current_for(self, args: Sequence[Any]) -> Instance | None:
+        """That of the last call, if it is for these."""
         instance = self._current
         if (
             instance is None
@@ -310,7 +320,7 @@ class CompiledGraph:
             or not instance.holds(args)
             or (self._symbols and instance.sizes != _read(args, self._symbols))
         ):
-            instance = self._choose(args)
+            return None
         return instance
 
     def _beside(self, first: Instance, args: Sequence[Any]) -> Instance | None:

@@ -28,11 +28,13 @@ from ..torch_api.aot_metadata import (
     current_metadata,
     current_tokens,
     metadata_of,
+    writes_arguments,
 )
-from ..torch_api.autograd import saved_tensor_hooks_are_set
+from ..torch_api.autograd import may_require_gradient, saved_tensor_hooks_are_set
 from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.dispatch import in_autocast
-from ..torch_api.fake_tensors import FakeTensor
+from ..torch_api.dynamo import with_one_input
+from ..torch_api.fake_tensors import FakeTensor, memory_of
 from .compiled_graph import CompiledGraph
 from .live_graphs import follow
 from .size_choice import FEWEST
@@ -84,8 +86,9 @@ class FrameRequest:
                 in_autocast=self.in_autocast,
             )
         trained = _Trained(frame.inputs, inputs) if torch.is_grad_enabled() else None
+        shared = _Shared(frame.inputs, inputs) if frame.writes else None
         return FrameCall(
-            self, frame.compiled, wrapper, trained, bundles=bundles, bundled=frame.bundled
+            self, frame.compiled, wrapper, trained, shared, bundles=bundles, bundled=frame.bundled
         )
 
     def new_graph(self) -> CompiledGraph:
@@ -97,13 +100,16 @@ class FrameRequest:
 
 
 class _Trained:
-    """Which parameters and buffers among a graph's inputs required a gradient at first."""
+    """Which of a graph's inputs required a gradient at first.
+
+    Of tensors that lie in a dictionary, or in a module's, Dynamo does not look for that.
+    """
 
     def __init__(self, specs: Sequence[InputSpec | None], inputs: Sequence[Any]) -> None:
         kept = [
-            (i, spec.name, value.requires_grad)
+            (i, spec.name if spec is not None else f"input {i}", value.requires_grad)
             for i, (spec, value) in enumerate(zip(specs, inputs, strict=True))
-            if spec is not None and spec.role in ("parameter", "buffer")
+            if isinstance(value, torch.Tensor) and may_require_gradient(value)
         ]
         self._names = [name for _, name, _ in kept]
         self._pick = picker([i for i, _, _ in kept])
@@ -125,6 +131,35 @@ class _Trained:
 _requires_grad = operator.attrgetter("requires_grad")
 
 
+class _Shared:
+    """Which of the tensors that a graph finds by itself shared memory at first, where it writes.
+
+    Dynamo passes what is one tensor once, and does not look whether two come to be one: each would
+    be computed from the values of before the call.
+    """
+
+    def __init__(self, specs: Sequence[InputSpec | None], inputs: Sequence[Any]) -> None:
+        roles = [spec.role if spec is not None else "" for spec in specs]
+        self._pick = picker([i for i, role in enumerate(roles) if role in ("parameter", "buffer")])
+        self._ids: list[int] = []  # of the last look
+        self._last: tuple[int, ...] = ()
+        self.first = self.now(inputs)
+
+    def now(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """For each the first one with the same memory; nothing where none is shared."""
+        kept = self._pick(args)
+        ids = list(map(id, kept))
+        if ids != self._ids:
+            memory = list(map(memory_of, kept))
+            shared = len(set(memory)) < len(memory)
+            self._last = tuple(map(memory.index, memory)) if shared else ()
+            self._ids = ids
+        return self._last
+
+    def changed(self, args: Sequence[Any]) -> bool:
+        return self.now(args) != self.first
+
+
 class FrameCall:
     """A graph of Dynamo's as Dynamo calls it."""
 
@@ -134,6 +169,7 @@ class FrameCall:
         graph: CompiledGraph,
         wrapper: Callable[..., Any],
         trained: _Trained | None,
+        shared: _Shared | None,
         *,
         bundles: bool,
         bundled: bool,
@@ -146,9 +182,12 @@ class FrameCall:
         self._is_native = bundles and graph.may_run_native
         self._was_called = False
         self._trained = trained if trained is not None and trained.first else None
-        # By settings of kernels, which inputs require a gradient, and sizes; None where it runs as
-        # the first one does.
-        self._otherwise: dict[Any, FrameCall | None] = {}
+        self._shared = shared
+        if shared is not None:
+            graph.refuses = shared.changed
+        # By settings of kernels, which inputs require a gradient or share memory, and sizes; None
+        # where it runs as the first one does.
+        self._otherwise: dict[Any, Callable[..., Any] | None] = {}
         self._unbundled: FrameCall | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -167,34 +206,40 @@ class FrameCall:
         self._was_called = True
         return not self._graph.has_foreign_operators
 
-    def _for_now(self, args: Sequence[Any]) -> FrameCall | None:
+    def _for_now(self, args: Sequence[Any]) -> Callable[..., Any] | None:
         """Another program where the graph would have been traced otherwise now.
 
         Dynamo looks neither at the settings by which operators choose their kernels, attention's
         for one, nor whether what it calls static requires a gradient: that of what was unfrozen
-        would be missing without a word, and that of what was frozen computed in vain.
+        would be missing without a word, and that of what was frozen computed in vain. Nor whether
+        two tensors came to be one.
         """
         settings = program_class().kernel_settings()
         trained = self._trained.now(args) if self._trained is not None else ()
+        shared = self._shared.now(args) if self._shared is not None else ()
         if settings == self._graph.made_for:
             if self._trained is None or trained == self._trained.first:
-                return None
-        key = settings, trained, *[arg for arg in args if isinstance(arg, int)]
+                if self._shared is None or shared == self._shared.first:
+                    return None
+        key = settings, trained, shared, *[arg for arg in args if isinstance(arg, int)]
         if key in self._otherwise:
             return self._otherwise[key]
         return self._compiled_for(key, args)
 
-    def _compiled_for(self, key: tuple[Any, ...], args: Sequence[Any]) -> FrameCall | None:
-        settings, trained, *_ = key
+    def _compiled_for(self, key: tuple[Any, ...], args: Sequence[Any]) -> Callable[..., Any] | None:
+        settings, trained, shared, *_ = key
         label, most = self._request.label, self._request.options.max_shapes or FEWEST
         changed = self._trained.changed(trained) if self._trained is not None else {}
         differs = program_class().settings_difference(settings, self._graph.made_for)
+        tied = self._shared is not None and shared != self._shared.first
         if len(self._otherwise) >= most:
-            if True not in changed and not differs:
+            if True not in changed and not differs and not tied:
                 return None  # gradients that nobody gets
             what = f"{differs} is set otherwise than"
             if True in changed:
                 what = f'"{changed[True]}" requires a gradient, which it did not'
+            elif tied:
+                what = "other parameters or buffers share memory than"
             raise RuntimeError(
                 f"{label}: {what} when the graph was compiled, and there are {most} programs for "
                 "other settings, sets of parameters that require a gradient, or sizes; call "
@@ -205,9 +250,11 @@ class FrameCall:
             logger.info('%s: "%s" %s gradient now: a program more is made', label, name, verb)
         if differs:
             logger.info("%s: %s changed: a program more is made", label, differs)
-        found: FrameCall | None = None
+        if tied:
+            logger.info("%s: other buffers share memory now: a program more is made", label)
+        found: Callable[..., Any] | None = None
         try:
-            found = self._request.compile(args, bundles=self._bundles)
+            found = self._compiled(args)
         except Exception as error:
             if differs:
                 what = f"{differs} changed since it was"
@@ -215,8 +262,24 @@ class FrameCall:
             if True in changed:
                 what = f'"{changed[True]}" requires a gradient, which it did not when it was'
                 raise _too_late(label, what, "parameters are unfrozen", error) from error
+            if tied:
+                what = "other parameters or buffers share memory than when it was"
+                raise _too_late(label, what, "they are tied", error) from error
         self._otherwise[key] = found
         return found
+
+    def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """What is one tensor by now is one input of the graph's."""
+        ids = [id(arg) if isinstance(arg, torch.Tensor) else -i for i, arg in enumerate(args)]
+        different = [i for i, each in enumerate(ids) if ids.index(each) == i]
+        if len(different) == len(ids):
+            return self._request.compile(args, bundles=self._bundles)
+        request = replace(
+            self._request, graph=with_one_input(self._request.graph, [ids.index(i) for i in ids])
+        )
+        pick = picker(different)
+        call = request.compile(pick(args), bundles=self._bundles)
+        return lambda *args: call(*pick(args))
 
     def _wrapped(self, args: Sequence[Any]) -> Any:
         """AOTAutograd's wrapper; under hooks on saved tensors one that shows them each one."""
@@ -249,6 +312,7 @@ class _Frame:
         self._bundles = bundles
         self._in_autocast = request.in_autocast and in_autocast()
         self.bundled = False
+        self.writes = False  # into its inputs
         self._label = request.label
         self._namer = FrameNamer()
         nodes = request.graph.graph.find_nodes(op="placeholder")
@@ -288,6 +352,7 @@ class _Frame:
         known = [spec if spec.role != "symint" else None for spec in self.inputs if spec]
         tangents, generators = backward_inputs(backward) if backward is not None else ((), ())
         meta = current_metadata()
+        self.writes = meta is None or writes_arguments(meta)
         return TracedGraphs(
             self._label,
             self._namer,

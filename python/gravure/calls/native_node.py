@@ -18,6 +18,7 @@ from ..graphs.traced_graphs import TracedGraphs
 from ..library.direct_calls import direct
 from ..text.entry_call import Call, picker
 from ..torch_api.aot_metadata import Metadata
+from ..torch_api.autograd import may_require_gradient
 from ..torch_api.operators import pytree
 
 # The results of the graph for these arguments of Dynamo's; None, and nothing has run, where this
@@ -70,7 +71,8 @@ def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list
     if not meta.is_ordinary or not meta.are_plain or len(meta.results) != outputs:
         return None
     values = graph.graph.output_node().args[0]
-    if not all(map(_is_tensor, [*graph.graph.find_nodes(op="placeholder"), *values[:outputs]])):
+    inputs = graph.graph.find_nodes(op="placeholder")
+    if not all(map(_is_tensor, [*inputs, *values[:outputs]])):
         return None
     # Fewer: AOTAutograd takes an argument that comes twice once. More: it adds random states.
     if not traced.dynamo_arguments == forward.arguments == len(meta.arguments):
@@ -105,7 +107,9 @@ def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list
         "tangent_formats": formats,
         "edges": [i for i, _, _ in edges],
         "frozen": [
-            forward.taken.index(i) for i in forward.kept if not meta.arguments[i].requires_grad
+            position
+            for position, i in enumerate(forward.taken)
+            if not meta.arguments[i].requires_grad and may_require_gradient(inputs[i].meta["val"])
         ],
         "gradients": [g for _, g, _ in edges],
         "needs": [needs[argument] for _, _, argument in edges],

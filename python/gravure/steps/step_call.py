@@ -15,6 +15,7 @@ from ..library.load import program_class
 from ..text.entry_call import picker
 from ..text.fx_import import EntryWriter
 from ..torch_api.autograd import has_gradient_hooks
+from ..torch_api.fake_tensors import memory_of
 from ..torch_api.guard_checks import LookedUp, Scope
 from .optimizer_step import Update
 
@@ -32,9 +33,9 @@ class OtherTraining(RuntimeError):
     def __init__(
         self, trained: tuple[Any, ...], message: str, former: tuple[Any, ...] | None = None
     ) -> None:
-        """`trained`: by input, whether it requires a gradient now, the settings, and the kinds of
-        what is kept; or which inputs are the same. `former`: what the program that refused was
-        made for, where that is known."""
+        """`trained`: by input, its name and whether it requires a gradient now, the settings, and
+        the kinds of what is kept; or which inputs are the same. `former`: what the program that
+        refused was made for, where that is known."""
         super().__init__(message)
         self.trained = trained
         self.former = former
@@ -71,16 +72,21 @@ class Kept:
         rest = [k for k, i in enumerate(self._others) if i not in self._passed]
         self._pick_rest = picker(rest)
         self._kept = kept
-        self._first_trained = tuple([_requires_grad(value) for value in inputs])
+        # Graphs of other arguments have other names, and programs of their own.
+        self._names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+        self._first_trained = self._trained(inputs)
         self._first_kinds = tuple([_kind(inputs[i]) for i in kept])
         self._held: tuple[Any, ...] = ()
         self._ids: dict[int, int] = {}  # of what is bound, by position
+        self._memory: dict[int, int] = {}
+        self._shared: list[int] | None = None  # which of them had the same memory at first
 
     def forget(self) -> None:
         """The next call binds all of it, to another program: nothing is held until then."""
         self._found.forget()
         self._held = ()
         self._ids = {}
+        self._memory = {}
         if self.update is not None:
             self.update.forget()
 
@@ -112,7 +118,23 @@ class Kept:
                 "two parameters or buffers of a step are one tensor since it was compiled; call "
                 "torch._dynamo.reset() after they are tied",
             )
+        self._refuse_sharing(positions, values)
         self._ids = ids
+
+    def _refuse_sharing(self, positions: list[int], values: list[Any]) -> None:
+        """Two that have the same memory now: a step that writes into one of them cannot be."""
+        memory = self._memory | dict(zip(positions, map(memory_of, values), strict=True))
+        if len(memory) == len(self.looked_up) + len(self._passed):  # all of them are known
+            all_of = [memory[i] for i in sorted(memory)]
+            shared = [all_of.index(each) for each in all_of]
+            if self._shared is not None and shared != self._shared:
+                raise OtherTraining(
+                    ("memory", *shared),
+                    "other parameters or buffers of a step share memory than when it was compiled; "
+                    "call torch._dynamo.reset() behind such a change",
+                )
+            self._shared = shared
+        self._memory = memory
 
     def named(self, program: Any, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
         """Every input of a call, with its name."""
@@ -124,8 +146,12 @@ class Kept:
         """What decides, in a call with these settings, which program it takes (OtherTraining)."""
         pairs = zip([*self.looked_up, *self._others], [*self._found.look(), *args], strict=True)
         values = dict(pairs)
-        trained = tuple([_requires_grad(values[i]) for i in sorted(values)])
+        trained = self._trained([values[i] for i in sorted(values)])
         return trained, settings, tuple([_kind(values[i]) for i in self._kept])
+
+    def _trained(self, values: Sequence[Any]) -> tuple[tuple[str, bool], ...]:
+        pairs = zip(self._names, values, strict=True)
+        return tuple([(name, getattr(v, "requires_grad", False)) for name, v in pairs])
 
     def first_state(self, settings: int) -> tuple[Any, ...]:
         """The same of the call that it was compiled in."""
@@ -136,10 +162,6 @@ class Kept:
         if self.update is not None:
             self.update.refuse_others(dict(zip(positions, values, strict=True)))
         program.bind(ENTRY, positions, values)
-
-
-def _requires_grad(value: Any) -> bool:
-    return getattr(value, "requires_grad", False)
 
 
 class StepProgram(Instance):

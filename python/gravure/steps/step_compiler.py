@@ -31,6 +31,7 @@ from ..text.dynamo_graph import input_spec, label_of
 from ..text.entries import step_entry
 from ..text.fx_import import EntryWriter
 from ..text.program_text import HEADER
+from ..torch_api.autograd import may_require_gradient
 from ..torch_api.dispatch import is_traceable_wrapper_subclass
 from ..torch_api.dynamo import TracingContext
 from ..torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
@@ -118,21 +119,37 @@ class StepCompiler:
 
         return traces_as_eager(compile_graph, is_compiling=self.options.is_compiling)
 
-    def train(self, trained: tuple[Any, ...], former: tuple[Any, ...] | None = None) -> None:
-        """Has Dynamo find, or compile, a program for what OtherTraining tells of its inputs."""
+    def train(
+        self,
+        trained: tuple[Any, ...],
+        former: tuple[Any, ...] | None = None,
+        *,
+        anew: bool = False,
+    ) -> None:
+        """Has Dynamo find, or compile, a program for what OtherTraining tells of its inputs.
+
+        `anew`: not the one under the number that is known. Another graph, of other arguments, may
+        have the same inputs, and was compiled under that number when they were trained otherwise.
+        """
         if former is not None:
             self._trainings.setdefault(former, self.training)
-        number = self._trainings.setdefault(trained, len(self._trainings) + 1)
-        if number == self.training:  # that of a program for others, of another shape
-            number = self._trainings[trained] = max(self._trainings.values()) + 1
-        self.training = number
+        number = self._trainings.get(trained, self.training)
+        if anew or number == self.training:
+            number = max([*self._trainings.values(), self.training]) + 1
+        self._trainings[trained] = self.training = number
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         must_trace_as_eager()
         made_for = program_class().kernel_settings()
         with under_way(f"compiling {self.name}"):
             written = self.write(graph, inputs)
-        frozen = [i for i in written.kept if not inputs[i].requires_grad]
+        frozen = [
+            i
+            for i, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor)
+            and may_require_gradient(value)
+            and not value.requires_grad
+        ]
         assert self.scope is not None
         with unset_fake_temporarily():
             kept = Kept(self.scope, graph, inputs, written.kept, written.update)

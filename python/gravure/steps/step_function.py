@@ -64,7 +64,11 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
             result = once(args, kwargs)
         except OtherTraining as other:
             compiler.train(other.trained, other.former)
-            result = once(args, kwargs)
+            try:
+                result = once(args, kwargs)
+            except OtherTraining as still:
+                compiler.train(still.trained, anew=True)
+                result = once(args, kwargs)
         return result if scale is None else result[1]
 
     def once(args: Any, kwargs: Any) -> Any:

@@ -125,6 +125,11 @@ def _is_ordinary(meta: Any) -> bool:
     )
 
 
+def writes_arguments(meta: Any) -> bool:
+    """Whether the function writes into what it is given, inside of the graph or behind it."""
+    return any(info.mutates_data for info in meta.input_info)
+
+
 def is_ordinary(meta: Any, is_known: Callable[[Any], bool]) -> bool:
     """The same of AOTAutograd's own value, whose kinds of tensors must be known.
 

@@ -64,3 +64,8 @@ def is_view(tensor: torch.Tensor) -> bool:
 def times_written(tensors: Iterable[torch.Tensor]) -> int:
     """How often, as far as it was counted. Without it old casts of autocast's are not told."""
     return sum([tensor._version for tensor in tensors])
+
+
+def may_require_gradient(tensor: torch.Tensor) -> bool:
+    """Of its dtype: whole numbers never do."""
+    return tensor.is_floating_point() or tensor.is_complex()

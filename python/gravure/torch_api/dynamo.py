@@ -12,7 +12,7 @@ import re
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
@@ -52,6 +52,7 @@ __all__ = [
     "source_of",
     "tracing_settings",
     "whole_graph",
+    "with_one_input",
 ]
 
 # BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException: its errors, told as
@@ -118,6 +119,26 @@ def is_static(node: fx.Node) -> bool:
     Without it every parameter is staged in each step.
     """
     return node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None
+
+
+def with_one_input(graph: fx.GraphModule, first: Sequence[int]) -> fx.GraphModule:
+    """A copy that takes what is one tensor once: for each input the position of the first same one.
+
+    Without what Dynamo says of placeholders inputs have no names.
+    """
+    copied, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    copied.output(copied.graph_copy(graph.graph, values))
+    for node, copy in values.items():
+        if (source := getattr(node, "_dynamo_source", None)) is not None:
+            copy._dynamo_source = source
+    inputs = copied.find_nodes(op="placeholder")
+    for node, i in zip(inputs, first, strict=True):
+        if node is not inputs[i]:
+            node.replace_all_uses_with(inputs[i])
+            copied.erase_node(node)
+    found = fx.GraphModule(graph, copied)
+    found.meta.update(graph.meta)
+    return found
 
 
 class Break(NamedTuple):

@@ -14,6 +14,7 @@
 - What NumPy draws at random NumPy draws (numpy_draws.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
+- What code may change behind the first call is looked for in each one (further_guards.py).
 
 Dynamo is changed for what Gravure compiles alone.
 
@@ -35,6 +36,7 @@ import torch
 from .compile_lock import one_at_a_time
 from .constant_branches import decide_constant_branches
 from .eager_kernels import GROUPED_MM, fake_grouped_mm
+from .further_guards import guard_further
 from .numpy_draws import draw_from_numpy
 from .private_names import (
     NAMES,
@@ -112,6 +114,7 @@ def _change_dynamo() -> MissingName | None:
     answer_as_eager(_is_told_as_eager)
     trace_recurrent_modules(_is_marked)
     keep_recurrent_dropout(_is_marked)
+    guard_further(_is_marked)
     try:
         TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)
         for name in _METHODS:

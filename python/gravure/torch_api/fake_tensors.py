@@ -29,6 +29,7 @@ __all__ = [
     "has_open_sizes",
     "is_nested_number",
     "is_sym_node",
+    "memory_of",
     "mode_of",
     "mode_of_any",
     "storage_key",
@@ -75,6 +76,14 @@ def storage_key(tensor: Tensor) -> int:
     Without it a stand-in, which has no address, cannot be told to share memory.
     """
     return tensor.untyped_storage()._cdata
+
+
+def memory_of(tensor: Tensor) -> int:
+    """The same, or a number of its own for what has no such memory, as a sparse one."""
+    try:
+        return storage_key(tensor)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
 
 
 def fixed_number(value: torch.SymInt) -> int | None:

@@ -51,6 +51,7 @@ class Without(enum.Enum):
     RECURRENT = "graphs break at every LSTM"
     DROPOUT = "behind a compilation cuDNN's dropout begins anew, with other bits than eager's"
     BRANCHES = "graphs break at branches on constants"
+    GUARDS = "changes of classes, functions and hooks behind the first call are not seen"
     FUNCTIONAL = "a graph with an operator of the user's own that writes runs as it is"
     INDUCTOR = 'codegen="inductor" is refused'
     LOOKS = "what a step takes is looked up in each call"
@@ -173,7 +174,7 @@ _ROWS = (
         _SCHEMAS,
         "InputAliasInfo",
         Without.COMPILED,
-        "requires_grad mutates_metadata mutates_storage_metadata",
+        "requires_grad mutates_data mutates_metadata mutates_storage_metadata",
         met=True,
     ),
     Private(
@@ -251,7 +252,7 @@ _ROWS = (
         "TensorVariable",
         Without.BITS,
         "unpack_var_sequence call_method as_proxy method_add_<14 method_addcmul_<14 "
-        "method_addcdiv_<14 tp_methods>=14",
+        "method_addcdiv_<14 tp_methods>=14 method_attr_requires_grad",
         "valid_size",
     ),
     Private(f"{_VARIABLES}.builder", "VariableBuilder", Without.RECURRENT, "_wrap"),
@@ -284,8 +285,49 @@ _ROWS = (
     Private(f"{_C}._functorch", "peek_interpreter_stack", Without.BRANCHES),
     Private(_C, "DisableTorchFunction", Without.BRANCHES),
     Private("torch.utils._python_dispatch", "TorchDispatchMode", Without.BRANCHES),
+    # What Dynamo does not look for after the first call. Attributes of a class are read by another
+    # method from 2.15 on.
+    Private(f"{_VARIABLES}.base", "VariableTracker", Without.GUARDS, "build", "source"),
+    Private(
+        f"{_VARIABLES}.user_defined",
+        "UserDefinedClassVariable",
+        Without.GUARDS,
+        "var_getattr<15 tp_getattro_impl>=15",
+    ),
+    Private(
+        f"{_VARIABLES}.user_defined",
+        "UserDefinedObjectVariable",
+        Without.GUARDS,
+        "get_source_by_walking_mro",
+    ),
+    Private(
+        f"{_VARIABLES}.misc",
+        "SuperVariable",
+        Without.GUARDS,
+        "_resolved_getattr_and_source",
+        "objvar typevar",
+    ),
+    Private(f"{_VARIABLES}.functions", "UserFunctionVariable", Without.GUARDS, "bind_args", "fn"),
+    Private(
+        f"{_VARIABLES}.nn_module",
+        "UnspecializedNNModuleVariable",
+        Without.GUARDS,
+        "call_function",
+    ),
+    Private("torch._dynamo.guards", "install_guard", Without.GUARDS),
+    Private("torch._dynamo.source", "AttrSource", Without.GUARDS),
+    Private("torch._dynamo.source", "DefaultsSource", Without.GUARDS),
+    Private("torch._dynamo.source", "DictGetItemSource", Without.GUARDS),
+    Private("torch._dynamo.source", "GlobalWeakRefSource", Without.GUARDS),
+    Private("torch._dynamo.source", "TypeDictSource", Without.GUARDS),
     # Guards and caches of Dynamo's.
-    Private("torch._dynamo.guards", "GuardBuilder", Without.LOOKS, "get_guard_manager_from_source"),
+    Private(
+        "torch._dynamo.guards",
+        "GuardBuilder",
+        Without.LOOKS,
+        "get_guard_manager_from_source ID_MATCH CONSTANT_MATCH CLOSURE_MATCH DICT_CONTAINS "
+        "SEQUENCE_LENGTH EMPTY_NN_MODULE_HOOKS_DICT",
+    ),
     Private("torch._dynamo.guards", "GuardManagerType", Without.LOOKS, "GUARD_MANAGER"),
     Private(
         "torch._dynamo.guards", "GuardManagerWrapper", Without.LOOKS, "find_tag_safe_roots", "root"

@@ -245,7 +245,8 @@ class _Walk:
     def _into_checkpoint(self, part: _Part, node: fx.Node) -> bool:
         """A checkpointed part casts as if it stood there; a reentrant one in a backward of its own,
         so that its casts are its own."""
-        body, *args = node.args
+        body: Any = node.args[0]
+        args: Any = node.args[1:]
         module = getattr(part.module, str(body.target), None) if _is_attribute(body) else None
         if not isinstance(module, fx.GraphModule) or module in self._modules:
             return False

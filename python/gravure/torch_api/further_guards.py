@@ -16,9 +16,13 @@ Dynamo traces for Gravure, so that it compiles anew:
 
 Classes and functions are held weakly, by a global name of Dynamo's.
 
-Private: the variables of Dynamo's that stand for what code finds (`UserDefinedClassVariable` and
-the others below), `install_guard` with `GuardBuilder`'s kinds of guards, and the sources, which say
-where a guard looks. Without them Dynamo looks as rarely as for other backends; a warning says so.
+Private, of Dynamo's: what stands for what code finds: `UserDefinedClassVariable`,
+`UserDefinedObjectVariable`, `SuperVariable`, `UserFunctionVariable`,
+`UnspecializedNNModuleVariable`, `TensorVariable`; `VariableTracker` makes such a one, and
+`ConstantVariable` knows what a constant is. `install_guard` adds a guard of a kind of
+`GuardBuilder`'s. Where it looks say `AttrSource`, `DefaultsSource`, `DictGetItemSource`,
+`GlobalWeakRefSource` and `TypeDictSource`. `tls` has the translator at work. Without them Dynamo
+looks as rarely as for other backends; a warning says so.
 """
 
 from __future__ import annotations

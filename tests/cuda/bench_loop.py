@@ -214,7 +214,7 @@ class Loop:
         if DEVICE != "cuda":
             return self.eager(batch)
         held = [t.clone() for t in batch]
-        # It refuses captures of optimizers that are not capturable: numbers would be frozen, as here.
+        # It refuses captures of optimizers that are not capturable, whose numbers would be frozen.
         self.optimizer._accelerator_graph_capture_health_check = (  # type: ignore[attr-defined]
             lambda: None
         )

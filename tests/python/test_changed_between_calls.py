@@ -840,3 +840,35 @@ def test_next_step_is_eagers(name: str, side: str) -> None:
             run(SIDES[side], ROWS[name])
         return
     assert run(SIDES[side], ROWS[name]) == expected(name)
+
+
+def graphs_of(calls: Callable[[Callable[..., Tensor]], None]) -> int:
+    """How many graphs Dynamo makes of a function that is given another function."""
+    made: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        made.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    calls(torch.compile(lambda x, fn: fn(x), backend=traces_as_eager(backend)))
+    torch._dynamo.reset()
+    return len(made)
+
+
+def test_a_lambda_that_each_call_makes_anew_is_compiled_once() -> None:
+    def calls(fn: Callable[..., Tensor]) -> None:
+        for _ in range(12):
+            assert torch.equal(fn(torch.ones(4), lambda x: x * 2), torch.full((4,), 2.0))
+
+    assert graphs_of(calls) == 1
+
+
+def test_its_defaults_are_looked_at() -> None:
+    def calls(fn: Callable[..., Tensor]) -> None:
+        for i in range(6):
+            factor = 1.0 + i // 3
+            result = fn(torch.ones(4), lambda x, factor=factor: x * factor)
+            assert torch.equal(result, torch.full((4,), factor))
+
+    assert graphs_of(calls) == 2

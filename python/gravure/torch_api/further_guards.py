@@ -11,6 +11,7 @@ Dynamo traces for Gravure, so that it compiles anew:
 - for what is read off a class, and for methods, properties and other descriptors that are found in
   one: the class has the same. A class is guarded once for a graph, and not at each object of it;
 - for each function: its code and its defaults are the same. Those of PyTorch's own are left out;
+  of lambdas and functions inside of functions, which calls may make anew, their defaults alone;
 - for hooks of modules, and of all modules: there are still none;
 - where code asks whether a tensor requires a gradient: it still does, or does not.
 
@@ -214,10 +215,31 @@ def _calling(bind: Method, is_ours: IsOurs) -> Method:
         fn = self.fn
         if isinstance(fn, types.FunctionType) and is_ours(tx.output.compiler_fn):
             if not fn.__code__.co_filename.startswith(_PYTORCH):
-                _guard_function(tx, fn)
+                if _is_local(fn):
+                    _guard_local(getattr(self, "source_fn", None) or self.source, fn)
+                else:
+                    _guard_function(tx, fn)
         return bind(self, tx, *args, **kwargs)
 
     return bind_args
+
+
+def _is_local(fn: types.FunctionType) -> bool:
+    """A lambda, or made inside of a function: the next call may be given another one like it."""
+    return "<" in fn.__qualname__
+
+
+def _guard_local(source: Any, fn: types.FunctionType) -> None:
+    """Numbers that it has by default; `source`: where it was found, which Dynamo guards its code at.
+
+    Other defaults Dynamo guards itself. One without a source was made while Dynamo traced.
+    """
+    values: dict[int | str, Any] = dict(enumerate(fn.__defaults__ or ()))
+    values |= fn.__kwdefaults__ or {}
+    for key, value in values.items():
+        if source is not None and ConstantVariable.is_literal(value):
+            default = DefaultsSource(source, key, is_kw=isinstance(key, str))
+            install_guard(default.make_guard(GuardBuilder.CONSTANT_MATCH))
 
 
 def _guard_function(tx: Any, fn: types.FunctionType) -> None:

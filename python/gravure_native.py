@@ -65,8 +65,8 @@ def mismatch(found: Torch, built: Torch | None) -> str:
     if built is not None and built.cuda and _major(found.cuda) != _major(built.cuda):
         return (
             f"gravure was built for {built}, and this is {found}: install a torch {built.release} "
-            f"with CUDA {_major(built.cuda)}, or build gravure for this one, with `pip install .` in "
-            "its sources"
+            f"with CUDA {_major(built.cuda)}, or build gravure for this one, with `pip install .` "
+            "in its sources"
         )
     return ""
 

@@ -230,7 +230,7 @@ def _is_local(fn: types.FunctionType) -> bool:
 
 
 def _guard_local(source: Any, fn: types.FunctionType) -> None:
-    """Numbers that it has by default; `source`: where it was found, which Dynamo guards its code at.
+    """Numbers that it has by default; `source`: where it was found, and Dynamo guards its code.
 
     Other defaults Dynamo guards itself. One without a source was made while Dynamo traced.
     """

@@ -141,4 +141,4 @@ def test_of_an_exported_step(tmp_path: Path) -> None:
     program.run(inputs)  # it goes on
     program.shutdown()
     program.to_html(tmp_path / "ended.html")
-    assert "are replayed" in (tmp_path / "ended.html").read_text()
+    assert "was released" in (tmp_path / "ended.html").read_text()

@@ -57,6 +57,7 @@ from .private_names import (
     UserFunctionVariable,
     VariableTracker,
     install_guard,
+    is_there,
     tls,
 )
 
@@ -76,6 +77,8 @@ _MISSING = object()
 def guard_further(is_ours: IsOurs) -> None:
     """Has Dynamo do so where `is_ours` says that the backend is one of Gravure's."""
     try:
+        if not is_there("tls"):
+            raise AttributeError("tls")
         of_class = UserDefinedClassVariable
         read = "var_getattr" if "var_getattr" in vars(of_class) else "tp_getattro_impl"
         changes: list[tuple[Any, str, Callable[[Method, IsOurs], Method]]] = [

@@ -74,11 +74,26 @@ _BACKWARD_HOOKS = ("_global_backward_hooks", "_global_backward_pre_hooks")
 _MISSING = object()
 
 
+# Looked up when it is too late to go without.
+_WHILE_TRACING = (
+    "AttrSource",
+    "ConstantVariable",
+    "DefaultsSource",
+    "DictGetItemSource",
+    "GlobalWeakRefSource",
+    "TypeDictSource",
+    "VariableTracker",
+    "install_guard",
+    "tls",
+)
+
+
 def guard_further(is_ours: IsOurs) -> None:
     """Has Dynamo do so where `is_ours` says that the backend is one of Gravure's."""
     try:
-        if not is_there("tls"):
-            raise AttributeError("tls")
+        for name in _WHILE_TRACING:
+            if not is_there(name):
+                raise AttributeError(name)
         of_class = UserDefinedClassVariable
         read = "var_getattr" if "var_getattr" in vars(of_class) else "tp_getattro_impl"
         changes: list[tuple[Any, str, Callable[[Method, IsOurs], Method]]] = [

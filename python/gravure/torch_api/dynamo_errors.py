@@ -48,6 +48,9 @@ def refusal(error: Exception, name: str) -> ExportError:
         remedy = "leave out backward() and the optimizer, which run with and after the step"
     if "Generator" in str(error):
         what, remedy = "it draws from a Generator of its own", "draw from the default generator"
+    if 'set the storage of a tensor on device "meta"' in str(error):
+        what = "an nn.LSTM, nn.GRU or nn.RNN on a GPU: cuDNN asks for the addresses of its weights"
+        remedy = 'use torch.compile(backend="gravure"), which cuts the graph there'
     if numpy_draws.SETTING in reason:
         what, remedy = numpy_draws.WHY, numpy_draws.REMEDY
     if "Module-level backwards hooks" in reason:

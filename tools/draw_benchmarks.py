@@ -46,6 +46,8 @@ MODELS = {
     "llama_1b": "Llama 1.2 B, 4 × 2,048 tokens",
     "bert": "BERT-base, 32 × 512 tokens",
     "resnet50": "ResNet-50, channels_last",
+    "unet": "a U-Net of diffusers, 32 × 64 × 64",
+    "wav2vec2": "Wav2Vec2 with CTC, 8 × 4 s",
 }
 LOOPS = {
     "layer": "one transformer layer, called six times a step",
@@ -55,6 +57,12 @@ LOOPS = {
     "1f1b": "pipeline schedule 1F1B by hand, three microbatches in flight",
     "lengths": "batches of six lengths",
     "rollout": "rollout of eight calls, then three updates",
+}
+LOOP_WAYS = {
+    "eager": "eager",
+    "apart": "`torch.compile`, `clip_grad_norm_` and `compile_optimizer`",
+    "whole": "`compile_step` with all of it",
+    "graph": "one hand-written CUDA graph, its numbers frozen: other bits",
 }
 SHAPES = {"host": "host nodes in between"}
 STEPS_LOG = "training-steps-on-an-h200"
@@ -186,7 +194,7 @@ def models() -> Iterator[str]:
     yield from Table("models", "real-models", head, 5, MODELS_PICTURE).lines(rows)
     yield ""
     yield (
-        "These steps fill the GPU, so capture alone saves the host and little time: "
+        "The first four fill the GPU, so capture alone saves the host and little time: "
         "[when to use what](when-to-use.md)."
     )
 
@@ -218,6 +226,41 @@ def in_flight() -> Iterator[str]:
 
 def _loop_cell(row: Row) -> str:
     return f"{row['ms']:.2f}" if "ms" in row else row.get("error", "–")
+
+
+def whole_loop() -> Iterator[str]:
+    found = groups_of("loop", "way", "optimizer")
+    rows = []
+    for way, group in found.items():
+        by = {row["optimizer"]: row for row in group}
+        cells = [f"{by[o][k]:.2f}" for o in ("foreach", "fused") for k in ("step_ms", "stream_ms")]
+        rows.append(bold([LOOP_WAYS[way], *cells], way in ("apart", "whole")))
+    yield "## The loop, the optimizer, a launch"
+    yield (
+        "`small` with clipping, AdamW and a cosine; milliseconds a step, waited for and back to "
+        "back. Gravure's ways have eager's bits."
+    )
+    yield ""
+    head = ["way", "foreach", "back to back", "fused", "back to back"]
+    yield from Table("loop", "a-compiled-optimizers-step", head, 4).lines(rows)
+    yield ""
+    yield "A compiled optimizer's `step()` of 113 parameters, its rate another one in each step:"
+    yield ""
+    rows = [
+        [row["side"], f"{row['host_us']:.1f}", f"{row['gpu_us']:.1f}", f"{row['wished_us']:.1f}"]
+        for row in rows_of("optimizer", "side")
+    ]
+    head = ["optimizer", "µs of the host", "µs of the GPU", "wished for, host"]
+    yield from Table("optimizer", "a-compiled-optimizers-step", head, 3).lines(rows)
+    yield ""
+    yield "`program.run` of a captured program from Python, beside a bare `CUDAGraph.replay()`:"
+    yield ""
+    rows = [
+        [f"{row['nodes']:,}", f"{row['gravure_us']:.2f}", f"{row['replay_us']:.2f}"]
+        for row in rows_of("launch", "nodes")
+    ]
+    head = ["nodes", "`program.run`, µs", "bare replay, µs"]
+    yield from Table("launch", "a-compiled-optimizers-step", head, 2).lines(rows)
 
 
 def torchtitan() -> Iterator[str]:
@@ -267,7 +310,15 @@ def passes() -> Iterator[str]:
     yield from Table("passes", "passes", head, 3).lines(rows)
 
 
-SECTIONS: list[Callable[[], Iterator[str]]] = [steps, models, in_flight, torchtitan, bits, passes]
+SECTIONS: list[Callable[[], Iterator[str]]] = [
+    steps,
+    models,
+    in_flight,
+    whole_loop,
+    torchtitan,
+    bits,
+    passes,
+]
 
 
 # ---- pictures

@@ -376,19 +376,21 @@ std::vector<c10::IValue> LoadedProgram::runCounted(const Bound& state,
   return results;
 }
 
-LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
-  const auto lock = turn();
-  const Bound& state = bound(name);
-  const AliveTensors alive(state.weak);
-  return asList(withBundle(state, runLogged(state, allInputs(state, alive, values))));
-}
-
-std::vector<c10::IValue> LoadedProgram::runValues(const std::string& name,
-                                                  const std::vector<c10::IValue>& values) {
+template <typename List>
+std::vector<c10::IValue> LoadedProgram::runInTurn(const std::string& name, const List& values) {
   const auto lock = turn();
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
   return withBundle(state, runLogged(state, allInputs(state, alive, values)));
+}
+
+LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
+  return asList(runInTurn(name, values));
+}
+
+std::vector<c10::IValue> LoadedProgram::runValues(const std::string& name,
+                                                  const std::vector<c10::IValue>& values) {
+  return runInTurn(name, values);
 }
 
 bool LoadedProgram::hasSaved(const std::string& name, const Values& values) {
@@ -447,10 +449,7 @@ std::vector<double> LoadedProgram::runUpdate(const std::string& name,
 
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
                                                   const std::vector<at::Tensor>& values) {
-  const auto lock = turn();
-  const Bound& state = bound(name);
-  const AliveTensors alive(state.weak);
-  return asTensors(withBundle(state, runLogged(state, allInputs(state, alive, values))));
+  return asTensors(runInTurn(name, values));
 }
 
 LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
@@ -499,30 +498,30 @@ std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10
   return targets.accumulate(inputs, std::move(results));
 }
 
-LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
-                                             bool checkHooks) {
-  const auto lock = stepTurn();
-  const Bound& state = bound(name);
-  const AliveTensors alive(state.weak);
-  return asList(step(state, allInputs(state, alive, values), checkHooks));
-}
-
-std::vector<c10::IValue> LoadedProgram::runStepValues(const std::string& name,
-                                                      const std::vector<c10::IValue>& values,
-                                                      bool checkHooks) {
+template <typename List>
+std::vector<c10::IValue> LoadedProgram::stepInTurn(const std::string& name, const List& values,
+                                                   bool checkHooks) {
   const auto lock = stepTurn();
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
   return step(state, allInputs(state, alive, values), checkHooks);
 }
 
+LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
+                                             bool checkHooks) {
+  return asList(stepInTurn(name, values, checkHooks));
+}
+
+std::vector<c10::IValue> LoadedProgram::runStepValues(const std::string& name,
+                                                      const std::vector<c10::IValue>& values,
+                                                      bool checkHooks) {
+  return stepInTurn(name, values, checkHooks);
+}
+
 std::vector<at::Tensor> LoadedProgram::runStepTensors(const std::string& name,
                                                       const std::vector<at::Tensor>& values,
                                                       bool checkHooks) {
-  const auto lock = stepTurn();
-  const Bound& state = bound(name);
-  const AliveTensors alive(state.weak);
-  return asTensors(step(state, allInputs(state, alive, values), checkHooks));
+  return asTensors(stepInTurn(name, values, checkHooks));
 }
 
 int64_t LoadedProgram::directCall(const std::string& method, const std::string& entry, int64_t slow,

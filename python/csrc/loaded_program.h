@@ -232,6 +232,12 @@ class LoadedProgram final : public torch::CustomClassHolder {
   template <typename List>
   static std::vector<c10::IValue> allInputs(const Bound& state, const AliveTensors& alive,
                                             const List& values, bool last = true);
+  /// run() and runStep(), of whichever list of values.
+  template <typename List>
+  std::vector<c10::IValue> runInTurn(const std::string& entry, const List& values);
+  template <typename List>
+  std::vector<c10::IValue> stepInTurn(const std::string& entry, const List& values,
+                                      bool checkHooks);
   static std::vector<c10::IValue> withBundle(const Bound& state, std::vector<c10::IValue> results);
   std::vector<c10::IValue> step(const Bound& state, std::vector<c10::IValue> inputs,
                                 bool checkHooks);

@@ -13,19 +13,22 @@ def grouped(texts: Iterable[str]) -> dict[str, int]:
     """How often each came, in order. Of those that are alike but for the one name that
     they have in quotes, one is left, which says the first names and how many there are besides:
     `gradient "a" (and "b", "c", 37 others) was held`."""
-    names: dict[str, dict[str, int]] = {}  # by a text, what stands in its quotes
-    for text in texts:
-        quoted = _QUOTED.findall(text)
-        key, name = (_QUOTED.sub('""', text), quoted[0]) if len(quoted) == 1 else (text, "")
-        group = names.setdefault(key, {})
-        group[name] = group.get(name, 0) + 1
-    return {_one(key, list(group)): sum(group.values()) for key, group in names.items()}
+    return _grouped((text, 1) for text in texts)
 
 
 def worst_first(counts: Mapping[str, int]) -> dict[str, int]:
     """Likewise of texts that were counted, the most often first."""
-    found = grouped(text for text, times in counts.items() for _ in range(times))
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+    return dict(sorted(_grouped(counts.items()).items(), key=lambda pair: -pair[1]))
+
+
+def _grouped(counted: Iterable[tuple[str, int]]) -> dict[str, int]:
+    names: dict[str, dict[str, int]] = {}  # by a text, what stands in its quotes
+    for text, times in counted:
+        quoted = _QUOTED.findall(text)
+        key, name = (_QUOTED.sub('""', text), quoted[0]) if len(quoted) == 1 else (text, "")
+        group = names.setdefault(key, {})
+        group[name] = group.get(name, 0) + times
+    return {_one(key, list(group)): sum(group.values()) for key, group in names.items()}
 
 
 def _one(key: str, names: list[str]) -> str:

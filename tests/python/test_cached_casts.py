@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from running import need_library
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from training import leaves, replays, same_as_eager, same_steps
+from training import leaves, replays, same_as_eager, same_steps, step_around
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -209,23 +209,10 @@ def test_inside_a_compiled_function(use: Any) -> None:
     assert replays(same_as_eager(Shared(use, casts), rows))
 
 
-def _around(model: Any, optimizer: Any, batch: Any, *, inside: bool = False) -> Any:
-    optimizer.zero_grad()
-    with bf16():
-        result = model(*batch)
-        loss = result.float().square().mean()
-        if inside:
-            loss.backward()
-    if not inside:
-        loss.backward()
-    optimizer.step()
-    return loss.detach(), result
-
-
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("use", USES)
 def test_around_a_compiled_model(use: Any, inside: bool) -> None:
-    step = functools.partial(_around, inside=inside)
+    step = functools.partial(step_around, bf16, inside=inside)
     assert replays(same_as_eager(Shared(use), rows, step))
 
 

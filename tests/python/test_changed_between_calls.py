@@ -24,6 +24,7 @@ from running import bits, need_library
 from torch import Tensor
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrizations, prune
+from training import differentiated
 
 need_library()
 Loss = Callable[[Tensor], Tensor]  # or a step, which returns one
@@ -747,23 +748,14 @@ def untracked_statistics(m: Net, patch: pytest.MonkeyPatch) -> None:
 # ---- sides
 
 
-def eager(fn: Loss) -> Loss:
-    def step(x: Tensor) -> Tensor:
-        loss = fn(x)
-        loss.backward()
-        return loss.detach()
-
-    return step
-
-
 def compiled(fn: Loss) -> Loss:
-    return eager(torch.compile(fn, backend="gravure"))
+    return differentiated(torch.compile(fn, backend="gravure"))
 
 
 def traced(fn: Loss) -> Loss:
     """Dynamo's graphs as they are: each row in little time."""
     backend = traces_as_eager(lambda graph, inputs: graph.forward)
-    return eager(torch.compile(fn, backend=backend))
+    return differentiated(torch.compile(fn, backend=backend))
 
 
 SIDES: dict[str, Callable[[Loss], Loss]] = {
@@ -815,7 +807,7 @@ def run(side: Callable[[Loss], Loss], changed: Row) -> list[Any]:
 
 @functools.cache
 def expected(name: str) -> list[Any]:
-    return run(eager, ROWS[name])
+    return run(differentiated, ROWS[name])
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -21,6 +21,7 @@ from gravure.calls.live_graphs import followed
 from running import bits, need_library
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from training import differentiated
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -49,24 +50,9 @@ def under(setting: str) -> AbstractContextManager[Any]:
     return math() if setting == "math" else nullcontext()
 
 
-def eagerly(model: Attention) -> Step:
-    def step(x: Tensor) -> Tensor:
-        loss = model(x)
-        loss.backward()
-        return loss.detach()
-
-    return step
-
-
 def compiled(model: Attention, **options: Any) -> Step:
-    call = torch.compile(model, backend="gravure", options={"poison": DEVICE == "cpu"} | options)
-
-    def step(x: Tensor) -> Tensor:
-        loss = call(x)
-        loss.backward()
-        return loss.detach()
-
-    return step
+    options = {"poison": DEVICE == "cpu"} | options
+    return differentiated(torch.compile(model, backend="gravure", options=options))
 
 
 def by_step(model: Attention) -> Step:
@@ -100,11 +86,11 @@ def test_law_3_each_step_has_eagers_bits_under_the_settings_of_its_call(
     make: Callable[[Attention], Step], loop: str
 ) -> None:
     settings = LOOPS[loop]
-    expected = list(of_each_step(eagerly, settings))
+    expected = list(of_each_step(differentiated, settings))
     found = list(of_each_step(make, settings))
     differing = [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]
     assert differing == [], f"steps {differing} of {settings}"
-    plain = list(of_each_step(eagerly, ["flash"] * len(settings)))
+    plain = list(of_each_step(differentiated, ["flash"] * len(settings)))
     assert plain != expected, "both settings have the same bits: this shows nothing"
 
 

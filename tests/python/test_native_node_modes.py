@@ -18,7 +18,7 @@ from native_steps import NODE, Parts, Saves, is_native, parts, warm
 from running import bits, need_library
 from torch import Tensor
 from torch._dynamo import compiled_autograd
-from training import Mlp, compiled, replays, rows, same_as_eager, state_of
+from training import Mlp, compiled, replays, rows, same_as_eager, state_of, step_around
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -207,17 +207,8 @@ class Cast(nn.Module):
             return self.second(y.float()).exp()
 
 
-def _in_autocast(model: Any, optimizer: Any, batch: tuple[Tensor, ...], inside: bool) -> Any:
-    optimizer.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        result = model(*batch)
-        loss = result.float().square().mean()
-        if inside:
-            loss.backward()
-    if not inside:
-        loss.backward()
-    optimizer.step()
-    return loss.detach(), result
+_cast_anew = functools.partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False)
+_in_autocast = functools.partial(step_around, _cast_anew)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -236,10 +227,10 @@ def test_a_backward_that_is_called_otherwise_warns(
     model = Cast()
     call, optimizer = compiled(model), torch.optim.SGD(model.parameters(), 0.05)
     for i in range(6):
-        _in_autocast(call, optimizer, rows(i), inside)
+        _in_autocast(call, optimizer, rows(i), inside=inside)
     with caplog.at_level(logging.WARNING, "gravure"):
         for i in range(2):
-            _in_autocast(call, optimizer, rows(i), not inside)
+            _in_autocast(call, optimizer, rows(i), inside=not inside)
     assert caplog.text.count("behind the `with`") == 1
 
 

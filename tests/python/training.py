@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import gravure
@@ -90,6 +91,38 @@ def train_step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> An
     loss.backward()
     optimizer.step()
     return loss.detach(), result
+
+
+def step_around(
+    casts: Callable[[], AbstractContextManager[Any]],
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    *,
+    inside: bool,
+) -> Any:
+    """The plain step under `casts`, its backward `inside` or behind."""
+    optimizer.zero_grad()
+    with casts():
+        result = model(*batch)
+        loss = result.float().square().mean()
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    optimizer.step()
+    return loss.detach(), result
+
+
+def differentiated(call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`call`, a loss, with its backward."""
+
+    def step(x: Tensor) -> Tensor:
+        loss = call(x)
+        loss.backward()
+        return loss.detach()
+
+    return step
 
 
 def leaves(value: Any) -> list[Any]:

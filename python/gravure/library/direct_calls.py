@@ -41,6 +41,11 @@ def same_objects() -> Callable[[Any, list[Any]], bool]:
     return _taken(made) if made else _same
 
 
+def items_of(dictionary: dict[Any, Any]) -> list[Any]:
+    """Its keys and values, one behind the other."""
+    return [*chain.from_iterable(dictionary.items())]
+
+
 def _taken(address: int) -> Any:
     """The object that was made there for us to hold."""
     made = ctypes.cast(address, ctypes.py_object).value
@@ -51,5 +56,5 @@ def _taken(address: int) -> Any:
 def _same(container: Any, noted: list[Any]) -> bool:
     if type(container) not in (list, dict):
         return False
-    items = container if type(container) is list else [*chain.from_iterable(container.items())]
+    items = container if type(container) is list else items_of(container)
     return len(items) == len(noted) and all(map(is_, items, noted))

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..library.direct_calls import same_objects
+from ..library.direct_calls import items_of, same_objects
 from ..torch_api.guard_checks import Check
 from .update_program import UpdateProgram
 
@@ -33,9 +33,9 @@ class StandingStep:
         self._same = same_objects()
         self._kind = type(optimizer)
         self._step = self._kind.step
-        self._own = _items(vars(optimizer))
+        self._own = items_of(vars(optimizer))
         groups = optimizer.param_groups
-        self._groups = [_items(group) for group in groups]
+        self._groups = [items_of(group) for group in groups]
         self._members = [[*group["params"]] for group in groups]
         self._numbers = [*numbers]
         # By group, and by position among its items: which numbers a setting is.
@@ -114,7 +114,7 @@ class StandingStep:
 
     def _takes(self, k: int, group: dict[str, Any]) -> bool:
         """Other numbers of a group; False where anything else is another."""
-        now, before = _items(group), self._groups[k]
+        now, before = items_of(group), self._groups[k]
         if len(now) != len(before):
             return False
         relisted = False
@@ -146,11 +146,6 @@ class StandingStep:
             return False
         self._numbers[numbers] = map(float, now)
         return True
-
-
-def _items(dictionary: dict[Any, Any]) -> list[Any]:
-    """Its keys and values, one behind the other."""
-    return [*chain.from_iterable(dictionary.items())]
 
 
 def parameters_without(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:

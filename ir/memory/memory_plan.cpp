@@ -23,9 +23,11 @@ constexpr int64_t kWork = 1'000'000;
 constexpr int64_t kWorkPerBuffer = 50;
 /// A plan this near to LOAD is not worth improving.
 constexpr double kGoodRatio = 1.001;
-/// Up to so many buffers, orders are mended one buffer at a time, for so many comparisons each.
+/// Up to so many buffers, orders are mended one buffer at a time, for so many comparisons each: one for
+/// every few bytes that mending could gain, since a plan is made anew for each size and each call in flight.
 constexpr size_t kMendedBuffers = 5'000;
 constexpr int64_t kMendingWork = 3'000'000;
+constexpr int64_t kBytesPerComparison = 4;
 /// Not worth mending: a plan this near to LOAD, and over it by so few bytes.
 constexpr double kFairRatio = 1.01;
 constexpr int64_t kSmallGap = 1 << 20;
@@ -99,18 +101,25 @@ bool isGood(const Request& request, const Placement& placed) {
   return static_cast<double>(placed.top) <= kGoodRatio * static_cast<double>(request.load);
 }
 
+/// Bytes over LOAD.
+int64_t gapOf(const Request& request, const Placement& placed, int64_t alignment) {
+  return (placed.top - request.load) * alignment;
+}
+
 bool isFair(const Request& request, const Placement& placed, int64_t alignment) {
   return isGood(request, placed) ||
          (static_cast<double>(placed.top) <= kFairRatio * static_cast<double>(request.load) &&
-          (placed.top - request.load) * alignment <= kSmallGap);
+          gapOf(request, placed, alignment) <= kSmallGap);
 }
 
 /// Moves the buffer that came to lie too high to the `divisor`-th part of its way in the order, and
 /// places again: "squeaky wheel" optimization (Joslin and Clements, 1999). Keeps the best plan in
-/// `best`.
-void mendOrder(const Request& request, std::vector<int32_t> order, std::ptrdiff_t divisor,
-               int64_t alignment, Placement& best) {
-  int64_t work = kMendingWork;
+/// `best`. Returns the comparisons that it took.
+int64_t mendOrder(const Request& request, std::vector<int32_t> order, std::ptrdiff_t divisor,
+                  int64_t alignment, Placement& best) {
+  const int64_t given =
+      std::min(kMendingWork, gapOf(request, best, alignment) / kBytesPerComparison);
+  int64_t work = given;
   Placement other;
   while (work >= 0 && !isFair(request, best, alignment)) {
     const bool better = placement::placeAtLowestGap(request, order, best.top, &work, other);
@@ -120,14 +129,16 @@ void mendOrder(const Request& request, std::vector<int32_t> order, std::ptrdiff_
       return last.offset[i] >= 0 && last.offset[i] + request.size[i] >= best.top;
     };
     const auto at = std::find_if(order.begin(), order.end(), squeaks);
-    if (at == order.end() || at == order.begin()) return;
+    if (at == order.end() || at == order.begin()) break;
     std::rotate(order.begin() + (at - order.begin()) / divisor, at, at + 1);
   }
+  return given - work;
 }
 
 /// Tries one method after the other until the plan is near enough to LOAD; the smallest one wins,
-/// the earlier one among equals.
-Placement place(const Request& request, size_t quadraticLimit, int64_t alignment) {
+/// the earlier one among equals. Adds to `comparisons`.
+Placement place(const Request& request, size_t quadraticLimit, int64_t alignment,
+                int64_t& comparisons) {
   const auto good = [&](const Placement& p) { return isGood(request, p); };
   Placement best = placement::fitInTime(request, Direction::Forward);
   if (good(best)) return best;
@@ -137,15 +148,17 @@ Placement place(const Request& request, size_t quadraticLimit, int64_t alignment
   int64_t work = kWork + kWorkPerBuffer * static_cast<int64_t>(request.count());
   for (auto* order : {placement::largestFirst, placement::peakFirst, placement::heaviestFirst}) {
     if (good(best)) return best;
+    const int64_t before = work;
     if (placement::placeAtLowestGap(request, order(request), best.top, &work, other)) {
       std::swap(best, other);
     }
+    comparisons += before - work;
   }
   if (request.count() > kMendedBuffers) return best;
   for (const std::ptrdiff_t divisor : kMendingSteps) {
     for (auto* order : {placement::largestFirst, placement::peakFirst, placement::heaviestFirst}) {
       if (isFair(request, best, alignment)) return best;
-      mendOrder(request, order(request), divisor, alignment, best);
+      comparisons += mendOrder(request, order(request), divisor, alignment, best);
     }
   }
   return best;
@@ -179,7 +192,7 @@ MemoryPlan planBuffers(std::vector<Buffer> buffers, int64_t alignment, size_t qu
   plan.alignment = alignment;
   Request request = makeRequest(buffers, alignment);
   request.load = loadOf(request);
-  const Placement placed = place(request, quadraticLimit, alignment);
+  const Placement placed = place(request, quadraticLimit, alignment, plan.comparisons);
   for (size_t i = 0; i < buffers.size(); ++i) buffers[i].offset = placed.offset[i] * alignment;
   plan.buffers = std::move(buffers);
   plan.bytes = placed.top * alignment;

@@ -5,7 +5,8 @@
 // not overlap in the arena. LOAD, the largest sum of bytes alive at one step, bounds every plan from
 // below. Placement: in the order of time with best fit, forward and backward; and, while a fixed amount
 // of work lasts, largest first at the lowest gap (Pisarchyk and Lee, "Efficient memory management for
-// deep neural net inference", 2020) and two more orders; the smallest plan wins.
+// deep neural net inference", 2020) and two more orders; then those orders are mended, for as much work as
+// the bytes over LOAD are worth. The smallest plan wins.
 
 #include <cstdint>
 #include <string>
@@ -28,8 +29,9 @@ struct Buffer {
 struct MemoryPlan {
   std::vector<Buffer> buffers;
   int64_t alignment = 512;
-  int64_t bytes = 0;  // size of the arena: the largest offset + bytes, rounded up
-  int64_t load = 0;   // peak live bytes, each buffer rounded up to the alignment
+  int64_t bytes = 0;        // size of the arena: the largest offset + bytes, rounded up
+  int64_t load = 0;         // peak live bytes, each buffer rounded up to the alignment
+  int64_t comparisons = 0;  // of two buffers, that placing them at the lowest gap took
 
   /// bytes / load; 1 for an empty plan.
   double ratio() const;

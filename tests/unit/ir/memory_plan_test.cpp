@@ -56,6 +56,30 @@ std::vector<Buffer> trainingStep(int layers, int seed) {
 
 }  // namespace
 
+TEST_CASE("mending a plan takes as much work as there are bytes to gain") {
+  int unmended = 0;
+  for (int seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<Buffer> small, large;
+    for (int i = 0; i < 200; ++i) {
+      const auto begin = static_cast<int64_t>(random() % 200);
+      const auto end = begin + 1 + static_cast<int64_t>(random() % 60);
+      const auto bytes = static_cast<int64_t>(512 * (1 + random() % 12));
+      small.push_back(buffer(begin, end, bytes));
+      large.push_back(buffer(begin, end, bytes * 4096));
+    }
+    const MemoryPlan few = planBuffers(small), many = planBuffers(large);
+    REQUIRE(few.verify() == "");
+    REQUIRE(many.verify() == "");
+    CAPTURE(seed, few.ratio(), few.comparisons, many.ratio(), many.comparisons);
+    CHECK(few.load < 1 << 20);
+    CHECK(few.comparisons <= 300'000 + few.load);
+    CHECK(many.ratio() <= few.ratio());
+    unmended += few.ratio() > 1.01 && many.comparisons > 10 * few.comparisons;
+  }
+  CHECK(unmended > 0);  // else the shapes are too easy to tell
+}
+
 TEST_CASE("a plan of nothing is empty and valid") {
   const MemoryPlan plan = planBuffers({});
   CHECK(plan.bytes == 0);

@@ -29,6 +29,7 @@ void FlatGuards::addCopied(size_t index, const at::Tensor& buffer) {
   guard.index = static_cast<uint32_t>(index);
   guard.dtype = buffer.scalar_type();
   guard.device = buffer.device();
+  guard.reads = readsOf(*buffer.unsafeGetTensorImpl());
   if (roundsByAddress(buffer)) {
     guard.mask = kRoundedBytes - 1;
     guard.address = reinterpret_cast<uintptr_t>(buffer.const_data_ptr()) & guard.mask;
@@ -83,7 +84,7 @@ bool FlatGuards::holds(const Guard& guard, const int64_t* shape, const c10::Tens
   if (!tensor.has_storage() || c10::typeMetaToScalarType(tensor.dtype()) != guard.dtype ||
       tensor.device() != guard.device)
     return false;
-  if (!guard.copied && readsOf(tensor) != guard.reads) return false;
+  if (readsOf(tensor) != guard.reads) return false;
   const at::IntArrayRef sizes = tensor.sizes();
   if (sizes.size() != guard.dims || !std::equal(sizes.begin(), sizes.end(), shape)) return false;
   const at::IntArrayRef strides = tensor.strides();

@@ -42,6 +42,12 @@ inline c10::DispatchKeySet readsOf(const c10::TensorImpl& tensor) {
   return tensor.key_set() & kReads;
 }
 
+/// Has the tensor's bytes read so, as readsOf() another says.
+inline void setReads(const at::Tensor& tensor, c10::DispatchKeySet reads) {
+  tensor._set_conj(reads.has(c10::DispatchKey::Conjugate));
+  tensor._set_neg(reads.has(c10::DispatchKey::Negative));
+}
+
 /// `parameter "layer.weight" (input 3 of step)`.
 std::string inputName(const Entry& entry, size_t index);
 

@@ -132,6 +132,7 @@ struct Stage {
   std::vector<Slot> releases;
   std::vector<int64_t>
       remainders;  // addressRemainder of each in the last warm-up, once there was one
+  std::vector<c10::DispatchKeySet> reads;  // readsOf each, likewise
 };
 
 /// How a value of the arena is handed to the caller.

@@ -51,7 +51,8 @@ void CopyBatches::add(const at::Tensor& to, const at::Tensor& from) {
   const auto device = to.device();
   const bool alike = from.scalar_type() == dtype && from.device() == device;
   constexpr size_t kLarge = size_t{8} << 20;
-  const bool alone = !alike || to.nbytes() >= kLarge;
+  const bool asItIs = !to.is_conj() && !to.is_neg() && !from.is_conj() && !from.is_neg();
+  const bool alone = !alike || !asItIs || to.nbytes() >= kLarge;
   if (alone || overlapsItself(to.sizes(), to.strides())) return copyTensor(to, from);
   auto* batch = llvm::find_if(
       batches_, [&](const Batch& known) { return known.dtype == dtype && known.device == device; });

@@ -5,6 +5,7 @@
 #include "runtime/device/rng.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/layout/misplaced_results.h"
+#include "runtime/program/guards.h"
 #include "runtime/ranks/communication.h"
 #include "runtime/results/address_remainder.h"
 #include "runtime/results/results.h"
@@ -373,6 +374,7 @@ at::Tensor conform(const at::Tensor& tensor, const Value* staged) {
   const bool same = isLaid(tensor, tensor.sizes(), *strides);
   if (same || overlapsItself(tensor.sizes(), *strides)) return tensor;
   at::Tensor copy = at::empty_strided(tensor.sizes(), *strides, tensor.options());
+  setReads(copy, readsOf(*tensor.unsafeGetTensorImpl()));
   copy.copy_(tensor);
   return copy;
 }
@@ -387,7 +389,9 @@ namespace {
 
 /// False where the launch's guard is to see the value itself, and to refuse it.
 bool hasBuffer(const at::Tensor& buffer, const c10::IValue& value) {
-  if (!buffer.defined() || !value.isTensor()) return false;
+  if (!buffer.defined() || !value.isTensor() || !value.toTensor().defined()) return false;
+  if (readsOf(*value.toTensor().unsafeGetTensorImpl()) != readsOf(*buffer.unsafeGetTensorImpl()))
+    return false;
   if (stagedRemainder(buffer, value.toTensor()) != addressRemainder(buffer)) return false;
   return !overlapsItself(buffer.sizes(), buffer.strides()) || sameLayout(buffer, value.toTensor());
 }
@@ -399,7 +403,10 @@ void Executor::runStage(uint32_t index) {
   const StepMark mark([&] { return "gravure: stage inputs of " + code_.entry->name; });
   if (session_) session_->enterStep(-1);
   CopyBatches copies;
-  if (recorder_) stage.remainders.assign(stage.from.size(), 0);
+  if (recorder_) {
+    stage.remainders.assign(stage.from.size(), 0);
+    stage.reads.assign(stage.from.size(), {});
+  }
   for (size_t i = 0; i < stage.from.size(); ++i) {
     const c10::IValue& value = frame_[stage.from[i]];
     if (served_ && hasBuffer(served_->staged[index][i], value)) {
@@ -409,7 +416,10 @@ void Executor::runStage(uint32_t index) {
       frame_[stage.to[i]] = buffer;
     } else if (value.isTensor() && value.toTensor().defined()) {
       const at::Tensor operand = conform(value.toTensor(), stage.node->output(i));
-      if (recorder_) stage.remainders[i] = addressRemainder(operand);
+      if (recorder_) {
+        stage.remainders[i] = addressRemainder(operand);
+        stage.reads[i] = readsOf(*operand.unsafeGetTensorImpl());
+      }
       frame_[stage.to[i]] = operand;
     } else {
       frame_[stage.to[i]] = value;

@@ -21,11 +21,12 @@ namespace gravure {
 /// What is known of one entry behind its last recorded run.
 struct EntryRecording {
   AllocationRecord record;
-  std::vector<RecordedCall> calls;               // in the order of EntryCode::forEachCall
-  std::vector<std::vector<int64_t>> remainders;  // Stage::remainders
-  std::vector<std::vector<int64_t>> strides;     // EntryInputs::strides
-  std::vector<int64_t> unsteady;                 // steps that allocated otherwise from run to run
-  std::thread::id thread;                        // of the last run
+  std::vector<RecordedCall> calls;                      // in the order of EntryCode::forEachCall
+  std::vector<std::vector<int64_t>> remainders;         // Stage::remainders
+  std::vector<std::vector<c10::DispatchKeySet>> reads;  // Stage::reads
+  std::vector<std::vector<int64_t>> strides;            // EntryInputs::strides
+  std::vector<int64_t> unsteady;  // steps that allocated otherwise from run to run
+  std::thread::id thread;         // of the last run
   int64_t runs = 0;
   bool settled = false;
 };

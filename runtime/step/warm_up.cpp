@@ -1,4 +1,5 @@
 #include "runtime/layout/result_ownership.h"
+#include "runtime/program/guards.h"
 #include "runtime/step/runtime_impl.h"
 
 #include <ATen/Parallel.h>
@@ -88,7 +89,10 @@ void Runtime::Impl::post(EntryState& entry) {
   EntryRecording recording;
   recording.record = entry.warmUp.record;
   entry.code->forEachCall([&](Call& call) { recording.calls.push_back(call.recorded); });
-  for (const Stage& stage : entry.code->stages) recording.remainders.push_back(stage.remainders);
+  for (const Stage& stage : entry.code->stages) {
+    recording.remainders.push_back(stage.remainders);
+    recording.reads.push_back(stage.reads);
+  }
   recording.strides = entry.inputs.strides;
   recording.unsteady = entry.warmUp.unsteady;
   recording.thread = entry.warmUp.thread;
@@ -118,8 +122,10 @@ void Runtime::Impl::take(EntryState& entry, const EntryRecording& recording) {
   entry.inputs.strides = recording.strides;
   size_t next = 0;
   entry.code->forEachCall([&](Call& call) { call.recorded = recording.calls[next++]; });
-  for (size_t s = 0; s < entry.code->stages.size(); ++s)
+  for (size_t s = 0; s < entry.code->stages.size(); ++s) {
     entry.code->stages[s].remainders = recording.remainders[s];
+    entry.code->stages[s].reads = recording.reads[s];
+  }
   for (const int64_t step : recording.unsteady) planning_[step] = StepPlanning::Results;
   if (!recording.settled) return;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
@@ -343,6 +349,7 @@ void Runtime::Impl::installLayout() {
         const int64_t remainder = stage.remainders.empty() ? 0 : stage.remainders[i];
         buffers.push_back(offset < 0 ? at::Tensor()
                                      : stagedBuffer(stage.node->output(i), offset + remainder));
+        if (offset >= 0 && !stage.reads.empty()) setReads(buffers.back(), stage.reads[i]);
       }
       staged.push_back(std::move(buffers));
     }

@@ -7,6 +7,7 @@
 
 #include <llvm/ADT/STLExtras.h>
 
+#include <algorithm>
 #include <filesystem>
 
 using namespace gravure;
@@ -192,7 +193,7 @@ TEST_CASE("verify refuses offsets that clash, are missing or too many") {
   }
 }
 
-TEST_CASE("the plan of every committed program comes within one percent of LOAD") {
+TEST_CASE("the plan of every committed program comes within one percent or 16 KiB of LOAD") {
   int programs = 0;
   for (const auto& file : std::filesystem::recursive_directory_iterator("tests/programs")) {
     if (file.path().extension() != ".gv") continue;
@@ -202,7 +203,7 @@ TEST_CASE("the plan of every committed program comes within one percent of LOAD"
     const MemoryPlan plan = writtenPlan(program, context.options);
     CAPTURE(file.path().string(), plan.bytes, plan.load, plan.buffers.size());
     CHECK(plan.verify() == "");
-    CHECK(plan.ratio() <= 1.01);
+    CHECK(plan.bytes - plan.load <= std::max<int64_t>(plan.load / 100, 16 << 10));
     ++programs;
   }
   CHECK(programs >= 8);

@@ -168,3 +168,17 @@ def test_a_backward_that_branches_on_data_is_named_by_its_line(tmp_path: Path) -
         error = refused(step, (x,), tmp_path)
     assert "test_refusals.py:" in error.source and "data-dependent" in error.reason
     assert "torch.compile" in error.remedy
+
+
+def test_an_error_of_our_own_is_said_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = weight(3)
+
+    def fail(*_: Any) -> None:
+        raise AttributeError("a library without a name that is asked for")
+
+    monkeypatch.setattr("gravure.steps.step_compiler.StepCompiler.write", fail)
+    step = gravure.compile_step(lambda x: (x * w).sum())
+    with pytest.raises(gravure.ExportError) as caught:
+        step(torch.randn(3))
+    assert "AttributeError: a library without a name that is asked for" in caught.value.reason
+    assert "report it" in caught.value.remedy

@@ -10,7 +10,7 @@ Sizes = tuple[int, ...]
 
 FEWEST, _MOST = 8, 64  # sets of sizes that have programs by default
 _SHARE = 1 << 30  # bytes that their captures may take, all together
-_BYTES = 10 << 10  # that a captured call takes: docs/memory.md
+_BYTES = 10 << 10  # of host and GPU, that a captured call takes: docs/benchmarks-log.md
 _REMEMBERED = 256  # sets of sizes that have none
 _OFTEN = 8  # programs made again that are a warning
 logger = logging.getLogger("gravure")

@@ -156,6 +156,7 @@ TEST_CASE("each device's statistics count its own arenas alone") {
   const auto reserved = [](c10::DeviceIndex device) {
     return getDeviceStats(device).reserved_bytes[0].current;
   };
+  for (CudaDevice* each : {&a, &b}) each->releaseMemory();  // pools of programs that ended before
   const int64_t first = reserved(0), second = reserved(1);
   ArenaShape shape;
   shape.bytes = int64_t{64} << 20;

@@ -44,10 +44,13 @@ OURS = {"gravure", "compile_step", "backend", "backend_inductor", "gravure_induc
 MODELS = {
     "gpt2": "GPT-2 124M, 8 × 1,024 tokens",
     "llama_1b": "Llama 1.2 B, 4 × 2,048 tokens",
+    "llama_3b": "Llama 3 B, 2 × 2,048 tokens",
     "bert": "BERT-base, 32 × 512 tokens",
+    "t5": "T5-small, 32 × 512 tokens",
     "resnet50": "ResNet-50, channels_last",
     "unet": "a U-Net of diffusers, 32 × 64 × 64",
     "wav2vec2": "Wav2Vec2 with CTC, 8 × 4 s",
+    "lstm": "a language model of two LSTMs, 64 × 128 tokens",
 }
 LOOPS = {
     "layer": "one transformer layer, called six times a step",

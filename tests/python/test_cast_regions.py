@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import gravure
 import pytest
 import torch
 import torch.nn as nn
@@ -74,6 +75,49 @@ def written_inside(model: Any, x: Tensor, y: Tensor, optimizer: Any) -> list[Ten
             optimizer.step()
             losses.append(loss.detach())
     return losses
+
+
+def report_of(steps: int, step: Callable[[Any, Tensor], None]) -> gravure.Report:
+    """Behind `steps` calls of `step`, which has a compiled model and a batch."""
+    others = {graph.number for graph in gravure.report().graphs}
+    model = torch.compile(Narrow(), backend="gravure")
+    for i in range(steps):
+        step(model, rows(i)[0])
+    found = gravure.report()
+    found.graphs = [graph for graph in found.graphs if graph.number not in others]
+    return found
+
+
+def test_a_report_says_that_calls_run_as_they_are() -> None:
+    """Not that a program is cold which no call will take."""
+
+    def step(model: Any, x: Tensor) -> None:
+        with casts():
+            loss = size(model(x)) + size(model(x.sin()))
+        loss.backward()
+
+    (graph,) = report_of(5, step).graphs
+    assert not graph.programs and "an autocast of its own" in graph.failure
+    assert "runs as it is: several calls" in str(graph) and "cold" not in str(graph)
+
+
+def test_a_report_says_that_no_backward_was_seen() -> None:
+    with casts():
+        (unseen,) = report_of(12, lambda model, x: model(x)).graphs
+        assert "torch.no_grad()" in unseen.failure
+        (trained,) = report_of(12, lambda model, x: size(model(x)).backward()).graphs
+    assert not trained.failure
+
+
+def test_a_report_has_the_program_that_is_called() -> None:
+    """And not the one for backwards without autocast, which none of its calls has."""
+
+    def step(model: Any, x: Tensor) -> None:
+        with casts():
+            size(model(x)).backward()
+
+    (graph,) = report_of(6, step).graphs
+    assert graph.programs[0].stats["replays"] and not graph.failure
 
 
 @pytest.mark.parametrize("forward", [together, in_a_row, written_inside])

@@ -28,6 +28,11 @@ _SHARED = (
     "several calls under one autocast use the same weights, and one backward differentiates them: "
     "eager casts each weight once and adds its gradients in the lower precision"
 )
+_UNSEEN = (
+    "{} calls under one autocast, and no backward of theirs so far: how eager's casts are "
+    "differentiated is not known; use torch.no_grad() where there is no backward, or an autocast for "
+    "each call"
+)
 _MOST_WATCHED = 8  # calls in one autocast that run as they are
 
 
@@ -52,6 +57,7 @@ class AutocastCall:
         self._chosen: FrameCall | None = None
         self._was_called = False
         self._ran = False  # a program of it
+        self._unseen = False  # reports say that its calls have no backward
         self._repeats = False  # in one autocast, so its backwards are followed
         self._stays = False  # as it is, as it shares casts with other calls
 
@@ -65,6 +71,9 @@ class AutocastCall:
         if self._stays or not self._was_called or self._is_watched(region):
             return self._as_it_is(args, region, call)
         self._watched, self._ran = None, True
+        if self._unseen:
+            self._unseen = False
+            self._behind.passed_by("")
         if self._keeps_cache:
             self._keeps_cache = False
             give_back_cache(args)
@@ -104,7 +113,12 @@ class AutocastCall:
         if region is None or region is not self._watched:
             return False
         own = [call for call in region.calls if call.owner() is self]
-        return len(own) <= _MOST_WATCHED or not self._found
+        if len(own) <= _MOST_WATCHED:
+            return True
+        if not self._found and not self._unseen:
+            self._unseen = True
+            self._behind.passed_by(_UNSEEN.format(_MOST_WATCHED))
+        return not self._found
 
     def _as_it_is(
         self, args: Sequence[Any], region: CastRegion | None, call: CastCall | None
@@ -139,14 +153,15 @@ class AutocastCall:
     def _stay_as_it_is(self, why: str, cure: str) -> None:
         if not self._stays:
             self._stays = True
+            cure = f"{cure}, or pass autocast(..., cache_enabled=False)"
             logger.warning(
-                "%s: %s: from now on it runs as it is, uncaptured%s; %s, or pass "
-                "autocast(..., cache_enabled=False)",
+                "%s: %s: from now on it runs as it is, uncaptured%s; %s",
                 self._inside.label,
                 why,
                 ", and gradients so far may have other bits than eager's" if self._ran else "",
                 cure,
             )
+            (self._chosen or self._behind).stay_passed_by(f"{why}; {cure}")
 
     def _choose(self, args: Sequence[Any]) -> FrameCall:
         if not self._found[0]:
@@ -154,7 +169,9 @@ class AutocastCall:
         label = self._inside.label
         logger.info("%s: its backward is called under autocast: a second program", label)
         try:
-            return self._inside.compile_in_first_style(args, symbolic=False, bundles=self._bundles)
+            made = self._inside.compile_in_first_style(args, symbolic=False, bundles=self._bundles)
+            self._behind.replaced()
+            return made
         except Exception as error:  # then each backward warns
             logger.debug("%s: not compiled in a call: %r", label, error)
             return self._behind

@@ -63,6 +63,7 @@ class CompiledGraph:
         self.label = label
         self.options = options
         self.failure = ""
+        self.passed_by = ""  # why calls do not come here; "" where they do
         self.graph_break = ""  # where Dynamo ended it before its function did, and why
         self.style = style
         self.made_for: int | None = None  # the settings of kernels that it was traced under
@@ -121,7 +122,7 @@ class CompiledGraph:
         return GraphReport(
             self.number,
             self.label,
-            self.failure,
+            self.failure or self.passed_by,
             [program_report(each, self.options, detailed=detailed) for each in made],
             self.graph_break,
             kernels_of(self.options),
@@ -188,6 +189,13 @@ class CompiledGraph:
         if self._any is instance and not self._is_around:
             self._any = None
         instance.let_go()
+
+    def end_unrun(self) -> bool:
+        """Lets go of the program that no call has taken. Returns whether none is left."""
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            spare.let_go()
+        return not self.all_instances()
 
     def _end(self, instance: Instance) -> None:
         """Its module is gone."""

@@ -36,7 +36,7 @@ from ..torch_api.dispatch import in_autocast
 from ..torch_api.dynamo import with_one_input
 from ..torch_api.fake_tensors import FakeTensor, memory_of
 from .compiled_graph import CompiledGraph
-from .live_graphs import follow
+from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
 
 logger = logging.getLogger("gravure")
@@ -198,6 +198,20 @@ class FrameCall:
                 return results
         call = self._for_now(args)
         return self._wrapped(args) if call is None else call(*args)
+
+    def passed_by(self, why: str) -> None:
+        """Calls run as they are, without this: reports say `why`. "": calls come here again."""
+        self._graph.passed_by = why
+
+    def stay_passed_by(self, why: str) -> None:
+        """Calls will never come here again."""
+        self._graph.end_unrun()
+        self._graph.passed_by = why
+
+    def replaced(self) -> None:
+        """Another one is called in its place."""
+        if self._graph.end_unrun():
+            unfollow(self._graph)
 
     def _may_be_native(self, args: Sequence[Any]) -> bool:
         """Of a first call: with operators of the user's the wrapper checks them in it."""

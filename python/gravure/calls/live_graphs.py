@@ -14,6 +14,11 @@ def follow(graph: CompiledGraph) -> None:
     _LIVE.add(graph)
 
 
+def unfollow(graph: CompiledGraph) -> None:
+    """No report has it any more."""
+    _LIVE.discard(graph)
+
+
 def followed() -> list[CompiledGraph]:
     """Those that are alive."""
     return list(_LIVE)

@@ -30,8 +30,8 @@ _SHARED = (
 )
 _UNSEEN = (
     "{} calls under one autocast, and no backward of theirs so far: how eager's casts are "
-    "differentiated is not known; use torch.no_grad() where there is no backward, or an autocast for "
-    "each call"
+    "differentiated is not known; use torch.no_grad() where there is no backward, or an autocast "
+    "for each call"
 )
 _MOST_WATCHED = 8  # calls in one autocast that run as they are
 

@@ -266,7 +266,10 @@ def _not_captured(page: Mapping[str, Any], found: Findings) -> str:
         parts.append(_table("Remarks of the runtime", head, body, numbers={2}))
     cold = sum(p.has_run and not p.stats.get("captures") for p in found.programs)
     if cold:
-        text = f"{count_text(cold, 'program')} ran too seldom to be captured: two runs warm up."
+        text = (
+            f"{count_text(cold, 'program')} ran too seldom to be captured: two runs warm up, and "
+            "with the option times four more are timed."
+        )
         parts.append(f"<p>{text} The table of graphs says which.</p>")
     if not parts:
         parts.append("<p>Nothing was missed.</p>" if found.programs else "<p>No program.</p>")

@@ -195,7 +195,10 @@ def test_a_step_with_its_optimizer_is_eagers(name: str) -> None:
             assert leaves(found) == leaves(expected.detach())
             assert state_of(ours) == state_of(model), i
         program = gravure.report().graphs[-1].programs[0]
-        assert program.partitions == {"step": ["captured"]} and not program.host_nodes
+        assert set(program.partitions["step"]) == {"captured"}
+        # The update of a model that draws is apart, and a fused one is a single operator.
+        apart = ("unsafe-tag: gravure::before_update", "too-small: aten::_fused_adamw_")
+        assert all(node.startswith(apart) for node in program.host_nodes)
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import gravure
 import pytest
@@ -41,19 +41,24 @@ def _equal(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and _bits(found) == _bits(expected)
 
 
+def _values(held: bool) -> Iterator[Tensor]:
+    """Of twelve steps: all in the same memory, or each elsewhere."""
+    torch.manual_seed(1)
+    memory, earlier = torch.empty(3, 4, dtype=torch.complex64), []
+    for _ in range(12):
+        values = torch.randn(3, 4, dtype=torch.complex64)
+        earlier.append(memory.copy_(values) if held else values)
+        yield earlier[-1]
+
+
 @pytest.mark.parametrize("held", [False, True], ids=["moves", "stays"])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_an_argument(function: str, view: str, held: bool) -> None:
     fn = FUNCTIONS[function]
     compiled = torch.compile(fn, backend="gravure")
-    torch.manual_seed(1)
-    memory, earlier = torch.empty(3, 4, dtype=torch.complex64), []
-    for step in range(12):
-        values = torch.randn(3, 4, dtype=torch.complex64)
-        values = memory.copy_(values) if held else values
+    for step, values in enumerate(_values(held)):
         x = values.conj() if view == "in_turns" and step % 2 else VIEWS[view](values)
-        earlier.append(values)  # so that the next one lies elsewhere
         assert _equal(compiled(x), fn(x)), step
     assert _replays() > 0
 
@@ -64,12 +69,7 @@ def test_a_negated_argument(held: bool) -> None:
         return torch._neg_view(x) * 2 + x
 
     compiled = torch.compile(fn, backend="gravure")
-    torch.manual_seed(1)
-    memory, earlier = torch.empty(3, 4, dtype=torch.complex64), []
-    for step in range(12):
-        values = torch.randn(3, 4, dtype=torch.complex64)
-        values = memory.copy_(values) if held else values
-        earlier.append(values)
+    for step, values in enumerate(_values(held)):
         x = values.conj().imag
         assert x.is_neg()
         assert _equal(compiled(x), fn(x)), step

@@ -247,7 +247,10 @@ def whole_loop() -> Iterator[str]:
     head = ["way", "foreach", "back to back", "fused", "back to back"]
     yield from Table("loop", "a-compiled-optimizers-step", head, 4).lines(rows)
     yield ""
-    yield "A compiled optimizer's `step()` of 113 parameters, its rate another one in each step:"
+    yield (
+        "A compiled optimizer's `step()`, its rate another one in each step; of 113 parameters "
+        "where no number is said:"
+    )
     yield ""
     rows = [
         [row["side"], f"{row['host_us']:.1f}", f"{row['gpu_us']:.1f}", f"{row['wished_us']:.1f}"]

@@ -335,4 +335,19 @@ llvm::SmallVector<Value*, 2> writtenInputs(const Node* node) {
   return written;
 }
 
+int64_t writtenListSize(const Node* node) {
+  const OpFacts& facts = factsOf(node);
+  if (!facts.writes || !facts.schema) return 0;
+  const ArgList& list = argsOf(node);
+  int64_t longest = 0;
+  for (const unsigned i : facts.writtenArgs.set_bits()) {
+    if (i >= list.args.size()) break;  // the rest are absent
+    if (facts.schema->arguments()[i].type()->kind() != c10::TypeKind::ListType) continue;
+    int64_t size = 0;
+    forEachInput(list.args[i], [&](InputArg) { ++size; });
+    longest = std::max(longest, size);
+  }
+  return longest;
+}
+
 }  // namespace gravure

@@ -72,5 +72,8 @@ bool drawsRandom(const Node* node);
 llvm::SmallVector<Value*, 2> aliasedInputs(const Node* node, size_t index);
 /// Inputs of `node` that it writes.
 llvm::SmallVector<Value*, 2> writtenInputs(const Node* node);
+/// Tensors of the longest list that `node` writes: an operator on lists stands for so many calls
+/// (aten::_foreach_add_, aten::_fused_adamw_). 0 where it writes none.
+int64_t writtenListSize(const Node* node);
 
 }  // namespace gravure

@@ -29,6 +29,12 @@ struct Candidate {
   std::string refused;  // why there is none
 };
 
+/// The operator calls that `node` counts as, for the minimum size.
+int64_t callsOf(const Node* node, const OpFacts& facts) {
+  if (const int64_t compiled = compiledCalls(node)) return compiled;
+  return isView(facts) ? 0 : std::max<int64_t>(writtenListSize(node), 1);
+}
+
 class Planner {
  public:
   Planner(const Entry& entry, const PassOptions& options, const KeptAnalyses& analyses)
@@ -44,8 +50,7 @@ class Planner {
       const bool numbers = numbering.facts(i).numbersOnly;
       base_.captured.push_back(!host && !numbers);
       isNumberNode_.push_back(!host && numbers);
-      const int64_t compiled = compiledCalls(node);
-      calls_.push_back(compiled ? compiled : !isView(numbering.facts(i)));
+      calls_.push_back(callsOf(node, numbering.facts(i)));
       base_.fate.push_back(static_cast<int32_t>(fateOf(node).value_or(-1)));
       base_.fates = std::max(base_.fates, base_.fate.back() + 1);
     }

@@ -67,8 +67,8 @@ struct PartitionPlan {
 ///            program order by at most options.memoryGrowth of it or options.memorySlack, whichever
 ///            is more; else the next placement, else program order, and levelsRefused says so.
 ///   Program  maximal runs as the program has them; number nodes move out of the way.
-/// Partitions of fewer than options.minPartitionSize operator calls (views count as none) become
-/// host nodes, and levels are taken anew without them.
+/// Partitions of fewer than options.minPartitionSize operator calls become host nodes, and levels are
+/// taken anew without them. Views count as none, an operator that writes a list as one a tensor of it.
 PartitionPlan planPartitions(const Entry& entry, const PassOptions& options,
                              const KeptAnalyses& analyses = {});
 

@@ -82,7 +82,10 @@ variable_list prepared(const BackwardCall& call, const variable_list& tangents) 
                 "metadata incorrectly: a plain tensor was expected as the gradient of output ",
                 i);
     const auto format = static_cast<c10::MemoryFormat>(call.plan->tangentFormats[i]);
-    if (!tangent.is_contiguous(format)) tangent = tangent.contiguous(format);
+    if (!tangent.is_contiguous(format)) {
+      if (call.plan->tangentTo[i] >= 0) call.program->warnOfLayout(i, tangent);
+      tangent = tangent.contiguous(format);
+    }
     found.push_back(std::move(tangent));
   }
   return found;

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 namespace gravure {
@@ -42,9 +43,11 @@ bool isPlainCall(const std::vector<at::Tensor>& values) {
 
 }  // namespace
 
-void LoadedProgram::setAutograd(const AutogradPlan::Lists& lists, const at::Tensor& alive) {
+void LoadedProgram::setAutograd(const AutogradPlan::Lists& lists, const at::Tensor& alive,
+                                const std::string& graph) {
   const std::lock_guard lock(mutex_);
   alive_ = alive;
+  graph_ = graph;
   autograd_ = std::make_shared<AutogradPlan>(
       AutogradPlan::parse(lists, entry("forward"), entry("backward")));
 }
@@ -97,11 +100,13 @@ bool LoadedProgram::holdsSaved() const {
 void LoadedProgram::warmUpWith(const c10::intrusive_ptr<LoadedProgram>& other) {
   const auto lock = turn();
   runtime_->warmUpWith(*other->runtime_);
+  warned_ = other->warned_;
 }
 
 void LoadedProgram::learnFrom(const c10::intrusive_ptr<LoadedProgram>& other) {
   const auto lock = turn();
   runtime_->learnFrom(*other->runtime_);
+  warned_ = other->warned_;
 }
 
 std::vector<c10::IValue>
@@ -136,11 +141,25 @@ std::vector<int64_t> LoadedProgram::takeTangentNews() {
 }
 
 void LoadedProgram::warnOfAutocast() {
-  if (warnedOfAutocast_.exchange(true)) return;
+  if (warned_->ofAutocast.exchange(true)) return;
   logToUser(LogLevel::Warning,
             {"backward() is called under autocast, and the compiled one was traced without, or the "
              "other way round: it may round otherwise than eager's. Call the model's backwards all "
              "in the same place, best behind the `with`"});
+}
+
+void LoadedProgram::warnOfLayout(size_t index, const at::Tensor& tangent) {
+  if (warned_->ofLayout.exchange(true)) return;
+  size_t output = 0;
+  for (size_t left = index; left > 0 || autograd_->differentiable[output] == 0; ++output)
+    left -= autograd_->differentiable[output];
+  std::ostringstream message;
+  message << graph_ << ": the gradient of result " << output << " has sizes " << tangent.sizes()
+          << " and strides " << tangent.strides() << ". The backward was traced for one that lies "
+          << "in memory as the result does, so it is copied first. Eager reads it as it lies: the "
+          << "last bits of some gradients may be others than eager's. Compute what follows, as the "
+          << "loss, inside of the compiled function, or take gravure.compile_step";
+  logToUser(LogLevel::Warning, {message.str()});
 }
 
 void LoadedProgram::repeatResults(bool repeats) {

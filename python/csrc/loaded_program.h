@@ -113,7 +113,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   Values runUncaptured(const std::string& entry, const Values& values);
   /// Says how `forward` and `backward` hang together in autograd's graph. The memory of `alive` lives as long
   /// as this program: a graph of autograd's may outlive the Python objects that its operators need.
-  void setAutograd(const AutogradPlan::Lists& lists, const at::Tensor& alive);
+  void setAutograd(const AutogradPlan::Lists& lists, const at::Tensor& alive,
+                   const std::string& graph);
   /// `forward` with `values` for its inputs that are not bound, as one node of autograd's graph, which
   /// runs `backward` without Python. Returns the outputs of the plan; none, and nothing has run, where
   /// the call needs what AOTAutograd's wrapper does: hooks on saved tensors, modes, special tensors; or
@@ -147,6 +148,9 @@ class LoadedProgram final : public torch::CustomClassHolder {
 
   /// Says once that a backward is called under autocast that was traced without, or the other way round.
   void warnOfAutocast();
+  /// Says, once a graph, that `tangent`, the gradient of the differentiable output `index`, lies otherwise
+  /// than the backward was traced for, so that it is copied first and bits may differ from eager's.
+  void warnOfLayout(size_t index, const at::Tensor& tangent);
   /// One step that ends as loss.backward() does: the gradients are added to the `.grad` of the inputs
   /// that they belong to, and the other outputs returned, in order; nothing, and nothing has run, where
   /// refusal() says why: who calls may know what to do. TORCH_CHECK, before anything runs, for an input
@@ -267,6 +271,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::unique_ptr<Runtime> runtime_;
   std::map<std::string, Bound> bound_;
   std::shared_ptr<const AutogradPlan> autograd_;
+  std::string graph_;  // its name in warnings
   at::Tensor alive_;
   std::map<std::string, RunTimes> times_;  // by entry
   std::unique_ptr<Shadow> shadow_;         // where runs are compared
@@ -276,7 +281,11 @@ class LoadedProgram final : public torch::CustomClassHolder {
   bool repeats_ = false;
   bool defers_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_
-  std::atomic<bool> warnedOfAutocast_ = false;
+  /// Shared by all programs of a graph, for sizes and calls in flight, so that each is said once a graph.
+  struct Warned {
+    std::atomic<bool> ofAutocast = false, ofLayout = false;
+  };
+  std::shared_ptr<Warned> warned_ = std::make_shared<Warned>();
   std::atomic<bool> tangentsNoted_ = false, tangentNews_ = false;
   std::vector<int64_t> absentTangents_;  // written before tangentNews_ is, read behind it
   c10::intrusive_ptr<LoadedProgram> whole_;

@@ -19,6 +19,7 @@ from ..graphs.devices import SPARE, free_bytes
 from ..graphs.traced_graphs import TracedGraphs
 from ..options import PAGE_AT_EXIT, WRITTEN_TO, CompileOptions
 from ..torch_api.aot_autograd import boxed
+from ..torch_api.aot_metadata import Metadata
 from ..torch_api.autograd import keeps_graph
 from ..torch_api.compile_lock import compile_lock
 from ..torch_api.fake_tensors import expression_of, is_nested_number, unset_fake_temporarily
@@ -236,6 +237,11 @@ class CompiledGraph:
     def may_run_native(self) -> bool:
         """Whether the program that was made first can be a node of autograd's."""
         return any(instance.native is not None for instance in self.all_instances())
+
+    @property
+    def metadata(self) -> Metadata | None:
+        """What AOTAutograd found out; None before it has, and where the function is no graph of its."""
+        return self._made_by.traced.metadata if self._made_by is not None else None
 
     @property
     def has_foreign_operators(self) -> bool:

@@ -36,6 +36,7 @@ from ..torch_api.dispatch import in_autocast
 from ..torch_api.dynamo import with_one_input
 from ..torch_api.fake_tensors import FakeTensor, memory_of
 from .compiled_graph import CompiledGraph
+from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
 
@@ -181,6 +182,7 @@ class FrameCall:
         self._bundled = bundled  # and is there
         self._is_native = bundles and graph.may_run_native
         self._was_called = False
+        self._layout = GradientLayout(request.label, graph.metadata)
         self._trained = trained if trained is not None and trained.first else None
         self._shared = shared
         if shared is not None:
@@ -298,7 +300,9 @@ class FrameCall:
     def _wrapped(self, args: Sequence[Any]) -> Any:
         """AOTAutograd's wrapper; under hooks on saved tensors one that shows them each one."""
         if not self._bundled or not saved_tensor_hooks_are_set():
-            return self._wrapper(*args)
+            results = self._wrapper(*args)
+            self._layout.watch(results)
+            return results
         if self._unbundled is None:
             label = self._request.label
             logger.info("%s: hooks on saved tensors are set: a second program is made", label)

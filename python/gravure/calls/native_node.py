@@ -39,14 +39,15 @@ def native_call(
     calls: Sequence[Call],
     traced: TracedGraphs,
     held: Any,
+    label: str,
     absent: Collection[int] = (),
 ) -> NativeCall | None:
     """How `program` is called as a node of autograd's graph; None where it cannot be.
 
     `calls` are its forward's and its backward's, with each saved value a result of the one and an
     argument of the other, of the graphs `traced`. `held` is what the program needs as long as it
-    lives, which may be longer than anybody else does. `absent`: gradients of outputs that the
-    backward goes without.
+    lives, which may be longer than anybody else does. `label` names the graph in warnings. `absent`:
+    gradients of outputs that the backward goes without.
     """
     lists = _plan(calls[0], calls[1], traced)
     if lists is None or traced.metadata is None:
@@ -57,7 +58,7 @@ def native_call(
     memory = _Memory(1)
     memory.held = held
     alive = torch.frombuffer(memory, dtype=torch.uint8)
-    program.set_autograd(lists | {"modes": list(map(int, modes))}, alive)
+    program.set_autograd(lists | {"modes": list(map(int, modes))}, alive, label)
     run = direct(program, "run_differentiable")
     pick = picker([i for i in calls[0].taken if i not in calls[0].kept])
     return lambda args: run(pick(args)) or None

@@ -99,7 +99,7 @@ class ProgramMaker:
         if len(calls) > 1:
             if keeps and self._native:
                 held = [*self._regions, *(call.held for call in calls)]
-                native = native_call(program, calls, self._graphs, held, absent)
+                native = native_call(program, calls, self._graphs, held, self.label, absent)
             ranges = self._graphs.bundled_results, self._graphs.bundled_inputs
             calls = bind_bundle(program, calls, *ranges)
         logger.info("%s: made a program for %s", self.label, device)

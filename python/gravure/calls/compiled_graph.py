@@ -240,7 +240,7 @@ class CompiledGraph:
 
     @property
     def metadata(self) -> Metadata | None:
-        """What AOTAutograd found out; None before it has, and where the function is no graph of its."""
+        """What AOTAutograd found out; None before it has, and of what it did not trace."""
         return self._made_by.traced.metadata if self._made_by is not None else None
 
     @property

@@ -1,7 +1,7 @@
 """Gradients of a graph's results that lie otherwise in memory than its backward was traced for.
 
-AOTAutograd copies them into the memory format that it traced with; eager reads them as they lie, and
-sums in another order. Where the library runs the backward it sees them itself
+AOTAutograd copies them into the memory format that it traced with; eager reads them as they lie,
+and sums in another order. Where the library runs the backward it sees them itself
 (`LoadedProgram::warnOfLayout`); here they are looked at in front of AOTAutograd's own function, until
 the first backward of a graph.
 """

@@ -17,7 +17,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from running import need_library
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from training import leaves, replays, same_as_eager, same_steps, step_around
 
 need_library()
@@ -179,6 +179,24 @@ def recomputed_inside(m: Shared, x: Tensor) -> Tensor:
     return m.layer(checkpoint(outer, x, use_reentrant=False))
 
 
+def drawn_again(m: Shared, x: Tensor) -> Tensor:
+    """The backward needs the dropout of the forward, which it does not keep."""
+
+    def block(x: Tensor) -> Tensor:
+        return F.dropout(m.layer(x).tanh(), 0.5)
+
+    return m.layer(checkpoint(block, m.other(x), use_reentrant=False))
+
+
+def drawn_again_but_for_products(m: Shared, x: Tensor) -> Tensor:
+    def block(x: Tensor) -> Tensor:
+        return F.dropout(m.layer(x).tanh(), 0.5)
+
+    kept = [torch.ops.aten.addmm.default]
+    contexts = functools.partial(create_selective_checkpoint_contexts, kept)
+    return m.other(checkpoint(block, x, use_reentrant=False, context_fn=contexts))
+
+
 USES = [
     twice,
     thrice_and_in_float,
@@ -200,6 +218,8 @@ USES = [
     recomputed,
     recomputed_in_turns,
     recomputed_inside,
+    drawn_again,
+    drawn_again_but_for_products,
 ]
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ..graphs.cached_casts import cast_inputs
 from ..graphs.devices import give_back_cache
+from ..graphs.graph_as_it_is import as_it_is
 from ..text.entry_call import picker
 from ..torch_api.autograd import times_written
 from ..torch_api.dispatch import in_autocast
@@ -46,6 +47,7 @@ class AutocastCall:
         """`behind`: whose backward runs without. `inside`: to be compiled if it runs under it."""
         self._behind = behind
         self._inside = inside
+        self._graph = as_it_is(inside.graph)
         self._bundles = bundles
         cast = cast_inputs(inside.graph, inputs) if torch.is_autocast_cache_enabled() else []
         self._pick = picker(cast)
@@ -126,7 +128,7 @@ class AutocastCall:
         if not self._stays and not self._was_called:
             self._watched = region
         self._was_called = self._keeps_cache = True
-        results = self._inside.graph(*args)
+        results = self._graph(*args)
         self._follow(results, region, call)
         return results
 

@@ -31,11 +31,11 @@ from ..torch_api.dispatch import (
 )
 from ..torch_api.fake_tensors import FakeTensor, mode_of
 from ..torch_api.operators import higher_order_name, pytree
+from .graph_as_it_is import CHECKPOINT
 
 logger = logging.getLogger("gravure")
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_CHECKPOINT = "tag_activation_checkpoint"
 _META = ("stack_trace", "nn_module_stack", "source_fn_stack")
 _said: set[str] = set()
 
@@ -60,7 +60,7 @@ def has_reentrant_part(graph: fx.GraphModule) -> bool:
 
 
 def _is_reentrant(node: fx.Node) -> bool:
-    checkpointed = higher_order_name(node.target) == _CHECKPOINT
+    checkpointed = higher_order_name(node.target) == CHECKPOINT
     return checkpointed and node.kwargs.get("use_reentrant") is not False
 
 
@@ -218,7 +218,7 @@ class _Walk:
 
     def _look_at(self, part: _Part, node: fx.Node) -> None:
         name = higher_order_name(node.target)
-        if name == _CHECKPOINT and self._into_checkpoint(part, node):
+        if name == CHECKPOINT and self._into_checkpoint(part, node):
             return
         if not name and node.op != "output" and self._run(part, node):
             return

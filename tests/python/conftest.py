@@ -40,9 +40,9 @@ def _settings_of_its_own() -> Iterator[None]:
     config = torch._dynamo.config
     before, threads = config.get_config_copy(), torch.get_num_threads()
     yield
-    for name, value in before.items():
-        if getattr(config, name) != value:
-            setattr(config, name, value)
+    for name, value in config.get_config_copy().items():  # without asking for what is deprecated
+        if before[name] != value:
+            setattr(config, name, before[name])
     torch.set_num_threads(threads)
 
 

@@ -224,10 +224,9 @@ def against_schema(name: str, schema: Any, known: Known) -> Iterator[str]:
         yield "by its tag it reads data on the host"
     if "cudagraph_unsafe" in tags and known.reason is None:
         yield "it carries the tag cudagraph_unsafe"
-    names = {p.name for p in parameters}
-    if names & {"group_name", "process_group", "group"} & {
-        p.name for p in parameters if "str" in str(p.type) or "ProcessGroup" in str(p.type)
-    } and not known.flags & {"collective", "wait"}:
+    kinds = ("str", "Any", "ProcessGroup")  # Any from 2.15 on: a name, or a group itself
+    groups = {p.name for p in parameters if any(kind in str(p.type) for kind in kinds)}
+    if groups & {"group_name", "process_group", "group"} and not known.flags & {"collective", "wait"}:
         yield "it takes a process group and does not communicate"
     if schema.overload_name.endswith("out"):
         plain_name = schema.overload_name.removesuffix("out").rstrip("_")

@@ -89,7 +89,10 @@ def test_formats_that_come_and_go_are_said_once(caplog: pytest.LogCaptureFixture
             compiled(torch.randn(2, 3, 8, 8)).sum().backward()
             model.zero_grad()
     lines = [r.getMessage() for r in caplog.records if "often-uncaptured" in r.getMessage()]
-    assert 1 <= len(lines) <= 2 and "keep one memory format" in lines[0]
+    if len(gravure.report().graphs) == 1:
+        assert 1 <= len(lines) <= 2 and "keep one memory format" in lines[0]
+    else:  # from 2.15 on Dynamo traces a graph for each format
+        assert not lines and _uncaptured() <= 24
 
 
 def test_a_whole_step_of_a_reassigned_buffer() -> None:

@@ -81,6 +81,13 @@ class TracedGraphs:
         return [spec for spec in self.inputs if spec is not None and spec.role != "rng_state"]
 
     @property
+    def differentiated(self) -> list[str]:
+        """The name of each argument that the backward returns a gradient or None for."""
+        tokens = self.metadata.tokens if self.metadata is not None else 0
+        specs = self.inputs[tokens:]
+        return [spec.name if spec else "" for spec in specs if not spec or spec.role != "rng_state"]
+
+    @property
     def saved(self) -> list[Any]:
         """What the forward saves, in its order: nodes, mostly."""
         return list(self.forward.graph.output_node().args[0][self.own_results :])
@@ -119,6 +126,10 @@ def input_specs(
     position = 0
     for each in forward_placeholders(forward, tokens):
         known = None
+        if each.is_opaque:
+            specs.append(None)
+            position += 1
+            continue
         if each.kind is Kind.ARGUMENT and arguments:
             known = arguments[each.argument]
         elif each.kind is Kind.OTHER and not each.what and arguments:

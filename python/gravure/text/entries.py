@@ -21,7 +21,8 @@ from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec
 from ..graphs.traced_graphs import OutputSpec, TracedGraphs
 from ..graphs.undivided import refuse_other_tangent
-from .entry_call import Call
+from ..torch_api.aot_metadata import is_opaque
+from .entry_call import Call, Passed
 from .fx_import import EntryWriter
 from .higher_order import Ref
 from .program_text import HEADER, constant_text, quoted
@@ -281,7 +282,7 @@ def graph_entries(
             saved[i] = None  # saved to be watched, not read
     tangents = [None if i in absent else t.spec for i, t in enumerate(traced.tangents)]
     specs = [*saved, *tangents, *traced.generators]
-    names = [spec.name for spec in traced.arguments]
+    names = traced.differentiated
     count = len(traced.backward.graph.output_node().args[0])
     roles = [f"gradient {quoted(name)}" for name in names[:count]]
     roles += [f'output "{i}"' for i in range(len(names), count)]
@@ -329,7 +330,7 @@ def _graph_entry(
     for result, role in zip(writer.add_graph(graph, bound), roles, strict=True):
         value = writer.env[result] if isinstance(result, fx.Node) else result
         if not isinstance(value, str) or not value.startswith("%"):
-            call.results.append((-1, _fixed(result, writer)))
+            call.results.append((-1, _fixed(result, writer, placeholders)))
             call.values.append("")
             continue
         output = f"{value} {{{role if role is not _SAVED else f'saved {quoted(value[1:])}'}}}"
@@ -344,8 +345,10 @@ def _graph_entry(
     return writer.text(name, list(outputs)), call
 
 
-def _fixed(result: Any, writer: EntryWriter) -> Any:
-    """A result that is the same in each call: None, or a number."""
+def _fixed(result: Any, writer: EntryWriter, placeholders: Sequence[fx.Node]) -> Any:
+    """A result that no operator makes: None, a number, or what is passed through."""
+    if isinstance(result, fx.Node) and is_opaque(result.meta.get("val")):
+        return Passed(placeholders.index(result))
     if not isinstance(result, fx.Node) or writer.env[result] == "None":
         return None if isinstance(result, fx.Node) else result
     number = writer.known.number(result.meta.get("val"))

@@ -15,6 +15,13 @@ from ..graphs.compiled_ops import CompiledCode
 Run = Callable[[list[Any]], Any]
 
 
+@dataclass(frozen=True)
+class Passed:
+    """A result that is an argument of the graph, and nothing that its entry knows of."""
+
+    argument: int
+
+
 @dataclass
 class Call:
     """How a call of a graph becomes one of its entry."""
@@ -22,7 +29,8 @@ class Call:
     entry: str
     arguments: int  # that the graph takes
     taken: list[int] = field(default_factory=list)  # those that the entry takes, in order
-    # For each of the graph's results, its position among the entry's, or -1 and the fixed value.
+    # For each of the graph's results, its position among the entry's, or -1 and the fixed value, or
+    # a Passed.
     results: list[tuple[int, Any]] = field(default_factory=list)
     values: list[str] = field(default_factory=list)  # each of the graph's results in the text
     kinds: dict[str, str] = field(default_factory=dict)  # and their types
@@ -44,9 +52,15 @@ class Call:
         if results == as_is:
             return lambda args: run(pick(args))
 
+        passed = {at: v.argument for at, (_, v) in enumerate(results) if isinstance(v, Passed)}
+
         def call(args: list[Any]) -> list[Any]:
+            through = {at: args[i] for at, i in passed.items()}  # `run` may take them away
             found = run(pick(args))
-            return [found[i] if i >= 0 else fixed for i, fixed in results]
+            values = [found[i] if i >= 0 else fixed for i, fixed in results]
+            for at, value in through.items():
+                values[at] = value
+            return values
 
         return call
 

@@ -26,6 +26,11 @@ _FORMATS = {  # as c10::MemoryFormat numbers them
 }
 
 
+_KNOWN_VALUES = (
+    torch.Tensor, torch.Generator, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, complex
+)
+
+
 @dataclass(frozen=True)
 class Argument:
     """What becomes of one argument of the function."""
@@ -201,8 +206,18 @@ class Placeholder:
         return isinstance(self.example, torch.Tensor)
 
     @property
+    def is_opaque(self) -> bool:
+        return is_opaque(self.example)
+
+    @property
     def device(self) -> torch.device:
         return self.example.device
+
+
+def is_opaque(example: Any) -> bool:
+    """Whether a value is neither tensor nor number nor generator: the mesh of a DTensor, from 2.15
+    on. No operator reads it; it passes from arguments to results."""
+    return example is not None and not isinstance(example, _KNOWN_VALUES)
 
 
 def _placeholder(node: fx.Node, kind: Kind, **details: Any) -> Placeholder:

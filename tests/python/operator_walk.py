@@ -226,7 +226,8 @@ def against_schema(name: str, schema: Any, known: Known) -> Iterator[str]:
         yield "it carries the tag cudagraph_unsafe"
     kinds = ("str", "Any", "ProcessGroup")  # Any from 2.15 on: a name, or a group itself
     groups = {p.name for p in parameters if any(kind in str(p.type) for kind in kinds)}
-    if groups & {"group_name", "process_group", "group"} and not known.flags & {"collective", "wait"}:
+    takes_group = groups & {"group_name", "process_group", "group"}
+    if takes_group and not known.flags & {"collective", "wait"}:
         yield "it takes a process group and does not communicate"
     if schema.overload_name.endswith("out"):
         plain_name = schema.overload_name.removesuffix("out").rstrip("_")

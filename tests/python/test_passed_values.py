@@ -1,4 +1,4 @@
-"""Values that no operator knows of (the mesh of a DTensor, from torch 2.15 on) pass through a graph."""
+"""Values that no operator knows of pass through a graph: a DTensor's mesh, from torch 2.15 on."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 AOTAutograd copies them into the memory format that it traced with; eager reads them as they lie,
 and sums in another order. Where the library runs the backward it sees them itself
-(`LoadedProgram::warnOfLayout`); here they are looked at in front of AOTAutograd's own function, until
-the first backward of a graph.
+(`LoadedProgram::warnOfLayout`); here they are looked at in front of AOTAutograd's own function,
+until the first backward of a graph.
 """
 
 from __future__ import annotations

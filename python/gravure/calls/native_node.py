@@ -46,8 +46,8 @@ def native_call(
 
     `calls` are its forward's and its backward's, with each saved value a result of the one and an
     argument of the other, of the graphs `traced`. `held` is what the program needs as long as it
-    lives, which may be longer than anybody else does. `label` names the graph in warnings. `absent`:
-    gradients of outputs that the backward goes without.
+    lives, which may be longer than anybody else does. `label` names the graph in warnings.
+    `absent`: gradients of outputs that the backward goes without.
     """
     lists = _plan(calls[0], calls[1], traced)
     if lists is None or traced.metadata is None:

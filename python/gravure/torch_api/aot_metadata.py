@@ -27,7 +27,14 @@ _FORMATS = {  # as c10::MemoryFormat numbers them
 
 
 _KNOWN_VALUES = (
-    torch.Tensor, torch.Generator, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, complex
+    torch.Tensor,
+    torch.Generator,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+    int,
+    float,
+    complex,
 )
 
 

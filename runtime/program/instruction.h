@@ -200,10 +200,20 @@ struct EntryCode {
   /// Calls visit(Call&) for each call that is not in a branch of prim::If, in program order.
   template <typename Visit>
   void forEachCall(Visit&& visit) {
-    for (const Instruction& instruction : instructions) {
-      if (instruction.kind == Instruction::Kind::Call) visit(calls[instruction.index]);
+    visitCalls(*this, visit);
+  }
+  template <typename Visit>
+  void forEachCall(Visit&& visit) const {
+    visitCalls(*this, visit);
+  }
+
+ private:
+  template <typename Code, typename Visit>
+  static void visitCalls(Code& code, Visit&& visit) {
+    for (const Instruction& instruction : code.instructions) {
+      if (instruction.kind == Instruction::Kind::Call) visit(code.calls[instruction.index]);
       if (instruction.kind != Instruction::Kind::Launch) continue;
-      for (Call& call : launches[instruction.index].calls) visit(call);
+      for (auto& call : code.launches[instruction.index].calls) visit(call);
     }
   }
 };

@@ -356,7 +356,8 @@ class CompiledGraph:
             made = self._make_further(first)
             if made is not None:
                 made.number = 1 + len(first.further)
-                made.program.warm_up_with((first.whole or first).program)
+                assert first.made is not None
+                made.program.warm_up_with(first.made.program)
                 if first.absent:
                     self._make_lean(first, made, args)
                 first.further.append(made)

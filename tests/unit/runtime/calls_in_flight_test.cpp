@@ -3,6 +3,7 @@
 #include "tests/unit/shared_pages_fixture.h"
 
 #include <ATen/Parallel.h>
+#include <llvm/Support/raw_ostream.h>
 
 #include <atomic>
 #include <thread>
@@ -291,6 +292,13 @@ TEST_CASE("what one size taught is not learnt again", "[law1]") {
 
 namespace {
 
+std::string planText(const Runtime& runtime) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  runtime.memoryPlan().print(os);
+  return text;
+}
+
 /// A runtime and further ones of its program, beside the uncaptured path.
 struct Instances {
   explicit Instances(size_t count, const std::string& text = forwardBackward(40))
@@ -306,11 +314,12 @@ struct Instances {
   }
   /// A forward and its backward of one of them. True if both have the reference's bits; `keep` gets the
   /// gradient, which else is dropped.
-  bool step(Runtime& runtime, at::Tensor* keep = nullptr) const {
+  bool step(Runtime& runtime, at::Tensor* keep = nullptr) const { return step(runtime, w, keep); }
+  bool step(Runtime& runtime, const at::Tensor& weight, at::Tensor* keep = nullptr) const {
     const at::Tensor x = at::randn({40, 4}), state = rngState();
-    const auto expected = reference->run("forward", {w, x});
+    const auto expected = reference->run("forward", {weight, x});
     setRngState(state);
-    auto got = runtime.run("forward", {w, x});
+    auto got = runtime.run("forward", {weight, x});
     const bool same = sameBits(got, expected);
     auto inputs = Loop::backwardInputs(got);
     got.clear();
@@ -318,9 +327,10 @@ struct Instances {
     if (keep) *keep = gradient[0].toTensor();
     return same && sameBits(gradient, reference->run("backward", Loop::backwardInputs(expected)));
   }
-  bool steps(int count, Runtime& runtime) const {
+  bool steps(int count, Runtime& runtime) const { return steps(count, runtime, w); }
+  bool steps(int count, Runtime& runtime, const at::Tensor& weight) const {
     for (int i = 0; i < count; ++i) {
-      if (!step(runtime)) return false;
+      if (!step(runtime, weight)) return false;
     }
     return true;
   }
@@ -451,4 +461,37 @@ TEST_CASE("a further runtime is for the same kind of device and the same policy 
   CHECK_THROWS_WITH(Runtime(*first, makeHostDevice(), copied),
                     Catch::Contains("another policy of results"));
   CHECK_THROWS_WITH(Runtime(*first, nullptr), Catch::Contains("needs a device"));
+}
+
+TEST_CASE("what is held in one instance alone has its arena alone laid out otherwise", "[law5]") {
+  Instances two(2);
+  Runtime &first = *two.all[0], &second = *two.all[1];
+  second.warmUpWith(first);
+  REQUIRE(two.steps(4, first));
+  REQUIRE(two.steps(2, second));
+  REQUIRE(&first.memoryPlan() == &second.memoryPlan());
+  const std::string before = planText(second);
+  at::Tensor held;
+  REQUIRE(two.step(first, &held));
+  REQUIRE(two.steps(24, first));
+  REQUIRE(first.remarks().count("arena-anew") == 1);
+  CHECK(&first.memoryPlan() != &second.memoryPlan());
+  CHECK(planText(second) == before);
+  REQUIRE(two.steps(4, second));
+}
+
+TEST_CASE("instances whose inputs come to be laid out otherwise plan for themselves", "[law3]") {
+  Instances two(2);
+  Runtime &first = *two.all[0], &second = *two.all[1];
+  second.warmUpWith(first);
+  REQUIRE(two.steps(4, first));
+  REQUIRE(two.steps(2, second));
+  const at::Tensor across = two.w.t().contiguous().t();
+  for (Runtime* each : {&first, &second}) {
+    REQUIRE(two.steps(12, *each, across));
+    CHECK(each->remarks().count("layout-anew") == 1);
+    CHECK(each->stats().replays > 0);
+  }
+  // What each has recorded since is its own, and so is the layout.
+  CHECK(&first.memoryPlan() != &second.memoryPlan());
 }

@@ -259,6 +259,7 @@ std::shared_ptr<const LaidOut> Runtime::Impl::layOut(std::vector<Exclusive> rese
     note(found->remarks);
     return found;
   }
+  forEachRow([](int32_t& row) { row = -1; });  // of an earlier layout
   std::vector<AllocationRecord> records;
   for (const EntryState& entry : entries_) records.push_back(entry.warmUp.record);
   const LayoutOptions options{device_->alignment(), laid->reserved, options_.editBuffers};

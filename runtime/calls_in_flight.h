@@ -12,13 +12,14 @@
 namespace gravure {
 
 /// A forward that is called while what an earlier one saved is held needs captures at other addresses. So
-/// there are several runtimes of one program, which share what their warm-ups record. One call at a time;
-/// backwards in any order, or never.
+/// there are several runtimes of one program, which is made ready once, and what their warm-ups record is all
+/// of theirs. One call at a time; backwards in any order, or never.
 class CallsInFlight {
  public:
-  /// `make` gives one runtime more, of the same text with the same options. Of `most`, the last one runs
-  /// what goes beyond uncaptured.
-  explicit CallsInFlight(std::function<std::unique_ptr<Runtime>()> make, size_t most = 32);
+  /// `device` gives one more of the same, for each instance. Of `most`, the last one runs what goes beyond
+  /// uncaptured.
+  CallsInFlight(Program program, std::function<std::unique_ptr<Device>()> device,
+                RuntimeOptions options = {}, size_t most = 32);
 
   /// As Runtime::run(), by the instance that choose() names.
   std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs);
@@ -31,7 +32,8 @@ class CallsInFlight {
   Runtime& at(size_t index) { return *instances_.at(index); }
 
  private:
-  const std::function<std::unique_ptr<Runtime>()> make_;
+  const std::function<std::unique_ptr<Device>()> device_;
+  const RuntimeOptions options_;
   const size_t most_;
   std::vector<std::unique_ptr<Runtime>> instances_;
 };

@@ -79,6 +79,11 @@ class Runtime {
   /// `program` must have passed emit-runtime-calls (TORCH_CHECK). Tensors that its text places on the
   /// program's compute device are taken to be on device->tensorDevice().
   Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options = {});
+  /// One more of the program that `other` runs, which may be shut down: nothing is read or found out again
+  /// that the program alone decides. Addresses, memory, captures, statistics and remarks are its own.
+  /// TORCH_CHECK that the device is such a one, and the policy of results the same. `other` may be running a
+  /// step.
+  Runtime(const Runtime& other, std::unique_ptr<Device> device, RuntimeOptions options = {});
   ~Runtime();
 
   /// Runs one entry. `inputs`: one value an entry input, in order (Tensor, int, …); an RNG state may

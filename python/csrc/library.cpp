@@ -15,6 +15,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
   m.class_<LoadedProgram>("Program")
       .def(torch::init<const std::string&, const std::string&, const LoadedProgram::Options&>())
       .def_static("of_text", &LoadedProgram::ofText)
+      .def("again", &LoadedProgram::again)
       .def_static("explain", &explainProgram)
       .def_static("planned_runs", &plannedRuns)
       .def_static("operator_facts", &operatorFacts)

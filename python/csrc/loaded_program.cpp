@@ -88,33 +88,74 @@ LoadedProgram::ofText(const std::string& text, const std::string& device, const 
                                             parseLoadOptions(options));
 }
 
+struct LoadedProgram::Planned {
+  std::string device;
+  LoadOptions options;
+  std::optional<Program> given;  // as it was before any pass, where shadows compare with it
+  PassOptions passes;            // as the passes had them
+  Remarks remarks;               // of the passes
+  std::string partitionPlan;
+  std::map<std::string, SharedVersions> versions;  // by entry
+};
+
 LoadedProgram::LoadedProgram(const ProgramSource& source, const std::string& device,
-                             const LoadOptions& options)
-    : staticResults_(options.runtime.results == ResultPolicy::Static) {
+                             const LoadOptions& options) {
   Program program = source.path.empty() ? readProgram(source.text) : readProgramFile(source.path);
   std::unique_ptr<Device> made = makeDevice(device, options.poison);
   verifyProgram(program);
-  if (options.shadow > 0) {
-    shadow_ = std::make_unique<Shadow>(program.clone(), device, options.passes, options.poison,
-                                       options.shadow);
-  }
-  std::map<std::string, SharedVersions> versions;
-  for (const Entry& entry : program.entries) versions.emplace(entry.name, entry);
-  passes_.options = options.passes;
-  passes_.options.alignment = made->alignment();
-  partitionPlan_ = planText(program, planOrReproduce(program, passes_, source));
-  passes_.partitionPlans.reset();  // the runtime may drop nodes
-  for (const Entry& entry : program.entries) versions.at(entry.name).follow(entry);
-  if (options.requireNodes) requireAllCaptured(program, passes_);
-  logMissed(passes_.remarks, 0);
-  RuntimeOptions runtime = options.runtime;
-  runtime.onCapture = [this](const std::string& entry, int64_t done, int64_t total) {
+  planned_ = planned(program, source, device, options, made->alignment());
+  begin(std::make_unique<Runtime>(std::move(program), std::move(made), runtimeOptions()));
+}
+
+LoadedProgram::LoadedProgram(std::shared_ptr<const Planned> planned, const Runtime& runtime)
+    : planned_(std::move(planned)) {
+  begin(std::make_unique<Runtime>(runtime, makeDevice(planned_->device, planned_->options.poison),
+                                  runtimeOptions()));
+}
+
+c10::intrusive_ptr<LoadedProgram> LoadedProgram::again() const {
+  return c10::make_intrusive<LoadedProgram>(planned_, *runtime_);
+}
+
+/// `program` is as the passes leave it then.
+std::shared_ptr<const LoadedProgram::Planned>
+LoadedProgram::planned(Program& program, const ProgramSource& source, const std::string& device,
+                       const LoadOptions& options, int64_t alignment) {
+  auto planned = std::make_shared<Planned>();
+  planned->device = device;
+  planned->options = options;
+  if (options.shadow > 0) planned->given = program.clone();
+  for (const Entry& entry : program.entries) planned->versions.emplace(entry.name, entry);
+  PassContext passes;
+  passes.options = options.passes;
+  passes.options.alignment = alignment;
+  planned->partitionPlan = planText(program, planOrReproduce(program, passes, source));
+  for (const Entry& entry : program.entries) planned->versions.at(entry.name).follow(entry);
+  if (options.requireNodes) requireAllCaptured(program, passes);
+  planned->passes = passes.options;
+  planned->remarks = std::move(passes.remarks);
+  logMissed(planned->remarks, 0);
+  return planned;
+}
+
+RuntimeOptions LoadedProgram::runtimeOptions() {
+  RuntimeOptions options = planned_->options.runtime;
+  options.onCapture = [this](const std::string& entry, int64_t done, int64_t total) {
     progress_.show(entry, done, total);
   };
-  runtime.isInterrupt = &isInterrupt;
-  runtime_ = std::make_unique<Runtime>(std::move(program), std::move(made), std::move(runtime));
+  options.isInterrupt = &isInterrupt;
+  return options;
+}
+
+void LoadedProgram::begin(std::unique_ptr<Runtime> runtime) {
+  runtime_ = std::move(runtime);
+  const LoadOptions& options = planned_->options;
+  if (planned_->given) {
+    shadow_ = std::make_unique<Shadow>(planned_->given->clone(), planned_->device, options.passes,
+                                       options.poison, options.shadow);
+  }
   if (options.times) timed_ = std::make_unique<TimedRuns>();
-  makeBound(std::move(versions));
+  makeBound();
   if (!runtime_->communicates()) return;
   const std::lock_guard lock(Communicating::all().mutex);
   Communicating::all().programs.insert(this);
@@ -170,12 +211,13 @@ Described LoadedProgram::outputs(const std::string& name) const {
 }
 
 /// Made for all entries at once: runs inside of a step only read them.
-void LoadedProgram::makeBound(std::map<std::string, SharedVersions> versions) {
+void LoadedProgram::makeBound() {
   for (const Entry& each : runtime_->program().entries) {
     Bound& fresh = bound_[each.name];
     fresh.entry = &each;
-    fresh.versions = std::move(versions.at(each.name));
+    fresh.versions = &planned_->versions.at(each.name);
     fresh.values.resize(each.inputs.size());
+    fresh.open.reserve(fresh.values.size());
     for (size_t i = 0; i < fresh.values.size(); ++i) fresh.open.push_back(static_cast<int64_t>(i));
   }
 }
@@ -353,7 +395,7 @@ std::vector<c10::IValue> LoadedProgram::runLogged(const Bound& state,
 std::vector<c10::IValue> LoadedProgram::runWithTimes(const Bound& state,
                                                      std::vector<c10::IValue> inputs) {
   const std::string& name = state.entry->name;
-  const SharedVersions& versions = state.versions;
+  const SharedVersions& versions = *state.versions;
   const std::vector<at::Tensor> counters = versions.counters(inputs);
   auto results = timed_->run(*runtime_, name, std::move(inputs));
   versions.share(counters, results);
@@ -368,7 +410,7 @@ std::vector<c10::IValue> LoadedProgram::runCounted(const Bound& state,
     return captured ? runtime_->run(name, std::move(inputs), settings)
                     : runtime_->runUncaptured(name, std::move(inputs));
   };
-  const SharedVersions& versions = state.versions;
+  const SharedVersions& versions = *state.versions;
   if (versions.empty()) return runs();
   const std::vector<at::Tensor> counters = versions.counters(inputs);
   auto results = runs();
@@ -424,7 +466,7 @@ std::vector<double> LoadedProgram::runUpdate(const std::string& name,
   if (StepScope::isInside()) return {};
   const std::lock_guard lock(mutex_);
   const Bound& state = bound(name);
-  if (!state.update || shadow_ || timed_ || repeats_ || !state.versions.empty()) return {};
+  if (!state.update || shadow_ || timed_ || repeats_ || !state.versions->empty()) return {};
   UpdateInputs& inputs = *state.update;
   const auto drop = c10::make_scope_exit([&] { inputs.drop(); });
   if (!inputs.take(numbers)) return {};
@@ -465,9 +507,10 @@ LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
   auto found = gradients_.find(name);
   if (found == gradients_.end()) {
     const Entry& of = entry(name);
-    found = gradients_
-                .emplace(name, Gradients{GradientTargets(of, staticResults_), GradientBuffers(of)})
-                .first;
+    const bool staticResults = planned_->options.runtime.results == ResultPolicy::Static;
+    found =
+        gradients_.emplace(name, Gradients{GradientTargets(of, staticResults), GradientBuffers(of)})
+            .first;
   }
   return found->second;
 }
@@ -579,7 +622,7 @@ void LoadedProgram::setFrozen(const std::string& name, const std::vector<int64_t
 
 Remarks LoadedProgram::allRemarks() const {
   const std::lock_guard lock(mutex_);
-  Remarks all = passes_.remarks;
+  Remarks all = planned_->remarks;
   for (const Remark& remark : runtime_->remarks().all()) {
     all.add(remark.kind, remark.pass, remark.name, remark.message) = remark;
   }
@@ -602,7 +645,7 @@ std::string LoadedProgram::remarksJson() const {
 
 std::string LoadedProgram::plan() const {
   const std::lock_guard lock(mutex_);
-  std::string text = partitionPlan_;
+  std::string text = planned_->partitionPlan;
   llvm::raw_string_ostream os(text);
   const MemoryPlan& memory = runtime_->memoryPlan();
   if (!memory.buffers.empty()) {
@@ -616,7 +659,7 @@ std::string LoadedProgram::detailJson() const {
   const std::lock_guard lock(mutex_);
   std::string text;
   llvm::raw_string_ostream os(text);
-  printStepDetail(runtime_->program(), passes_.options, &runtime_->memoryPlan(), os);
+  printStepDetail(runtime_->program(), planned_->passes, &runtime_->memoryPlan(), os);
   return text;
 }
 

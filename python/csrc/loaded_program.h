@@ -1,7 +1,7 @@
 #pragma once
 // A program that Python has loaded: read, cut by the passes, and ready to run on one device.
 
-#include "passes/pass.h"
+#include "ir/core/remark.h"
 #include "python/csrc/autograd/autograd_plan.h"
 #include "python/csrc/autograd/gradient_buffers.h"
 #include "python/csrc/autograd/gradients.h"
@@ -31,6 +31,7 @@
 namespace gravure {
 
 struct LoadOptions;
+struct Program;
 struct ProgramSource;
 
 /// `torch.classes.gravure.Program`. Threads run it one after another: autograd's and a server's may
@@ -58,10 +59,18 @@ class LoadedProgram final : public torch::CustomClassHolder {
   ///   shadow              N: each Nth run of an entry is compared with the uncaptured path
   LoadedProgram(const std::string& path, const std::string& device, const Options& options);
   LoadedProgram(const ProgramSource& source, const std::string& device, const LoadOptions& options);
+  /// What programs of one text have alike: no call changes it.
+  struct Planned;
+  /// again() of the program that has these.
+  LoadedProgram(std::shared_ptr<const Planned> planned, const Runtime& runtime);
   ~LoadedProgram() override;
   /// The same from a program text in memory.
   static c10::intrusive_ptr<LoadedProgram>
   ofText(const std::string& text, const std::string& device, const Options& options);
+
+  /// One more of the same text, on the same device with the same options, for other calls: read and planned
+  /// once. What is bound, bundled or told of this one is not of the other, and it may be shut down.
+  c10::intrusive_ptr<LoadedProgram> again() const;
 
   std::vector<std::string> entries() const;
   /// Role and name of each input (output) of an entry, in order.
@@ -217,7 +226,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// What is kept of one entry from run to run.
   struct Bound {
     const Entry* entry = nullptr;
-    SharedVersions versions;
+    const SharedVersions* versions = nullptr;
     std::vector<c10::IValue> values;  // one an input; what is not bound is empty
     WeakTensors weak;                 // likewise, not kept alive
     std::vector<int64_t> open;        // positions that run() fills
@@ -227,7 +236,12 @@ class LoadedProgram final : public torch::CustomClassHolder {
     std::unique_ptr<UpdateInputs> update;     // keepUpdate(); none once something else is bound
   };
   const Entry& entry(const std::string& name) const;
-  void makeBound(std::map<std::string, SharedVersions> versions);
+  static std::shared_ptr<const Planned> planned(Program& program, const ProgramSource& source,
+                                                const std::string& device,
+                                                const LoadOptions& options, int64_t alignment);
+  RuntimeOptions runtimeOptions();
+  void begin(std::unique_ptr<Runtime> runtime);
+  void makeBound();
   Bound& bound(const std::string& name);
   /// `positions` of as many `given` values are about to be bound.
   Bound& bindingAt(const std::string& name, const std::vector<int64_t>& positions, size_t given);
@@ -264,8 +278,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
 
   // A Python operator in the program may come back to it.
   mutable std::recursive_mutex mutex_;
-  PassContext passes_;
-  std::string partitionPlan_;
+  std::shared_ptr<const Planned> planned_;
   CaptureProgress progress_;
   size_t logged_ = 0;  // of the runtime's remarks
   std::unique_ptr<Runtime> runtime_;
@@ -290,7 +303,6 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<int64_t> absentTangents_;  // written before tangentNews_ is, read behind it
   c10::intrusive_ptr<LoadedProgram> whole_;
   std::map<std::string, std::vector<c10::IValue>> repeated_;
-  bool staticResults_;
   std::map<std::string, Gradients> gradients_;
 };
 

@@ -19,6 +19,7 @@ from .calls.graph_break import located_break
 from .calls.instance import Instance
 from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
 from .calls.without_graph import without_graph
+from .calls.written_program import LoadedFrom
 from .errors import ExportError
 from .graphs.codegen import ATEN
 from .library.load import program_class
@@ -312,13 +313,19 @@ class _PlannedGraph(CompiledGraph):
         """It is no compiled graph that a report at exit would name."""
 
     def _make(
-        self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True, raises: bool = False
+        self,
+        sizes: tuple[int, ...],
+        *,
+        keeps: bool,
+        captures: bool = True,
+        raises: bool = False,
+        like: LoadedFrom | None = None,
     ) -> Instance:
         device = "host"
         try:
             with unset_fake_temporarily():
-                device = self._maker.device()
-                text, *_ = self._maker.text(dict(zip(self._symbols, sizes, strict=False)))
+                device = self._maker.device
+                text = self._maker.text(dict(zip(self._symbols, sizes, strict=False))).text
             plan = _plan(self.label, text, device, sizes, self.options)
             plan.max_shapes = self._most_sizes if self._symbols else 0
             if len(plan.plan["entries"]) > 1 and self._may_be_several:

@@ -60,8 +60,7 @@ class Program:
         place = Path(path)
         self._settings = {"device": device} | options
         file = place / PROGRAM_FILE if place.is_dir() else place
-        self._load = lambda: program_class()(str(file), device, options)
-        self._program = self._load()
+        self._program = program_class()(str(file), device, options)
         # Looked up anew, each would cost as much as a launch.
         self._runs = [self._direct_runs(self._program)]
         saving = max_in_flight > 1 and len(self._program.entries()) > 1
@@ -203,7 +202,7 @@ class Program:
                 "(max_in_flight)"
             )
         if instance == len(self._instances):
-            made = self._load()
+            made = self._program.again()
             made.warm_up_with(self._program)
             for entry, given in self._bound.items():
                 made.bind(entry, list(given), list(given.values()))

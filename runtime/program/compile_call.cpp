@@ -155,13 +155,14 @@ class OperandCompiler {
 
 /// A factory without a device makes its tensor on the CPU. A program that computes on the CPU means
 /// its compute device by that, wherever it runs.
-void placeFactory(Call& call, const c10::FunctionSchema& schema, const DeviceMap& devices) {
+void placeFactory(std::vector<Operand>& operands, const c10::FunctionSchema& schema,
+                  const DeviceMap& devices) {
   if (!devices.from.is_cpu() || devices.to.is_cpu()) return;
   for (const auto& parameter : schema.arguments()) {
     if (parameter.type()->isSubtypeOf(*c10::TensorType::get())) return;
   }
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    Operand& operand = call.operands[i];
+    Operand& operand = operands[i];
     const bool open = operand.kind == Operand::Kind::Constant && operand.constant.isNone();
     if (schema.arguments()[i].name() == "device" && open) operand.constant = devices.to;
   }
@@ -180,13 +181,15 @@ void compileOperator(Call& call, const OpFacts& facts, const DeviceMap& devices,
   TORCH_CHECK(args.size() <= schema.arguments().size(), describe(node), ": ", args.size(),
               " arguments for ", schema.arguments().size(), " parameters");
   const OperandCompiler compiler(node, devices, slotOf);
+  std::vector<Operand> operands;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& parameter = schema.arguments()[i];
     const bool given = i < args.size() && !args[i].is<AbsentArg>();
-    call.operands.push_back(given ? compiler.compile(args[i], parameter)
-                                  : compiler.defaultOf(parameter));
+    operands.push_back(given ? compiler.compile(args[i], parameter)
+                             : compiler.defaultOf(parameter));
   }
-  placeFactory(call, schema, devices);
+  placeFactory(operands, schema, devices);
+  call.operands = Operands(std::move(operands));
 
   const auto outputs = node->outputs();
   const auto& returns = schema.returns();
@@ -205,12 +208,13 @@ void compileConstant(Call& call) {
 }
 
 void inOrder(Call& call, const std::function<Slot(const Value*)>& slotOf) {
+  std::vector<Operand> operands;
   for (const Value* input : call.node->inputs()) {
-    Operand operand;
+    Operand& operand = operands.emplace_back();
     operand.kind = Operand::Kind::FromSlot;
     operand.slot = slotOf(input);
-    call.operands.push_back(std::move(operand));
   }
+  call.operands = Operands(std::move(operands));
 }
 
 }  // namespace

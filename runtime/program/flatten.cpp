@@ -12,6 +12,7 @@
 #include <llvm/ADT/DenseSet.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace gravure {
 namespace {
@@ -108,7 +109,9 @@ class Flattener {
     for (size_t i = 0; i < launch.operands.size(); ++i) {
       slots_[block->inputs()[i]] = launch.operands[i];
     }
-    for (const Node* inner : block->nodes()) {
+    const auto nodes = block->nodes();
+    launch.calls.reserve(static_cast<size_t>(std::distance(nodes.begin(), nodes.end())));
+    for (const Node* inner : nodes) {
       TORCH_CHECK(inner->blocks().empty(), describe(inner), ": nested blocks cannot be captured");
       launch.calls.push_back(flattenCall(inner, SlotSource::Launch));
     }

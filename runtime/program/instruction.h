@@ -8,8 +8,11 @@
 #include <ATen/core/stack.h>
 #include <c10/util/Exception.h>
 
+#include <llvm/ADT/ArrayRef.h>
+
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -40,6 +43,24 @@ struct Operand {
   std::vector<Operand> members;
 
   c10::IValue fetch(const Frame& frame) const;
+};
+
+/// How the parameters of a call are filled, in order. Nobody changes them: copies of a call, in the runtimes of
+/// one program, have the same ones.
+class Operands {
+ public:
+  Operands() = default;
+  explicit Operands(std::vector<Operand> operands)
+      : held_(std::make_shared<const std::vector<Operand>>(std::move(operands))), all_(*held_) {}
+
+  const Operand* begin() const { return all_.begin(); }
+  const Operand* end() const { return all_.end(); }
+  size_t size() const { return all_.size(); }
+  const Operand& operator[](size_t at) const { return all_[at]; }
+
+ private:
+  std::shared_ptr<const std::vector<Operand>> held_;
+  llvm::ArrayRef<Operand> all_;
 };
 
 /// One tensor that a call returned in a recorded run, for a capture that computes nothing.
@@ -86,7 +107,7 @@ struct Call {
   std::optional<c10::OperatorHandle> handle;
   std::function<void(torch::jit::Stack&)> operation;  // where there is no handle
   QuickCall quick = nullptr;                          // runtime/program/quick_call.h
-  std::vector<Operand> operands;
+  Operands operands;
   Slot rng = kNoSlot;  // generator or saved state this call draws from
   bool draws = false;  // draws random numbers
   std::vector<Slot> outputs;
@@ -200,10 +221,20 @@ struct EntryCode {
   /// Calls visit(Call&) for each call that is not in a branch of prim::If, in program order.
   template <typename Visit>
   void forEachCall(Visit&& visit) {
-    for (const Instruction& instruction : instructions) {
-      if (instruction.kind == Instruction::Kind::Call) visit(calls[instruction.index]);
+    visitCalls(*this, visit);
+  }
+  template <typename Visit>
+  void forEachCall(Visit&& visit) const {
+    visitCalls(*this, visit);
+  }
+
+ private:
+  template <typename Code, typename Visit>
+  static void visitCalls(Code& code, Visit&& visit) {
+    for (const Instruction& instruction : code.instructions) {
+      if (instruction.kind == Instruction::Kind::Call) visit(code.calls[instruction.index]);
       if (instruction.kind != Instruction::Kind::Launch) continue;
-      for (Call& call : launches[instruction.index].calls) visit(call);
+      for (auto& call : code.launches[instruction.index].calls) visit(call);
     }
   }
 };

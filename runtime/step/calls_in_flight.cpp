@@ -5,10 +5,11 @@
 
 namespace gravure {
 
-CallsInFlight::CallsInFlight(std::function<std::unique_ptr<Runtime>()> make, size_t most)
-    : make_(std::move(make)), most_(most) {
+CallsInFlight::CallsInFlight(Program program, std::function<std::unique_ptr<Device>()> device,
+                             RuntimeOptions options, size_t most)
+    : device_(std::move(device)), options_(std::move(options)), most_(most) {
   TORCH_CHECK(most_ > 0, "calls in flight need one instance at least");
-  instances_.push_back(make_());
+  instances_.push_back(std::make_unique<Runtime>(std::move(program), device_(), options_));
 }
 
 std::vector<c10::IValue> CallsInFlight::run(const std::string& entry,
@@ -28,7 +29,7 @@ size_t CallsInFlight::choose(const std::string& entry, const std::vector<c10::IV
                                  [](const auto& each) { return !each->holdsSaved(); });
   if (free != instances_.end()) return free - instances_.begin();
   if (instances_.size() < most_) {
-    instances_.push_back(make_());
+    instances_.push_back(std::make_unique<Runtime>(at(0), device_(), options_));
     instances_.back()->warmUpWith(at(0));
   }
   return instances_.size() - 1;

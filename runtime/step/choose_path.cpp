@@ -575,6 +575,7 @@ void Runtime::Impl::planForNewLayout(const std::string& found) {
     entry.warmUp.settled = false;
     entry.warmUp.runs = 0;
     entry.warmUp.record.clear();
+    entry.warmUp.recording.reset();
     entry.planned = false;
     entry.uncapturedRuns = 0;
   }

@@ -16,6 +16,8 @@
 #include "runtime/step/seal.h"
 #include "runtime/step/straight_step.h"
 
+#include <llvm/ADT/ArrayRef.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -41,7 +43,7 @@ struct SeenPlaces {
 
 /// What inputs must be, and how they came so far.
 struct EntryInputs {
-  std::vector<InputCheck> checks;                       // one an input
+  llvm::ArrayRef<InputCheck> checks;                    // FlatProgram::checks, one an input
   std::vector<std::pair<size_t, OperandGuard>> guards;  // by input, of all captured partitions
   std::unique_ptr<MovingInputs> moving;
   std::vector<std::vector<int64_t>> strides;  // in the warm-up, by input that is not staged
@@ -59,9 +61,13 @@ struct EntryInputs {
   }
 };
 
+struct EntryRecording;  // shared_warm_up.h
+
 /// The recorded runs before memory is planned.
 struct EntryWarmUp {
-  AllocationRecord record;        // of the last one
+  AllocationRecord record;  // of the last one
+  std::shared_ptr<const EntryRecording>
+      recording;                  // what is known behind it, where others know it, too
   std::vector<int64_t> unsteady;  // steps that are planned in part, since two runs differed there
   std::thread::id thread;         // of the last one
   int64_t runs = 0;               // in the device's pool

@@ -4,8 +4,6 @@
 #include "ir/facts/value_types.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
-#include "runtime/layout/result_ownership.h"
-#include "runtime/program/flatten.h"
 #include "runtime/step/runtime_impl.h"
 
 #include <c10/core/GradMode.h>
@@ -15,8 +13,6 @@
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
-#include <map>
-#include <set>
 
 namespace gravure {
 namespace {
@@ -85,56 +81,34 @@ void KeptInputs::bumpVersions() const {
   }
 }
 
-Runtime::Impl::Impl(Program program, std::unique_ptr<Device> device, RuntimeOptions options)
-    : program_(std::move(program)), device_(std::move(device)), options_(std::move(options)) {
-  TORCH_CHECK(device_, "a runtime needs a device");
-  TORCH_CHECK(!program_.entries.empty(), "a program without entries cannot run");
-  devices_ = {computeDevice(program_), device_->tensorDevice()};
-  timeline_ = Timeline::build(program_);
+Runtime::Impl::Impl(std::shared_ptr<const FlatProgram> flat, std::unique_ptr<Device> device,
+                    RuntimeOptions options)
+    : flat_(std::move(flat)), device_(std::move(device)), options_(std::move(options)),
+      codes_(flat_->codes), planning_(flat_->planning) {
   device_->installAllocator();
-  for (const Entry& entry : program_.entries) codes_.push_back(flatten(entry, timeline_, devices_));
-  chooseOwnership(program_, timeline_, options_.results, codes_);
-  for (const Node* node : timeline_.steps()) planning_.push_back(stepPlanning(node, devices_));
   communication_ = Communication::of(codes_, *device_, options_, remarks_);
   for (size_t e = 0; e < codes_.size(); ++e) {
-    const Entry& entry = program_.entries[e];
+    const size_t outputs = codes_[e].outputs.size();
     EntryState state;
     state.code = &codes_[e];
-    for (size_t i = 0; i < codes_[e].inputs.size(); ++i)
-      state.inputs.checks.emplace_back(entry, i, devices_);
-    for (size_t o = 0; o < codes_[e].outputs.size(); ++o)
-      state.results.lent.push_back(std::make_shared<LoanBook>());
-    state.results.statics.resize(codes_[e].outputs.size());
-    state.results.heldTogether.resize(codes_[e].outputs.size());
-    state.results.together.resize(codes_[e].outputs.size());
-    state.results.watches.resize(codes_[e].outputs.size());
-    state.results.dropped.resize(codes_[e].outputs.size());
-    state.results.droppedInEntry.resize(codes_[e].outputs.size());
+    state.inputs.checks = flat_->checks[e];
+    for (size_t o = 0; o < outputs; ++o) state.results.lent.push_back(std::make_shared<LoanBook>());
+    state.results.statics.resize(outputs);
+    state.results.heldTogether.resize(outputs);
+    state.results.together.resize(outputs);
+    state.results.watches.resize(outputs);
+    state.results.dropped.resize(outputs);
+    state.results.droppedInEntry.resize(outputs);
     state.executor = std::make_unique<Executor>(codes_[e], *device_, stats_, once_, options_,
                                                 communication_.get());
     state.served.partitions.resize(codes_[e].launches.size());
     state.inputs.moving = std::make_unique<MovingInputs>(codes_[e]);
     entries_.push_back(std::move(state));
   }
-  findProducers();
-  shared_ = std::make_shared<SharedWarmUp>(entries_.size(), operatorsOf(codes_));
-}
-
-void Runtime::Impl::findProducers() {
-  std::map<std::string, EntryState*> savedBy;
-  for (EntryState& entry : entries_) {
-    for (const OutputInfo& output : entry.code->entry->outputs) {
-      if (output.role == OutputRole::Saved) savedBy.try_emplace(output.name, &entry);
-    }
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    for (const size_t from : flat_->producers[e]) entries_[e].producers.push_back(&entries_[from]);
   }
-  for (EntryState& entry : entries_) {
-    std::set<EntryState*> producers;
-    for (const InputInfo& input : entry.code->entry->inputs) {
-      const auto from = savedBy.find(input.name);
-      if (input.role == InputRole::Saved && from != savedBy.end()) producers.insert(from->second);
-    }
-    entry.producers.assign(producers.begin(), producers.end());
-  }
+  shared_ = std::make_shared<SharedWarmUp>(entries_.size(), flat_->operators);
 }
 
 EntryState& Runtime::Impl::find(const std::string& name) {
@@ -427,8 +401,23 @@ void Runtime::Impl::shutdown() {
   installArena(nullptr, loans_);  // lent and shared results keep its memory
 }
 
-Runtime::Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options)
-    : impl_(std::make_unique<Impl>(std::move(program), std::move(device), std::move(options))) {}
+Runtime::Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options) {
+  TORCH_CHECK(device, "a runtime needs a device");
+  auto flat = std::make_shared<const FlatProgram>(std::move(program), device->tensorDevice(),
+                                                  options.results);
+  impl_ = std::make_unique<Impl>(std::move(flat), std::move(device), std::move(options));
+}
+Runtime::Runtime(const Runtime& other, std::unique_ptr<Device> device, RuntimeOptions options) {
+  TORCH_CHECK(device, "a runtime needs a device");
+  const std::shared_ptr<const FlatProgram>& flat = other.impl_->flat_;
+  TORCH_CHECK(device->tensorDevice() == flat->devices.to, "a further runtime of a program on ",
+              flat->devices.to, " was given a device on ", device->tensorDevice(),
+              "; make it of the program's text");
+  TORCH_CHECK(options.results == flat->results,
+              "a further runtime of a program was given another policy of results than the first; "
+              "make it of the program's text");
+  impl_ = std::make_unique<Impl>(flat, std::move(device), std::move(options));
+}
 Runtime::~Runtime() {
   // In a forked child the device cannot be used, nor given anything back: all of it is the parent's.
   if (impl_ && impl_->process_ != getpid()) (void)impl_.release();

@@ -1,12 +1,12 @@
 #pragma once
 
-#include "ir/memory/timeline.h"
 #include "runtime/layout/arena_layout.h"
 #include "runtime/ranks/communication.h"
 #include "runtime/results/results.h"
 #include "runtime/runtime.h"
 #include "runtime/step/entry_state.h"
 #include "runtime/step/executor.h"
+#include "runtime/step/flat_program.h"
 #include "runtime/step/moving_inputs.h"
 #include "runtime/step/shared_warm_up.h"
 #include "runtime/step/step_path.h"
@@ -58,7 +58,9 @@ class MovedInputs {
 
 class Runtime::Impl {
  public:
-  Impl(Program program, std::unique_ptr<Device> device, RuntimeOptions options);
+  /// `flat`: for this device and these options.
+  Impl(std::shared_ptr<const FlatProgram> flat, std::unique_ptr<Device> device,
+       RuntimeOptions options);
   ~Impl() { shutdown(); }
 
   std::vector<c10::IValue> run(const std::string& entry, std::vector<c10::IValue> inputs,
@@ -75,7 +77,6 @@ class Runtime::Impl {
   void installArena(std::shared_ptr<Slab> slab, std::shared_ptr<LoanBook> loans);
   void joinInFlight();
 
-  void findProducers();
   EntryState& find(const std::string& entry);
   const EntryState& find(const std::string& entry) const;
 
@@ -157,7 +158,7 @@ class Runtime::Impl {
   void settle(EntryState& entry, AllocationRecord record);
   void post(EntryState& entry);
   void followOthers();
-  void take(EntryState& entry, const EntryRecording& recording);
+  void take(EntryState& entry, const std::shared_ptr<const EntryRecording>& found);
   bool isTaught(const EntryState& entry) const;
   bool isDropped(size_t entry, size_t output) const;
   bool allSettled() const;
@@ -166,6 +167,7 @@ class Runtime::Impl {
   bool hasLateEntry() const;
   static void noteUnread(EntryState& entry);
   std::string plan(const EntryState& next);
+  std::shared_ptr<const LaidOut> layOut(std::vector<Exclusive> reserved);
   void copyHeldOutputs(const std::vector<std::vector<bool>>& dropped);
   ArenaShape shapeOf(const ArenaLayout& layout) const;
   void remarkThreads();
@@ -173,15 +175,16 @@ class Runtime::Impl {
   void installLayout();
   at::Tensor stagedBuffer(const Value* value, int64_t offset) const;
 
-  Program program_;
+  const std::shared_ptr<const FlatProgram> flat_;  // with runtimes of the same program
+  const Program& program_ = flat_->program;
+  const DeviceMap& devices_ = flat_->devices;
+  const Timeline& timeline_ = flat_->timeline;
   std::unique_ptr<Device> device_;
   RuntimeOptions options_;
   RuntimeStats stats_;
   Remarks remarks_;
   RemarkOnce once_{remarks_};
-  DeviceMap devices_;
-  Timeline timeline_;
-  std::vector<EntryCode> codes_;
+  std::vector<EntryCode> codes_;  // flat_'s, with what runs have taught
   std::vector<EntryState> entries_;
   std::unique_ptr<Communication> communication_;  // none without collectives in partitions
   std::vector<StepPlanning> planning_;            // by step
@@ -189,7 +192,8 @@ class Runtime::Impl {
   std::shared_ptr<const SharedWarmUp> taught_;    // by one of other sizes, if there is one
   int64_t followed_ = 0;                          // version of shared_
   bool apart_ = false;                            // its inputs are laid out otherwise than others'
-  std::optional<ArenaLayout> layout_;
+  std::shared_ptr<const ArenaLayout>
+      layout_;  // of a LaidOut, which programs of the same text may have
   MemoryPlan noPlan_;
   std::shared_ptr<Slab> slab_;
   std::shared_ptr<LoanBook> loans_ = std::make_shared<LoanBook>();

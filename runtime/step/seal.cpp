@@ -139,7 +139,7 @@ std::vector<bool> sameEachStep(const EntryCode& code,
 
 }  // namespace
 
-Seal::Contents sealLaunches(const EntryCode& code, const std::vector<InputCheck>& checks,
+Seal::Contents sealLaunches(const EntryCode& code, llvm::ArrayRef<InputCheck> checks,
                             const MovingInputs& moving, const std::vector<Partition>& partitions,
                             const std::vector<std::vector<at::Tensor>>& staged) {
   Seal::Contents contents;

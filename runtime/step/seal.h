@@ -12,6 +12,8 @@
 #include "runtime/step/moving_inputs.h"
 #include "runtime/step/partition.h"
 
+#include <llvm/ADT/ArrayRef.h>
+
 #include <memory>
 #include <optional>
 #include <utility>
@@ -131,7 +133,7 @@ class Seals {
 
 /// What a seal has for the inputs and launches of an entry, all of whose partitions are captured; results
 /// and books are left to be filled in. `staged`: ServedEntry::staged.
-Seal::Contents sealLaunches(const EntryCode& code, const std::vector<InputCheck>& checks,
+Seal::Contents sealLaunches(const EntryCode& code, llvm::ArrayRef<InputCheck> checks,
                             const MovingInputs& moving, const std::vector<Partition>& partitions,
                             const std::vector<std::vector<at::Tensor>>& staged);
 

@@ -5,8 +5,11 @@
 // one recorded is a run of all, and a further one needs no warm-up of its own. Programs of other sizes
 // allocate other bytes, but the same calls are unsteady, and the same results are dropped.
 
+#include "ir/core/remark.h"
 #include "runtime/device/arena_session.h"
+#include "runtime/layout/arena_layout.h"
 #include "runtime/program/instruction.h"
+#include "runtime/step/flat_program.h"
 
 #include <atomic>
 #include <cstdint>
@@ -31,20 +34,39 @@ struct EntryRecording {
   bool settled = false;
 };
 
+/// How an arena was laid out, and of what: where that is the same, so is the layout.
+struct LaidOut {
+  std::shared_ptr<const FlatProgram> flat;
+  std::vector<std::shared_ptr<const EntryRecording>>
+      recordings;  // by entry; none of one that has not run
+  std::vector<StepPlanning> planning;
+  std::vector<Exclusive> reserved;
+
+  ArenaLayout layout;
+  std::vector<int32_t> rows;  // RecordedTensor::row of all calls, in order
+  Remarks remarks;
+
+  bool isOf(const LaidOut& other) const {
+    return flat == other.flat && recordings == other.recordings && planning == other.planning &&
+           reserved == other.reserved;
+  }
+};
+
 /// One for all programs of one text. Steps of each of them may come on any thread.
 class SharedWarmUp {
  public:
-  /// `operators`: operatorsOf() the program.
-  SharedWarmUp(size_t entries, std::string operators)
+  /// `operators`: FlatProgram::operators.
+  SharedWarmUp(size_t entries, std::shared_ptr<const std::string> operators)
       : operators_(std::move(operators)), entries_(entries), dropped_(entries) {}
 
   /// Whether they are calls of the same operators in the same order, so that one's steps are the other's.
-  bool isLike(const SharedWarmUp& other) const { return operators_ == other.operators_; }
+  bool isLike(const SharedWarmUp& other) const {
+    return operators_ == other.operators_ || *operators_ == *other.operators_;
+  }
 
-  void post(size_t entry, EntryRecording recording) {
-    auto posted = std::make_shared<const EntryRecording>(std::move(recording));
+  void post(size_t entry, std::shared_ptr<const EntryRecording> recording) {
     const std::lock_guard lock(mutex_);
-    entries_[entry] = std::move(posted);
+    entries_[entry] = std::move(recording);
     version_.fetch_add(1, std::memory_order_release);
   }
   /// One program more is for calls that are in flight together with those of the others.
@@ -69,16 +91,29 @@ class SharedWarmUp {
     return output < dropped_[entry].size() && dropped_[entry][output];
   }
 
+  /// One of the same as `wanted` that some program still has; nullptr if there is none.
+  std::shared_ptr<const LaidOut> layoutOf(const LaidOut& wanted) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : layouts_) {
+      auto found = each.lock();
+      if (found && found->isOf(wanted)) return found;
+    }
+    return nullptr;
+  }
+  void noteLayout(const std::shared_ptr<const LaidOut>& laid) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(layouts_, [](const auto& each) { return each.expired(); });
+    layouts_.push_back(laid);
+  }
+
  private:
-  const std::string operators_;
+  const std::shared_ptr<const std::string> operators_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const EntryRecording>> entries_;
   std::vector<std::vector<bool>> dropped_;
+  std::vector<std::weak_ptr<const LaidOut>> layouts_;  // as many as programs have, at most
   std::atomic<int64_t> version_ = 0;
   std::atomic<bool> several_ = false;
 };
-
-/// Which operators the entries call, in order, and where partitions begin.
-std::string operatorsOf(std::vector<EntryCode>& codes);
 
 }  // namespace gravure

@@ -40,6 +40,7 @@ void Runtime::Impl::warmUp(EntryState& entry, llvm::function_ref<void()> run) {
 
 void Runtime::Impl::runRecorded(EntryState& entry) {
   AllocationRecord record;
+  entry.warmUp.recording.reset();
   warmUp(entry, [&] {
     ArenaSession session(timeline_.steps().size(), device_->tensorDevice());
     Recorder recorder(session);
@@ -98,7 +99,8 @@ void Runtime::Impl::post(EntryState& entry) {
   recording.thread = entry.warmUp.thread;
   recording.runs = entry.warmUp.runs;
   recording.settled = entry.warmUp.settled;
-  shared_->post(&entry - entries_.data(), std::move(recording));
+  entry.warmUp.recording = std::make_shared<const EntryRecording>(std::move(recording));
+  shared_->post(&entry - entries_.data(), entry.warmUp.recording);
 }
 
 /// What other programs of this text have recorded is as good as a run of this one.
@@ -109,11 +111,13 @@ void Runtime::Impl::followOthers() {
     EntryWarmUp& own = entries_[e].warmUp;
     if (own.settled) continue;
     const auto found = shared_->of(e);
-    if (found && (found->settled || found->runs > own.runs)) take(entries_[e], *found);
+    if (found && (found->settled || found->runs > own.runs)) take(entries_[e], found);
   }
 }
 
-void Runtime::Impl::take(EntryState& entry, const EntryRecording& recording) {
+void Runtime::Impl::take(EntryState& entry, const std::shared_ptr<const EntryRecording>& found) {
+  const EntryRecording& recording = *found;
+  entry.warmUp.recording = found;
   entry.warmUp.record = recording.record;
   entry.warmUp.unsteady = recording.unsteady;
   entry.warmUp.thread = recording.thread;
@@ -226,11 +230,50 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
   return shape;
 }
 
+/// What this program has recorded as an arena, with what is `reserved`. Programs of the same text that have
+/// recorded the same share it; each notes in its own calls where their memory is planned.
+std::shared_ptr<const LaidOut> Runtime::Impl::layOut(std::vector<Exclusive> reserved) {
+  auto laid = std::make_shared<LaidOut>();
+  laid->flat = flat_;
+  laid->planning = planning_;
+  laid->reserved = std::move(reserved);
+  bool alike = !options_.editBuffers;
+  for (const EntryState& entry : entries_) {
+    laid->recordings.push_back(entry.warmUp.recording);
+    alike &= entry.warmUp.recording || entry.warmUp.record.empty();
+  }
+  const auto forEachRow = [this](auto&& visit) {
+    for (EntryCode& code : codes_) {
+      code.forEachCall([&](Call& call) {
+        for (RecordedTensor& tensor : call.recorded.tensors) visit(tensor.row);
+      });
+    }
+  };
+  const auto note = [this](const Remarks& remarks) {
+    for (const Remark& remark : remarks.all())
+      remarks_.add(remark.kind, remark.pass, remark.name, remark.message) = remark;
+  };
+  if (const auto found = alike ? shared_->layoutOf(*laid) : nullptr) {
+    size_t next = 0;
+    forEachRow([&](int32_t& row) { row = found->rows.at(next++); });
+    note(found->remarks);
+    return found;
+  }
+  forEachRow([](int32_t& row) { row = -1; });  // of an earlier layout
+  std::vector<AllocationRecord> records;
+  for (const EntryState& entry : entries_) records.push_back(entry.warmUp.record);
+  const LayoutOptions options{device_->alignment(), laid->reserved, options_.editBuffers};
+  laid->layout =
+      layOutArena(timeline_, codes_, records, devices_, planning_, options, laid->remarks);
+  forEachRow([&](int32_t row) { laid->rows.push_back(row); });
+  note(laid->remarks);
+  if (alike) shared_->noteLayout(laid);
+  return laid;
+}
+
 /// Lays the arena out and makes its memory; captures of an older one are forgotten, and "" returned. All as
 /// it was, and why, if there is no memory for it.
 std::string Runtime::Impl::plan(const EntryState& next) {
-  std::vector<AllocationRecord> records;
-  for (EntryState& entry : entries_) records.push_back(entry.warmUp.record);
   std::vector<std::vector<bool>> dropped;
   for (size_t e = 0; e < entries_.size(); ++e) {
     std::vector<bool>& each = dropped.emplace_back();
@@ -243,11 +286,9 @@ std::string Runtime::Impl::plan(const EntryState& next) {
     return o < infos.size() && infos[o].role == OutputRole::Output &&
            entries_[e].results.watches[o].droppedBeforeLater();
   };
-  LayoutOptions options{device_->alignment(),
-                        reservedStorages(timeline_, codes_, droppedInTime, droppedInEntry),
-                        options_.editBuffers};
-  ArenaLayout layout =
-      layOutArena(timeline_, codes_, records, devices_, planning_, options, remarks_);
+  const std::shared_ptr<const LaidOut> laid =
+      layOut(reservedStorages(timeline_, codes_, droppedInTime, droppedInEntry));
+  const ArenaLayout& layout = laid->layout;
   device_->dropWarmUp();
   ArenaShape shape = shapeOf(layout);
   shape.entered = static_cast<size_t>(&next - entries_.data());
@@ -278,7 +319,7 @@ std::string Runtime::Impl::plan(const EntryState& next) {
                  why +
                      ": the arena is a block of PyTorch's allocator, which no other program uses");
   }
-  layout_ = std::move(layout);
+  layout_ = {laid, &layout};
   for (size_t e = 0; e < entries_.size(); ++e) {
     entries_[e].planned = entries_[e].warmUp.settled;
     entries_[e].results.dropped = dropped[e];

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..text.entry_call import Call
 
 
-def bind_bundle(program: Any, calls: list[Call], results: range, inputs: range) -> list[Call]:
-    """Tells `program` what its forward bundles and its backward takes apart; how both are called.
+@dataclass(frozen=True)
+class Bundle:
+    """What a forward bundles and its backward takes apart, and how both are called."""
 
-    `results`, `inputs`: the members among the forward's results and the backward's placeholders.
-    """
-    if not results:
-        return calls
+    calls: list[Call]
+    outputs: list[int]  # of the forward, bundled
+    inputs: list[int]  # of the backward
+    members: list[int]  # and which of the bundled ones each is
+
+    def bind(self, program: Any) -> None:
+        """Tells `program` so."""
+        forward, backward = self.calls
+        program.bundle_outputs(forward.entry, self.outputs)
+        program.bundle_inputs(backward.entry, self.inputs, self.members)
+
+
+def bundle_of(calls: list[Call], results: range, inputs: range) -> Bundle:
+    """`results`, `inputs`: members among the forward's results, the backward's placeholders."""
     forward, backward = calls
     plain = {p for i, (p, _) in enumerate(forward.results) if i not in results}
     positions = sorted({forward.results[i][0] for i in results} - plain - {-1})
@@ -25,14 +36,11 @@ def bind_bundle(program: Any, calls: list[Call], results: range, inputs: range) 
 
     before, after = forward.results[: results.start], forward.results[results.stop :]
     reduced = [*map(moved, before), (len(left), None), *map(moved, after)]
-    program.bundle_outputs(forward.entry, positions)
-
     taken = [(j, i) for j, i in enumerate(backward.taken) if i in inputs]
     members = [positions.index(forward.results[results[inputs.index(i)]][0]) for _, i in taken]
-    program.bundle_inputs(backward.entry, [j for j, _ in taken], members)
     fewer = len(inputs) - 1
     others = [i if i < inputs.start else i - fewer for i in backward.taken if i not in inputs]
-    return [
+    reduced_calls = [
         replace(forward, results=reduced),
         replace(
             backward,
@@ -40,3 +48,4 @@ def bind_bundle(program: Any, calls: list[Call], results: range, inputs: range) 
             taken=[inputs.start, *others] if taken else others,
         ),
     ]
+    return Bundle(reduced_calls, positions, [j for j, _ in taken], members)

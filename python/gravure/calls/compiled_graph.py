@@ -30,6 +30,7 @@ from .program_maker import ProgramMaker
 from .reports import GraphReport, ProgramReport, kernels_of, program_report
 from .size_choice import SizeChoice, most_sizes
 from .weak_tensors import WeakTensors
+from .written_program import LoadedFrom
 
 _NUMBERS = itertools.count(1)
 _PENDING = 4096  # backwards that are still to come, at most
@@ -301,23 +302,25 @@ class CompiledGraph:
 
     def _make_lean(self, first: Instance, instance: Instance, args: Sequence[Any]) -> None:
         """Has `instance` go without the gradients that backwards come without, where it can."""
-        lean = self._lean(instance, self._absent)
+        same = next((i for i in (first, *first.further) if i.absent == self._absent), None)
+        lean = self._lean(instance, self._absent, self._lean_one_for(instance.sizes))
         if lean is None or lean.native is None:
             return
-        same = next((i for i in (first, *first.further) if i.absent == self._absent), None)
         if same is not None:
             lean.program.warm_up_with(same.program)
         else:
             self._teach(lean, self._absent)
         instance.take_lean(lean, args, self._absent)
 
-    def _lean(self, instance: Instance, absent: tuple[int, ...]) -> Instance | None:
+    def _lean(
+        self, instance: Instance, absent: tuple[int, ...], like: LoadedFrom | None
+    ) -> Instance | None:
         known = dict(zip(self._symbols, instance.sizes, strict=False))
         try:
             with compile_lock, unset_fake_temporarily():
                 if not self._maker.goes_without(absent):
                     return None
-                return self._maker.make(known, keeps=True, absent=absent)
+                return self._maker.make(known, keeps=True, absent=absent, like=like)
         except Exception as error:  # the one that there is does it, too
             logger.debug("%s: not without %s: %r", self.label, absent, error)
             return None
@@ -359,7 +362,8 @@ class CompiledGraph:
             made = self._make_further(first)
             if made is not None:
                 made.number = 1 + len(first.further)
-                made.program.warm_up_with((first.whole or first).program)
+                assert first.made is not None
+                made.program.warm_up_with(first.made.program)
                 if first.absent:
                     self._make_lean(first, made, args)
                 first.further.append(made)
@@ -381,7 +385,7 @@ class CompiledGraph:
     def _make_further(self, first: Instance) -> Instance | None:
         """None where it cannot be made: `first.unrepeatable` says why, and its report."""
         try:
-            made = self._program(first.sizes, keeps=True)
+            made = self._program(first.sizes, keeps=True, like=first.made)
             if (made.native is None) == (first.native is None):
                 return made
             first.unrepeatable = "autograd would see another node than the first one's"
@@ -399,7 +403,7 @@ class CompiledGraph:
         count = 1 + len(first.further)
         if count >= self.options.max_in_flight:
             return f"{count} calls are in flight, which max_in_flight allows"
-        need, free = first.program.stats()["arena_bytes"], free_bytes(self._maker.device())
+        need, free = first.program.stats()["arena_bytes"], free_bytes(self._maker.device)
         if free is not None and SPARE * need > free:
             return f"an arena takes {need} bytes, and {free} are free"
         return ""
@@ -496,7 +500,7 @@ class CompiledGraph:
                     "program-missing: {}; further ones run uncaptured; {}".format(*excess)
                 )
             return self._any
-        instance = self._spare or self._make(key[0], keeps=True)
+        instance = self._spare or self._make(key[0], keeps=True, like=self._one_for(key[0]))
         self._spare = None
         if instance.program is None:
             self._any = instance
@@ -509,6 +513,15 @@ class CompiledGraph:
             instance.belong(self._owners or (), _ending(weakref.ref(self)))
             self._instances.setdefault(key, []).append(instance)
         return instance
+
+    def _one_for(self, sizes: tuple[int, ...]) -> LoadedFrom | None:
+        """A program for these sizes, of whatever module, if there is one."""
+        return next((i.made for i in self._firsts() if i.sizes == sizes), None)
+
+    def _lean_one_for(self, sizes: tuple[int, ...]) -> LoadedFrom | None:
+        """The same, without the gradients that backwards come without."""
+        alike = (i for i in self._of_modules() if i.sizes == sizes and i.absent == self._absent)
+        return next((i.made_lean for i in alike), None)
 
     def _teach(self, instance: Instance, absent: tuple[int, ...] = ()) -> None:
         """Tells it what a program for other sizes, or of another module, knows of the graph."""
@@ -564,11 +577,17 @@ class CompiledGraph:
         return self._unserved_calls > _PATIENCE
 
     def _make(
-        self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True, raises: bool = False
+        self,
+        sizes: tuple[int, ...],
+        *,
+        keeps: bool,
+        captures: bool = True,
+        raises: bool = False,
+        like: LoadedFrom | None = None,
     ) -> Instance:
         """A program; the graphs as they are, with `failure`, where there can be none."""
         try:
-            return self._program(sizes, keeps=keeps, captures=captures)
+            return self._program(sizes, keeps=keeps, captures=captures, like=like)
         except Exception as error:
             if raises or self.options.raises:
                 raise
@@ -581,10 +600,18 @@ class CompiledGraph:
             )
         return self._maker.as_it_is()
 
-    def _program(self, sizes: tuple[int, ...], *, keeps: bool, captures: bool = True) -> Instance:
+    def _program(
+        self,
+        sizes: tuple[int, ...],
+        *,
+        keeps: bool,
+        captures: bool = True,
+        like: LoadedFrom | None = None,
+    ) -> Instance:
+        """`like`: one for these sizes that captures, if there is one."""
         with compile_lock, unset_fake_temporarily():
             known = dict(zip(self._symbols, sizes, strict=False))
-            return self._maker.make(known, keeps=keeps, captures=captures)
+            return self._maker.make(known, keeps=keeps, captures=captures, like=like)
 
 
 def _first_line(error: Exception) -> str:

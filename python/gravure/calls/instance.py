@@ -11,6 +11,7 @@ import torch
 from ..text.entry_call import Call, Run, picker
 from .native_node import NativeCall
 from .weak_tensors import WeakTensors
+from .written_program import LoadedFrom
 
 
 class Instance:
@@ -24,7 +25,7 @@ class Instance:
         self,
         forward: Run,
         backward: Run | None,
-        program: Any = None,
+        made: LoadedFrom | None = None,
         call: Call | None = None,
         sizes: tuple[int, ...] = (),
         missed: list[str] | None = None,
@@ -36,8 +37,10 @@ class Instance:
         self._own_native = native
         self.forward = forward
         self.backward = backward
-        self.program = program
+        self.program: Any = made.program if made is not None else None
         self.whole: Any = None  # the program that was made first, where another one runs
+        self.made = made  # that one
+        self.made_lean: LoadedFrom | None = None  # the other one
         self.further: list[Instance] = []  # for calls while what an earlier one saved is held
         self.number = 0  # among those, from 1; 0: the first
         self.absent: tuple[int, ...] = ()  # gradients that the program's backward goes without
@@ -100,11 +103,12 @@ class Instance:
         self._bind(lean.program, kept, range(len(kept)))
         self._own_native, self.native = self.native, lean.native
         self.whole, self.program, self.absent = self.program, lean.program, absent
+        self.made_lean = lean.made
 
     def leave_lean(self) -> None:
         """All gradients come after all."""
         self.native, self.program, self.whole = self._own_native, self.whole, None
-        self.absent = ()
+        self.absent, self.made_lean = (), None
 
     def knows(self, tensors: Set[int]) -> bool:
         """Whether it is for one of these, by `id`."""

@@ -35,33 +35,40 @@ class _Memory(bytearray):
 
 
 def native_call(
-    program: Any,
-    calls: Sequence[Call],
-    traced: TracedGraphs,
-    held: Any,
-    label: str,
-    absent: Collection[int] = (),
+    program: Any, forward: Call, lists: dict[str, list[int]] | None, held: Any, label: str
 ) -> NativeCall | None:
     """How `program` is called as a node of autograd's graph; None where it cannot be.
 
-    `calls` are its forward's and its backward's, with each saved value a result of the one and an
-    argument of the other, of the graphs `traced`. `held` is what the program needs as long as it
-    lives, which may be longer than anybody else does. `label` names the graph in warnings.
-    `absent`: gradients of outputs that the backward goes without.
+    `lists`: autograd_lists(). `held` is what the program needs as long as it lives, which may be
+    longer than anybody else does. `label` names the graph in warnings.
     """
-    lists = _plan(calls[0], calls[1], traced)
+    if lists is None:
+        return None
+    memory = _Memory(1)
+    memory.held = held
+    alive = torch.frombuffer(memory, dtype=torch.uint8)
+    program.set_autograd(lists, alive, label)
+    run = direct(program, "run_differentiable")
+    kept = set(forward.kept)
+    pick = picker([i for i in forward.taken if i not in kept])
+    return lambda args: run(pick(args)) or None
+
+
+def autograd_lists(
+    forward: Call, backward: Call, traced: TracedGraphs, absent: Collection[int]
+) -> dict[str, list[int]] | None:
+    """How a forward and its backward hang together in autograd's graph; None where they cannot.
+
+    Each saved value is a result of the one call and an argument of the other, of the graphs
+    `traced`. `absent`: gradients of outputs that the backward goes without.
+    """
+    lists = _plan(forward, backward, traced)
     if lists is None or traced.metadata is None:
         return None
     lists["absent"] = [int(i in absent) for i in range(len(lists["tangent_to"]))]
     depends = _saves_dependent(traced.forward, traced.own_results, traced.metadata)
     modes = [traced.metadata.may_vary, depends, traced.in_autocast]
-    memory = _Memory(1)
-    memory.held = held
-    alive = torch.frombuffer(memory, dtype=torch.uint8)
-    program.set_autograd(lists | {"modes": list(map(int, modes))}, alive, label)
-    run = direct(program, "run_differentiable")
-    pick = picker([i for i in calls[0].taken if i not in calls[0].kept])
-    return lambda args: run(pick(args)) or None
+    return lists | {"modes": list(map(int, modes))}
 
 
 def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list[int]] | None:

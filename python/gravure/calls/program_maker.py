@@ -28,10 +28,10 @@ from ..torch_api.aot_autograd import boxed
 from ..torch_api.autograd import keeps_graph
 from ..torch_api.dispatch import below_autograd
 from ..torch_api.fake_tensors import is_nested_number
-from .bound_bundle import bind_bundle
 from .instance import Instance
 from .native_node import native_call
 from .reports import trace_program
+from .written_program import LoadedFrom, WrittenProgram
 
 _MOST_TEXTS = 64  # of programs that were made
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
@@ -62,7 +62,7 @@ class ProgramMaker:
         self._graphs = without_bundle(traced)
         self._made_for = made_for
         self._native = native and traced.metadata is not None
-        self._texts: dict[Any, tuple[str, list[Call], list[str]]] = {}
+        self._texts: dict[Any, WrittenProgram] = {}
         self._known_sizes: dict[tuple[int, ...], None] = {}
         # Those whose backward goes without some gradients.
         self._lean: dict[tuple[int, ...], TracedGraphs] = {}
@@ -80,33 +80,40 @@ class ProgramMaker:
         keeps: bool,
         captures: bool = True,
         absent: tuple[int, ...] = (),
+        like: LoadedFrom | None = None,
     ) -> Instance:
         """A program for these values of symbols. With `keeps` it is for one module's tensors.
 
         Its backward goes without the gradients that are `absent`, where it can (goes_without()).
+        `like`: a program for the same, which captures as well: it is not planned again.
         """
-        text, calls, missed = self.text(known, absent)
-        device = self.device()
-        options = self.options.for_library() | ({} if captures else {"uncaptured": "1"})
-        with under_way(f"planning {self.label}"):
-            program = program_class().of_text(text, device, options)
-        trace_program(self.label, program)
+        if like is not None:
+            written, program = like.written, like.program.again()
+        else:
+            written = self.text(known, absent)
+            options = self.options.for_library() | ({} if captures else {"uncaptured": "1"})
+            with under_way(f"planning {self.label}"):
+                program = program_class().of_text(written.text, self.device, options)
+            trace_program(self.label, program)
         if self._made_for is not None:
             program.set_made_for(self._made_for)
+        calls, missed = written.calls, list(written.missed)
         for call in calls:
             _bind_fixed(program, call)
         native = None
         if len(calls) > 1:
             if keeps and self._native:
                 held = [*self._regions, *(call.held for call in calls)]
-                native = native_call(program, calls, self._graphs, held, self.label, absent)
-            ranges = self._graphs.bundled_results, self._graphs.bundled_inputs
-            calls = bind_bundle(program, calls, *ranges)
-        logger.info("%s: made a program for %s", self.label, device)
+                native = native_call(program, calls[0], written.autograd, held, self.label)
+            if written.bundle is not None:
+                written.bundle.bind(program)
+                calls = written.bundle.calls
+        logger.info("%s: made a program for %s", self.label, self.device)
         runs = [_run_of(program, call, keeps=keeps and i == 0) for i, call in enumerate(calls)]
         kept, sizes = calls[0] if keeps else None, tuple(known.values())
+        made = LoadedFrom(program, written)
         if len(calls) == 1:
-            return Instance(runs[0], None, program, kept, sizes, missed, captures=captures)
+            return Instance(runs[0], None, made, kept, sizes, missed, captures=captures)
         run = functools.partial(program.run_uncaptured, calls[1].entry)
         again = calls[1].caller(run, keeps=False)
         last = runs[1]
@@ -115,23 +122,23 @@ class ProgramMaker:
             # With retain_graph the saved values are needed again, and a replay overwrites them.
             return again(args) if keeps_graph() else last(args)
 
-        return Instance(runs[0], backward, program, kept, sizes, missed, native, captures)
+        return Instance(runs[0], backward, made, kept, sizes, missed, native, captures)
 
     @property
     def known_sizes(self) -> list[tuple[int, ...]]:
         """Those of all programs that were made."""
         return list(self._known_sizes)
 
+    @functools.cached_property
     def device(self) -> str:
         return device_of(self._graphs.modules, self.label)
 
-    def text(
-        self, known: dict[Any, int], absent: tuple[int, ...] = ()
-    ) -> tuple[str, list[Call], list[str]]:
-        """The program for these values of symbols, how its entries are called, what was missed."""
+    def text(self, known: dict[Any, int], absent: tuple[int, ...] = ()) -> WrittenProgram:
+        """The program for these values of symbols."""
         key = tuple(known.items())
         if absent:
-            return *graph_entries(self._lean[absent], KnownNumbers(known), absent), []
+            text, calls = graph_entries(self._lean[absent], KnownNumbers(known), absent)
+            return WrittenProgram(text, calls, [], self._graphs, absent)
         if key not in self._texts:
             for module in self.traced.modules:
                 _refuse_nested(module)
@@ -169,11 +176,11 @@ class ProgramMaker:
             return own + i, numbers + i
         return None
 
-    def _compiled_text(self, known: KnownNumbers) -> tuple[str, list[Call], list[str]]:
+    def _compiled_text(self, known: KnownNumbers) -> WrittenProgram:
         graphs = self._graphs
         text, calls = graph_entries(graphs, known)
         if not self.style.inductor:
-            return text, calls, []
+            return WrittenProgram(text, calls, [], graphs)
         made = compile_graphs(
             [(module, call.entry) for module, call in zip(graphs.modules, calls, strict=True)],
             {call.entry: call.owners for call in calls},
@@ -187,7 +194,8 @@ class ProgramMaker:
         self._regions.append(made)
         forward, *rest = made.modules
         compiled = replace(graphs, forward=forward, backward=rest[0] if rest else None)
-        return *graph_entries(compiled, known), made.missed
+        text, calls = graph_entries(compiled, known)
+        return WrittenProgram(text, calls, made.missed, graphs)
 
 
 def _bind_fixed(program: Any, call: Call) -> None:

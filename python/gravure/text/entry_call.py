@@ -44,7 +44,8 @@ class Call:
     def caller(self, run: Callable[[Any], list[Any]], *, keeps: bool) -> Run:
         """`run` with the graph's own arguments and results. With `keeps`, `kept` are bound."""
         results = self.results
-        taken = [i for i in self.taken if not (keeps and i in self.kept)]
+        kept = set(self.kept) if keeps else ()
+        taken = [i for i in self.taken if i not in kept]
         as_is = [(i, None) for i in range(len(results))]
         pick = picker(taken)
         if results == as_is and taken == list(range(self.arguments)):

@@ -3,6 +3,10 @@
 #include "tests/unit/shared_pages_fixture.h"
 
 #include <ATen/Parallel.h>
+#include <llvm/Support/raw_ostream.h>
+
+#include <atomic>
+#include <thread>
 
 using namespace gravure;
 
@@ -106,7 +110,7 @@ struct Loop {
   const int64_t rows;
   const std::vector<at::Tensor> parameters;
   std::unique_ptr<Runtime> reference;
-  CallsInFlight instances{[this] { return makeRuntime(text); }};
+  CallsInFlight instances{readProgram(text), [] { return makeHostDevice(true); }};
   at::Tensor gradient;  // as `.grad` holds it, until the next step
   int64_t most = 0;     // bytes of pages
 };
@@ -197,7 +201,8 @@ TEST_CASE("the caller may see to it himself which instance a call uses", "[law1]
 
 TEST_CASE("an instance beyond the last runs uncaptured, and harms no other one", "[law5][law11]") {
   const std::string text = forwardBackward(40);
-  CallsInFlight instances([&] { return makeRuntime(text); }, 2);
+  CallsInFlight instances(
+      readProgram(text), [] { return makeHostDevice(true); }, {}, 2);
   auto reference = makeReference(text);
   const at::Tensor w = at::randn({4, 4});
   for (int step = 0; step < 5; ++step) {
@@ -283,4 +288,210 @@ TEST_CASE("what one size taught is not learnt again", "[law1]") {
   untaught.runtime->learnFrom(*unknowing.runtime);
   for (int step = 0; step < 5; ++step) (void)untaught.backward(untaught.forward());
   CHECK(untaught.runtime->stats().uncapturedSteps == 4);
+}
+
+namespace {
+
+std::string planText(const Runtime& runtime) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  runtime.memoryPlan().print(os);
+  return text;
+}
+
+/// A runtime and further ones of its program, beside the uncaptured path.
+struct Instances {
+  explicit Instances(size_t count, const std::string& text = forwardBackward(40))
+      : reference(makeReference(text)) {
+    at::set_num_threads(1);
+    all.push_back(makeRuntime(text));
+    while (all.size() < count) add();
+  }
+
+  Runtime& add() {
+    all.push_back(std::make_unique<Runtime>(*all.front(), makeHostDevice()));
+    return *all.back();
+  }
+  /// A forward and its backward of one of them. True if both have the reference's bits; `keep` gets the
+  /// gradient, which else is dropped.
+  bool step(Runtime& runtime, at::Tensor* keep = nullptr) const { return step(runtime, w, keep); }
+  bool step(Runtime& runtime, const at::Tensor& weight, at::Tensor* keep = nullptr) const {
+    const at::Tensor x = at::randn({40, 4}), state = rngState();
+    const auto expected = reference->run("forward", {weight, x});
+    setRngState(state);
+    auto got = runtime.run("forward", {weight, x});
+    const bool same = sameBits(got, expected);
+    auto inputs = Loop::backwardInputs(got);
+    got.clear();
+    const auto gradient = runtime.run("backward", std::move(inputs));
+    if (keep) *keep = gradient[0].toTensor();
+    return same && sameBits(gradient, reference->run("backward", Loop::backwardInputs(expected)));
+  }
+  bool steps(int count, Runtime& runtime) const { return steps(count, runtime, w); }
+  bool steps(int count, Runtime& runtime, const at::Tensor& weight) const {
+    for (int i = 0; i < count; ++i) {
+      if (!step(runtime, weight)) return false;
+    }
+    return true;
+  }
+
+  const at::Tensor w = at::randn({4, 4});
+  std::unique_ptr<Runtime> reference;
+  std::vector<std::unique_ptr<Runtime>> all;
+};
+
+}  // namespace
+
+TEST_CASE("a further runtime of a program shares what no step changes", "[law1]") {
+  Instances two(2);
+  Runtime &first = *two.all[0], &second = *two.all[1];
+  CHECK(&first.program() == &second.program());  // not read again
+  second.warmUpWith(first);
+  REQUIRE(two.steps(4, first));
+  REQUIRE(two.steps(2, second));
+  CHECK(second.stats().uncapturedSteps == 0);
+  CHECK(&first.memoryPlan() == &second.memoryPlan());  // nor laid out again
+  // Of another reading of the text recordings are good, and its layout is its own.
+  auto apart = makeRuntime(forwardBackward(40));
+  apart->warmUpWith(first);
+  REQUIRE(two.steps(2, *apart));
+  CHECK(apart->stats().uncapturedSteps == 0);
+  CHECK(&apart->memoryPlan() != &first.memoryPlan());
+  CHECK(apart->memoryPlan().bytes == first.memoryPlan().bytes);
+}
+
+TEST_CASE("addresses, captures, remarks and counts are each instance's own", "[law3]") {
+  Instances two(2);
+  Runtime &first = *two.all[0], &second = *two.all[1];
+  REQUIRE(two.steps(4, first));
+  CHECK(second.stats().steps == 0);
+  CHECK(countIn(second, PartitionState::Cold, "forward") == 1);
+  // It has not been told that they warm up together.
+  REQUIRE(two.steps(4, second));
+  CHECK(second.stats().uncapturedSteps == first.stats().uncapturedSteps);
+  const auto one = first.run("forward", {two.w, at::randn({40, 4})});
+  const auto other = second.run("forward", {two.w, at::randn({40, 4})});
+  for (size_t o = 1; o < one.size(); ++o)
+    CHECK(one[o].toTensor().const_data_ptr() != other[o].toTensor().const_data_ptr());
+  CHECK(first.hasSaved("backward", Loop::backwardInputs(one)));
+  CHECK_FALSE(second.hasSaved("backward", Loop::backwardInputs(one)));
+}
+
+TEST_CASE("what one instance does with its results is not the others'", "[law5]") {
+  Instances two(2);
+  Runtime &first = *two.all[0], &second = *two.all[1];
+  second.warmUpWith(first);
+  REQUIRE(two.steps(4, first));
+  REQUIRE(two.steps(4, second));
+  at::Tensor held;
+  REQUIRE(two.step(first, &held));
+  const at::Tensor bits = held.clone();
+  REQUIRE(two.step(first));  // held: its gradient is a copy from now on
+  CHECK(first.remarks().count("result-held") == 1);
+  REQUIRE(two.steps(4, second));
+  CHECK(second.remarks().count("result-held") == 0);
+  CHECK(second.stats().copiedResultBytes < first.stats().copiedResultBytes + 1);
+  at::Tensor lent, again;
+  REQUIRE(two.step(second, &lent));
+  const void* const address = lent.const_data_ptr();
+  lent = at::Tensor();
+  REQUIRE(two.step(second, &again));
+  CHECK(again.const_data_ptr() == address);  // still lent
+  CHECK(sameBits(held, bits));
+}
+
+TEST_CASE("an instance outlives the runtime that it was made of", "[law9]") {
+  Instances two(1);
+  REQUIRE(two.steps(4, *two.all[0]));
+  two.all[0]->shutdown();
+  Runtime& second = two.add();
+  REQUIRE(two.steps(2, second));
+  two.all[0].reset();
+  REQUIRE(two.steps(4, second));
+  CHECK(countIn(second, PartitionState::Captured, "forward") == 1);
+}
+
+TEST_CASE("a fault in one instance is not the others'", "[law6]") {
+  Instances two(2);
+  Runtime &first = *two.all[0], &second = *two.all[1];
+  second.warmUpWith(first);
+  REQUIRE(two.steps(2, first));
+  second.device().injectFault(FaultPoint::CaptureCall, 1);
+  REQUIRE(two.steps(1, second));
+  CHECK(countIn(second, PartitionState::Quarantined, "forward") == 1);
+  REQUIRE(two.steps(3, first));
+  CHECK(countIn(first, PartitionState::Captured, "forward") == 1);
+}
+
+TEST_CASE("instances run, and are made, on threads of their own", "[law12]") {
+  at::set_num_threads(1);
+  const std::string text = widened("4096", "64");  // it draws no random numbers
+  auto first = makeRuntime(text), reference = makeReference(text);
+  const at::Tensor w = at::randn({64}), x = at::randn({64});
+  const auto expected = reference->run("forward", {w, x});
+  const auto gradient = reference->run("backward", Loop::backwardInputs(expected));
+  std::atomic<int> wrong = 0;
+  const auto step = [&](Runtime& runtime) {
+    auto got = runtime.run("forward", {w, x});
+    wrong += !sameBits(got, expected);
+    auto inputs = Loop::backwardInputs(got);
+    got.clear();
+    wrong += !sameBits(runtime.run("backward", std::move(inputs)), gradient);
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      at::set_num_threads(1);
+      for (int made = 0; made < 5; ++made) {
+        Runtime own(*first, makeHostDevice());
+        if (t % 2 == 0) own.warmUpWith(*first);
+        for (int i = 0; i < 5; ++i) step(own);
+      }
+    });
+  }
+  for (int i = 0; i < 40; ++i) step(*first);  // while others are made of it
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a further runtime is for the same kind of device and the same policy of results") {
+  auto first = makeRuntime(forwardBackward(40));
+  RuntimeOptions copied;
+  copied.results = ResultPolicy::Copied;
+  CHECK_THROWS_WITH(Runtime(*first, makeHostDevice(), copied),
+                    Catch::Contains("another policy of results"));
+  CHECK_THROWS_WITH(Runtime(*first, nullptr), Catch::Contains("needs a device"));
+}
+
+TEST_CASE("what is held in one instance alone has its arena alone laid out otherwise", "[law5]") {
+  Instances two(2);
+  Runtime &first = *two.all[0], &second = *two.all[1];
+  second.warmUpWith(first);
+  REQUIRE(two.steps(4, first));
+  REQUIRE(two.steps(2, second));
+  REQUIRE(&first.memoryPlan() == &second.memoryPlan());
+  const std::string before = planText(second);
+  at::Tensor held;
+  REQUIRE(two.step(first, &held));
+  REQUIRE(two.steps(24, first));
+  REQUIRE(first.remarks().count("arena-anew") == 1);
+  CHECK(&first.memoryPlan() != &second.memoryPlan());
+  CHECK(planText(second) == before);
+  REQUIRE(two.steps(4, second));
+}
+
+TEST_CASE("instances whose inputs come to be laid out otherwise plan for themselves", "[law3]") {
+  Instances two(2);
+  Runtime &first = *two.all[0], &second = *two.all[1];
+  second.warmUpWith(first);
+  REQUIRE(two.steps(4, first));
+  REQUIRE(two.steps(2, second));
+  const at::Tensor across = two.w.t().contiguous().t();
+  for (Runtime* each : {&first, &second}) {
+    REQUIRE(two.steps(12, *each, across));
+    CHECK(each->remarks().count("layout-anew") == 1);
+    CHECK(each->stats().replays > 0);
+  }
+  // What each has recorded since is its own, and so is the layout.
+  CHECK(&first.memoryPlan() != &second.memoryPlan());
 }

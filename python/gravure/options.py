@@ -245,6 +245,10 @@ class CompileOptions:
         """Whether it is an error that a graph, or a call of it, gets no program."""
         return self.require_capture or self.on_missed == "raise"
 
+    @property
+    def is_timed(self) -> bool:
+        return self.times or PAGE_AT_EXIT
+
     def for_library(self) -> dict[str, str]:
         planned = "partitions" if self.on_missed == "raise" else False
         return library_options(
@@ -259,5 +263,5 @@ class CompileOptions:
             agree=self.agree,
             poison=self.poison,
             shadow=self.shadow,
-            times=self.times or PAGE_AT_EXIT,
+            times=self.is_timed,
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..alike_remarks import grouped
 from ..calls.compiled_graph import CompiledGraph
+from ..calls.without_graph import Left
 from ..page.graph_words import compiled_anew, read_break, remedy_of
 from ..page.step_data import read_step
 from ..sizes import count_text
@@ -79,7 +80,7 @@ def causes(
     changes: Sequence[Change],
     held: Sequence[tuple[int, str, list[str]]],
     optimizers: Sequence[str] = (),
-    skipped: Iterable[tuple[str, str]] = (),
+    skipped: Iterable[Left] = (),
 ) -> list[Cause]:
     """Worst first: what keeps all from capture, then what costs captures again and again, then
     what stays on the host in each step. `held`: step, result, and who held it. `optimizers`: names
@@ -99,10 +100,9 @@ def causes(
     return [c for c in found if (c.what, c.where) not in seen and not seen.add((c.what, c.where))]
 
 
-def _of_skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[Cause]:
-    for function, why in skipped:
-        name, _, location = function.partition(" at ")
-        yield Cause(f"{name} is without a graph: {why}", location, remedy_of(why))
+def _of_skipped(skipped: Iterable[Left]) -> Iterator[Cause]:
+    for left in skipped:
+        yield Cause(left.what, left.location, remedy_of(left.why))
 
 
 def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:

@@ -15,6 +15,7 @@ from .step_data import Missed, Step, read_step
 
 EMULATED = "emulated"  # a replay without a GPU, whose time is not what was predicted
 _FIRST = 4  # findings that are named on top
+_MUCH = 0.2  # of the loop: a share to speak of
 _ELSEWHERE = 3  # further lines of one of them
 
 
@@ -154,14 +155,15 @@ class Findings:
     """Of the whole page."""
 
     programs: list[ShownProgram]
+    of_step: list[ShownProgram]  # those that one step runs
     headline: str
     number: str  # the share of operator calls that are replayed
-    first: list[Finding]
     not_counted: str = ""  # code of the step that is in no graph at all
     outside: float = 0.0  # nanoseconds of a step between its graphs; 0 if unknown
     loop: float = 0.0  # from one step to the next; 0 if unknown
     runtime: list[tuple[str, str, int]] = field(default_factory=list)  # program, remark, how often
     dynamo: list[Finding] = field(default_factory=list)  # what Dynamo keeps from being one graph
+    first: list[Finding] = field(default_factory=list)  # to change
 
 
 def find(page: Mapping[str, Any]) -> Findings:
@@ -178,18 +180,19 @@ def find(page: Mapping[str, Any]) -> Findings:
         for remark, count in (p.found.get("remarks") or {}).items()
     ]
     ends = ends_of(page)
-    first = _first(page, programs, runtime, ends)
-    return Findings(
+    found = Findings(
         programs,
+        together,
         headline,
         number,
-        first,
         not_counted(page) if programs else "",
         time_outside(page),
         time_of_loop(page),
         runtime,
         ends,
     )
+    found.first = _first(page, found)
+    return found
 
 
 def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
@@ -317,7 +320,7 @@ def time_of(programs: Sequence[ShownProgram]) -> tuple[str, str]:
 
 def share_of_time(found: Findings) -> str:
     """Of the time of a step, what its calls in graphs take, uncaptured; "" where none was timed."""
-    known = [p for p in found.programs if p.costs.is_known]
+    known = [p for p in found.of_step if p.costs.is_known]
     calls = sum(p.costs.uncaptured for p in known)
     if not calls:
         return ""
@@ -332,29 +335,28 @@ def counted_outside(found: Findings) -> float:
 
 def share_of_loop(found: Findings) -> str:
     """Of the time from one step to the next, what is in compiled code; "" if unknown."""
-    replayed = [p.costs.replayed for p in _of_one_step(found.programs)]
-    if not found.loop or not replayed or not all(replayed):
-        return ""
-    return share_text(min(sum(replayed), found.loop), found.loop)
+    compiled = _compiled_time(found)
+    return share_text(compiled, found.loop) if compiled else ""
 
 
-def _first(
-    page: Mapping[str, Any],
-    programs: list[ShownProgram],
-    runtime: list[tuple[str, str, int]],
-    ends: Sequence[Finding],
-) -> list[Finding]:
-    found = [_with_cost(each) for each in ends]
+def _compiled_time(found: Findings) -> float:
+    """Nanoseconds of a step of the loop in programs; 0 if either is not known."""
+    replayed = [p.costs.replayed or p.costs.predicted for p in found.of_step]
+    return min(sum(replayed), found.loop) if found.loop and all(replayed) else 0.0
+
+
+def _first(page: Mapping[str, Any], whole: Findings) -> list[Finding]:
+    found = [_with_cost(each) for each in whole.dynamo]
     for graph in page["graphs"]:
         if graph["failure"]:
             calls = " in some calls" if graph["programs"] else ""
             what = f"runs as it is{calls}, without a program"
             found.append(Finding(what, graph["label"], graph["failure"]))
-    for title, remark, count in runtime:
+    for title, remark, count in whole.runtime:
         times = f" ({count} times)" if count > 1 else ""
         name, _, message = remark.partition(": ")
         found.append(Finding(f"{name}{times}", title, message))
-    groups = [(p, missed) for p in programs for missed in p.missed]
+    groups = [(p, missed) for p in whole.programs for missed in p.missed]
     groups.sort(key=lambda pair: (pair[0].cost(pair[1]), pair[1].cost), reverse=True)
     for program, missed, elsewhere in _by_reason(groups):
         words = REASONS.get(missed.reason, missed.reason)
@@ -369,7 +371,23 @@ def _first(
         found.append(Finding(what, missed.source or program.title, missed.cure))
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))
-    return one_a_line(found)[:_FIRST]
+    found = [*one_a_line(found), *_of_loop(whole)]
+    return found[:_FIRST]
+
+
+def _of_loop(whole: Findings) -> Iterator[Finding]:
+    """What no graph can have: the loop around the compiled model."""
+    compiled = _compiled_time(whole)
+    rest = whole.loop - compiled - counted_outside(whole)
+    if not compiled or rest < _MUCH * whole.loop:
+        return
+    what = f"{share_text(rest, whole.loop)} of your loop is beside what is compiled"
+    yield Finding(
+        what,
+        "",
+        "for the optimizer gravure.compile_optimizer, or gravure.compile_step(loss, optimizer=…); "
+        "for data a DataLoader with workers; log every hundred steps",
+    )
 
 
 def _with_cost(end: Finding) -> Finding:

@@ -109,8 +109,8 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
         cards.append((text, most + share, "timed"))
     if share := share_of_loop(found):
         text = (
-            f"of your loop is in compiled code: of {time_text(found.loop)} from one step to the "
-            "next, at the shortest. The rest is what is not compiled: data, an optimizer, Python"
+            f"of your loop is in compiled code; {time_text(found.loop)} from one step to the next, "
+            "with data, optimizer and Python"
         )
         cards.append((text, share, "loop"))
     time, whose = time_of(found.programs)
@@ -122,14 +122,14 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
         if is_emulated(found.programs):
             speed, text = "no GPU", "graphs are emulated here: what capture brings is not measured"
         cards.append((text, speed, "speed"))
-    arena = sum(p.step.memory.bytes for p in found.programs if p.step and p.step.memory)
-    live = sum(p.step.memory.live_bytes for p in found.programs if p.step and p.step.memory)
+    arena = sum(p.step.memory.bytes for p in found.of_step if p.step and p.step.memory)
+    live = sum(p.step.memory.live_bytes for p in found.of_step if p.step and p.step.memory)
     if arena:
-        measured = all(p.step.measured for p in found.programs if p.step and p.step.memory)
+        measured = all(p.step.measured for p in found.of_step if p.step and p.step.memory)
         how = "as recorded" if measured else "as planned from types"
         text = f"for a step's tensors (the arena), {how}; {bytes_text(live)} alive at once"
         cards.append((text, bytes_text(arena), "arena"))
-    waits = sum(m.waits for p in found.programs if p.step for m in p.step.missed)
+    waits = sum(m.waits for p in found.of_step if p.step for m in p.step.missed)
     where = "in its graphs; reads between them not counted" if found.not_counted else "in a step"
     text = f"of the processor for the device, {where}"
     cards.append((text, count_text(waits, "wait"), "waits"))
@@ -179,12 +179,17 @@ def _time_line(drawn: Sequence[ShownProgram], found: Findings) -> str:
         f'<option value="{i}">{escape(p.title)}</option>' for i, p in enumerate(drawn)
     )
     left_out = len([p for p in found.programs if p.step]) - len(drawn)
-    note = f"<p>The {count_text(len(drawn), 'largest program')} of {len(drawn) + left_out}.</p>"
+    note = ""
+    if len(found.of_step) > 1:
+        note = f"A step runs {count_text(len(found.of_step), 'program')}; one of them is drawn. "
+    if left_out > 0:
+        largest = count_text(len(drawn), "largest program")
+        note += f"To choose from are the {largest} of {len(drawn) + left_out}."
     body = f"""<p>From left to right. A green bar is one CUDA graph, which is replayed; what is
 orange is called from C++ on the processor, one by one; red is where the processor waits for the
 device.
 Drag to zoom, double-click to see all, click a bar for its calls.</p>
-{note if left_out > 0 else ""}
+{f"<p>{note}</p>" if note else ""}
 <div class="controls">
 <label{"" if len(drawn) > 1 else " hidden"}>Program <select id="program">{options}</select></label>
 <label>Drawn <select id="order"><option value="time">by time</option>

@@ -25,6 +25,7 @@ from .torch_api.autograd import saved_tensor_hooks_are_set
 from .torch_api.dispatch import in_autocast
 from .torch_api.dynamo import runs_as_it_is
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
+from .torch_api.left_frames import forget
 from .torch_api.optimizers import leave_functions_alone, steps_optimizer
 from .torch_api.private_names import MissingName
 from .torch_api.split_backward import refuse_split_backward
@@ -115,7 +116,12 @@ def _check(*, options: Mapping[str, Any] | None = None, mode: str | None = None)
     _options(_given(options, mode))
 
 
+def _reset() -> None:
+    drop_captures()
+    forget()
+
+
 # torch._dynamo.reset() and torch.compiler.reset() call it.
-compile_graph.reset = drop_captures
+compile_graph.reset = _reset
 # torch.compile() calls it, where it is called (torch_api/registration.py).
 compile_graph.gravure_check = _check

@@ -118,7 +118,11 @@ def _anew(page: Mapping[str, Any]) -> list[Finding]:
 
 
 def _breaks(page: Mapping[str, Any]) -> list[Finding]:
-    """Where it ended graphs before their functions did."""
-    texts = [graph["graph_break"] for graph in page["graphs"] if graph.get("graph_break")]
+    """Where it ended graphs before their functions did. Of those that were let go of, nothing."""
+    texts = [
+        graph["graph_break"]
+        for graph in page["graphs"]
+        if graph.get("graph_break") and (graph["programs"] or graph["failure"])
+    ]
     read = map(read_break, dict.fromkeys([*texts, *(page.get("graph_breaks") or ())]))
     return [Finding(f"graph break: {each.why}", each.location, each.remedy) for each in read]

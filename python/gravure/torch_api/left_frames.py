@@ -69,7 +69,9 @@ class _Compilation(NamedTuple):
         return int(match[2]) if match else 0
 
 
-_SEEN: dict[tuple[Any, ...], _Compilation] = {}  # in the order in which they began
+_Key = tuple[Any, ...]
+_SEEN: dict[_Key, _Compilation] = {}  # in the order in which they began
+_FORGOTTEN: set[_Key] = set()
 
 
 def listen() -> None:
@@ -81,8 +83,15 @@ def listen() -> None:
         return
     for each in sorted(known, key=lambda found: found.start_time_us or 0):
         key = each.compile_id, each.co_filename, each.co_firstlineno, each.start_time_us
-        if key not in _SEEN:
+        if key not in _SEEN and key not in _FORGOTTEN:
             _SEEN[key] = _compilation(each)
+
+
+def forget() -> None:
+    """Behind Dynamo's own reset, from which on it compiles all anew."""
+    listen()
+    _FORGOTTEN.update(_SEEN)
+    _SEEN.clear()
 
 
 def _compilation(found: Any) -> _Compilation:

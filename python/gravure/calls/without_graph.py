@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from ..torch_api.left_frames import Left, left_frames
+from ..torch_api.left_frames import LIMIT, Left, left_frames
 
-__all__ = ["Left", "without_graph"]
+__all__ = ["LIMIT", "Left", "without_graph"]
 
 
 def without_graph(fn: Callable[..., Any], modules: Iterable[nn.Module]) -> Counter[Left]:

@@ -28,6 +28,8 @@ _FUNCTION = re.compile(r"<function (\S+) at (0x[0-9a-f]+)>")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 _NAMED = re.compile(r"^\s*Explanation: .*?`([\w.]+?)\.?`", re.MULTILINE)
 
+LIMIT = "it was compiled as often as Dynamo's recompile limit allows"
+
 
 class Left(NamedTuple):
     """`function` is "" where Dynamo gave up at one line and went on behind it."""
@@ -95,8 +97,11 @@ def forget() -> None:
 
 
 def _compilation(found: Any) -> _Compilation:
-    line = found.co_firstlineno or 0
-    name, file = found.co_name or "", found.co_filename or ""
+    name, file, line = found.co_name or "", found.co_filename or "", found.co_firstlineno or 0
+    if not name:  # at a limit it has no code, but the number of what was compiled before
+        frame = str(found.compile_id).partition("/")[0]
+        same = (e for k, e in _SEEN.items() if str(k[0]).partition("/")[0] == frame)
+        name, file, line = next(((e.name, e.file, e.line) for e in same), ("a function", "", 0))
     if found.fail_type == "Unsupported":
         at, its = found.fail_user_frame_filename, found.fail_user_frame_lineno
         failed = (at, its) if at and not at.startswith(_OWN) else (file, line)
@@ -199,6 +204,8 @@ def short_reason(text: str) -> str:
     first = text.partition("\n")[0]
     if numpy_draws.SETTING in first:
         return numpy_draws.WHY
+    if "recompile limit" in first or "recompile_limit" in first:
+        return f"{LIMIT}, so that calls which differ once more run as they are"
     named = _NAMED.search(text)
     return first if named is None or named[1] in first else f"{first} `{named[1]}`"
 

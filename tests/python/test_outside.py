@@ -172,7 +172,7 @@ def test_a_whole_step_is_told_of_its_loop(tmp_path: Path) -> None:
     assert own.times["steps"] == own.times["calls"] == 14 and own.times["outside"] == {}
     page = (tmp_path / "report.html").read_text()
     assert "at most" not in number_of(page, "captured")
-    assert "of your loop is beside what is compiled" in page and "compile_optimizer" in page
+    assert "of your loop is beside these graphs" in page and "compile_optimizer" in page
 
 
 def test_without_the_option_nothing_is_clocked() -> None:

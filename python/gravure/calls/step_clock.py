@@ -7,10 +7,14 @@ and only the calls on both sides show how long that takes.
 
 from __future__ import annotations
 
+import statistics
 import threading
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
+
+_KEPT = 96  # lengths of steps
 
 
 class _Last(threading.local):
@@ -25,7 +29,7 @@ _last = _Last()
 
 
 class StepClock:
-    """Of one graph. Times are the least that were seen, since the first ones compile."""
+    """Of one graph. Between graphs the least counts, since the first steps compile."""
 
     def __init__(self, frame: str, *, ends_at: str, resumes_at: str) -> None:
         """`frame`: what graphs of the same code, for other sizes, have in common. `ends_at`: the
@@ -37,7 +41,7 @@ class StepClock:
         self._began = 0
         self._calls = 0
         self._steps = 0  # that began with it
-        self._step = 0  # nanoseconds from one of them to the next one
+        self._lengths: deque[int] = deque(maxlen=_KEPT)  # nanoseconds from one to the next
         self._outside: dict[str, list[int]] = {}  # by line: how often, and nanoseconds
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +69,7 @@ class StepClock:
         # the function ended.
         self._steps += 1
         if self._began:
-            self._step = _least(self._step, now - self._began)
+            self._lengths.append(now - self._began)
         _last.first, self._began = self, now
 
     def read(self) -> dict[str, Any]:
@@ -74,9 +78,15 @@ class StepClock:
         return {
             "calls": self._calls,
             "steps": self._steps,
-            "step_ns": self._step,
+            "step_ns": self._length(),
             "outside": outside,
         }
+
+    def _length(self) -> int:
+        """Of the last steps, when all is captured that will be, and a GPU's queue is full: before
+        that a thread may be ahead of it."""
+        last = list(self._lengths)[-max(1, len(self._lengths) // 3) :]
+        return int(statistics.median(last)) if last else 0
 
 
 def _least(known: int, time: int) -> int:

@@ -381,12 +381,13 @@ def _of_loop(whole: Findings) -> Iterator[Finding]:
     rest = whole.loop - compiled - counted_outside(whole)
     if not compiled or rest < _MUCH * whole.loop:
         return
-    what = f"{share_text(rest, whole.loop)} of your loop is beside what is compiled"
+    what = f"{share_text(rest, whole.loop)} of your loop is beside these graphs"
     yield Finding(
         what,
         "",
-        "for the optimizer gravure.compile_optimizer, or gravure.compile_step(loss, optimizer=…); "
-        "for data a DataLoader with workers; log every hundred steps",
+        "for the optimizer, where it is not compiled yet, gravure.compile_optimizer, or "
+        "gravure.compile_step(loss, optimizer=…); for data a DataLoader with workers; log every "
+        "hundred steps",
     )
 
 

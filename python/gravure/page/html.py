@@ -109,7 +109,7 @@ def _top(page: Mapping[str, Any], found: Findings) -> str:
         cards.append((text, most + share, "timed"))
     if share := share_of_loop(found):
         text = (
-            f"of your loop is in compiled code; {time_text(found.loop)} from one step to the next, "
+            f"of your loop is in these graphs; {time_text(found.loop)} from one step to the next, "
             "with data, optimizer and Python"
         )
         cards.append((text, share, "loop"))

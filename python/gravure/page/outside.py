@@ -76,7 +76,7 @@ def time_outside(page: Mapping[str, Any]) -> float:
 
 
 def time_of_loop(page: Mapping[str, Any]) -> float:
-    """Nanoseconds from one step to the next, at the shortest; 0 if unknown, as where a graph is
+    """Nanoseconds from one step to the next; 0 if unknown, as where a graph is
     called several times in a step."""
     known = [graph["times"] for graph in page["graphs"] if graph.get("times")]
     known = [each for each in known if each["calls"] > _MOST_APART]

@@ -105,6 +105,41 @@ def test_each_cause_is_told_once_by_the_users_line(tmp_path: Path) -> None:
     del alive
 
 
+class Calls(nn.Module):
+    """What breaks lies two calls down, and nothing follows any of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.between(x * 2)
+
+    def between(self, x: Tensor) -> Tensor:
+        return self.inner(x + 1)
+
+    def inner(self, x: Tensor) -> Tensor:
+        y = x.relu()
+        print(end="")  # deep
+        return y * 3
+
+
+def test_a_break_in_a_call_of_a_call_is_told_once() -> None:
+    compiled = torch.compile(Calls(), backend="gravure")
+    for _ in range(4):
+        compiled(torch.randn(8))
+    found = gravure.report()
+    ends = [g.graph_break for g in found.graphs if g.graph_break and g.programs] + found.skipped
+    assert sum(line_of(Calls, "deep") in each for each in ends) >= 1
+    assert not any("is without a graph" in each for each in found.skipped), found.skipped
+
+
+def test_a_run_that_was_too_short_says_so(tmp_path: Path) -> None:
+    layer = nn.Linear(4, 4)
+    step = torch.compile(lambda x: layer(x).sum(), backend="gravure", options={"times": True})
+    for _ in range(3):
+        step(torch.randn(2, 4)).backward()
+    gravure.report(html=tmp_path / "report.html")
+    top = text_of((tmp_path / "report.html").read_text())
+    assert "nothing is captured yet: it ran 3 times" in top and "run ten steps" in top
+
+
 def test_diagnose_names_them_too() -> None:
     found = gravure.diagnose(Broken(), torch.randn(32, 8))
     told = [cause.where for cause in found.causes]

@@ -15,6 +15,7 @@ from .step_data import Missed, Step, read_step
 
 EMULATED = "emulated"  # a replay without a GPU, whose time is not what was predicted
 _FIRST = 4  # findings that are named on top
+_FEWEST = 7  # runs until the first one is captured, where times are taken
 _MUCH = 0.2  # of the loop: a share to speak of
 _ELSEWHERE = 3  # further lines of one of them
 
@@ -346,7 +347,7 @@ def _compiled_time(found: Findings) -> float:
 
 
 def _first(page: Mapping[str, Any], whole: Findings) -> list[Finding]:
-    found = [_with_cost(each) for each in whole.dynamo]
+    found = [*_too_seldom(whole.of_step), *map(_with_cost, whole.dynamo)]
     for graph in page["graphs"]:
         if graph["failure"]:
             calls = " in some calls" if graph["programs"] else ""
@@ -389,6 +390,16 @@ def _of_loop(whole: Findings) -> Iterator[Finding]:
         "gravure.compile_step(loss, optimizer=…); for data a DataLoader with workers; log every "
         "hundred steps",
     )
+
+
+def _too_seldom(programs: Sequence[ShownProgram]) -> Iterator[Finding]:
+    """Where nothing is captured, since the run was short."""
+    runs = [p.stats["steps"] // max(1, len(p.step.entries) if p.step else 1) for p in programs
+            if p.has_run and not p.is_released]  # fmt: skip
+    if runs and not any(p.stats.get("captures") for p in programs) and max(runs) < _FEWEST:
+        what = f"nothing is captured yet: it ran {count_text(max(runs), 'time')}"
+        cure = "two runs warm up, and with the option times four more are timed: run ten steps"
+        yield Finding(what, "", cure)
 
 
 def _with_cost(end: Finding) -> Finding:

@@ -123,9 +123,9 @@ def lines_of_calls() -> dict[str, str]:
     listen()
     known, found = list(_SEEN.values()), {}
     for i, each in enumerate(known):
-        if _is_told_of_callee(known, i) and (line := _line_of_break(known, i)):
-            callee = known[i + 1]
-            at = _line_of_break(known, i + 1)
+        k = _callee(known, i)
+        if k >= 0 and (line := _line_of_break(known, i)):
+            callee, at = known[k], _line_of_break(known, k)
             file, inner = callee.failed_at or (callee.file, at)
             if inner:
                 found[_located(each.file, line)] = _located(file, inner)
@@ -144,7 +144,7 @@ def _left(known: list[_Compilation], i: int) -> Left | None:
             why += ", in a loop"
         name = f"the rest of {name}" if each.resumes_at else name
         return Left(name, _located(file, line), why)
-    if not each.is_empty or _is_told_of_callee(known, i):
+    if not each.is_empty or _callee(known, i) >= 0:
         return None
     if line := _line_of_break(known, i):
         return Left("", _located(each.file, line), why)
@@ -154,14 +154,21 @@ def _left(known: list[_Compilation], i: int) -> Left | None:
     return Left(f"the rest of {name}" if each.resumes_at else name, _located(file, line), why)
 
 
-def _is_told_of_callee(known: list[_Compilation], i: int) -> bool:
-    """Whether a function that it calls broke, which Dynamo then compiled by itself, and broke for
-    the same reason: that one is told of."""
-    if not known[i].is_empty or i + 1 == len(known):
-        return False
-    this, next_ = known[i], known[i + 1]
-    is_callee = not next_.resumes_at and (next_.file, next_.line) != (this.file, this.line)
-    return is_callee and next_.why.startswith(this.why)
+def _callee(known: list[_Compilation], i: int) -> int:
+    """Which function that it calls, or that these call, broke, so that Dynamo compiled it alone,
+    where it broke for the same reason: that one is told of. -1 for none."""
+    this = known[i]
+    if not this.is_empty:
+        return -1
+    own = _function_at(this.file, this.line)
+    for k in range(i + 1, len(known)):
+        each = known[k]
+        if each.resumes_at:
+            if each.file == this.file and each.resumes_at in own:
+                return -1  # it goes on: nothing was called in between
+        elif (each.file, each.line) != (this.file, this.line) and each.why.startswith(this.why):
+            return k
+    return -1
 
 
 def _line_of_break(known: list[_Compilation], i: int) -> int:

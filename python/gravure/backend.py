@@ -13,16 +13,19 @@ from .calls.autocast_call import AutocastCall
 from .calls.frame import FrameRequest
 from .calls.graph_break import graph_break_of
 from .calls.live_graphs import drop_converted
+from .calls.step_clock import StepClock
 from .drop_captures import drop_captures
 from .errors import ExportError
 from .graphs.cached_casts import has_reentrant_part
 from .library.load import program_class
 from .options import CompileOptions
-from .text.dynamo_graph import label_of
+from .page.graph_words import frame_of, read_break
+from .text.dynamo_graph import label_of, resumed_at
 from .torch_api.autograd import saved_tensor_hooks_are_set
 from .torch_api.dispatch import in_autocast
 from .torch_api.dynamo import runs_as_it_is
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
+from .torch_api.left_frames import forget
 from .torch_api.optimizers import leave_functions_alone, steps_optimizer
 from .torch_api.private_names import MissingName
 from .torch_api.split_backward import refuse_split_backward
@@ -90,11 +93,21 @@ def _compiled(
 ) -> Callable[..., Any]:
     program_class()
     label = label_of(graph)
-    request = FrameRequest(graph, label, chosen, graph_break=graph_break_of(graph, label))
+    ends = graph_break_of(graph, label)
+    clock = None
+    if chosen.is_timed:
+        ends_at, resumes_at = read_break(ends).location, resumed_at(graph)
+        clock = StepClock(frame_of(label), ends_at=ends_at, resumes_at=resumes_at)
+    request = FrameRequest(graph, label, chosen, graph_break=ends, clock=clock)
+    call = _call_of(request, inputs)
+    return call if clock is None else clock.around(call)
+
+
+def _call_of(request: FrameRequest, inputs: list[Any]) -> Callable[..., Any]:
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
     bundles = not symbolic and not saved_tensor_hooks_are_set()
     call = request.compile_in_first_style(inputs, symbolic=symbolic, bundles=bundles)
-    if not torch.is_grad_enabled() or not in_autocast() or has_reentrant_part(graph):
+    if not torch.is_grad_enabled() or not in_autocast() or has_reentrant_part(request.graph):
         return call
     return AutocastCall(call, replace(request, in_autocast=True), inputs, bundles=bundles)
 
@@ -103,7 +116,12 @@ def _check(*, options: Mapping[str, Any] | None = None, mode: str | None = None)
     _options(_given(options, mode))
 
 
+def _reset() -> None:
+    drop_captures()
+    forget()
+
+
 # torch._dynamo.reset() and torch.compiler.reset() call it.
-compile_graph.reset = drop_captures
+compile_graph.reset = _reset
 # torch.compile() calls it, where it is called (torch_api/registration.py).
 compile_graph.gravure_check = _check

@@ -22,7 +22,7 @@ from .doctor.kept_state import kept_state
 from .doctor.steps import Done, Programs, counted, strip
 from .doctor.watch import Watch
 from .options import CompileOptions
-from .torch_api.dynamo import skipped_frames
+from .torch_api.left_frames import left_frames
 from .torch_api.modules import uncompiled
 
 _FEWEST = 4  # steps: two to warm up, one to capture, one to replay
@@ -144,7 +144,7 @@ class _Visit:
 
     def run(self, given: Sequence[tuple[Any, ...]], count: int) -> Diagnosis:
         before = {graph.number for graph in followed()}
-        skipped = skipped_frames()
+        skipped = left_frames()
         ran = {id(i.program): i.program.stats()["steps"] for i in _instances()}
         self._call = self._step
         made = getattr(self._step, "gravure_step", None)
@@ -171,12 +171,12 @@ class _Visit:
         changes = list(watch.changes.values())
         names = [type(each).__name__ for each in self._optimizers]
         held = list(self._held.values())
-        left = skipped_frames() - skipped
+        left = left_frames() - skipped
         if not left and not _followed_since(before):
             modules = [module for _, module in self._modules]
             left = without_graph(uncompiled(self._step), modules)
             if not any(step.runs for step in done):
-                left = left or skipped_frames()
+                left = left or left_frames()
         found = causes(graphs, done, changes, held, names if made else (), left)
         return Diagnosis(self._name, done, found, error)
 

@@ -34,10 +34,11 @@ from .steps.step_function import step_with
 from .text.dynamo_graph import label_of
 from .torch_api.aot_autograd import boxed
 from .torch_api.compile_lock import one_at_a_time
-from .torch_api.dynamo import BackendCompilerFailed, graph_breaks, skipped_frames
+from .torch_api.dynamo import BackendCompilerFailed, graph_breaks
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_run import faked, forgotten
 from .torch_api.fake_tensors import DataDependentOutputException, unset_fake_temporarily
+from .torch_api.left_frames import Left, left_frames
 from .torch_api.modules import uncompiled
 
 
@@ -106,7 +107,7 @@ class Explanation:
     kernels: str  # ATen's, or Inductor's and in which mode
     options: dict[str, Any] = field(default_factory=dict)  # those that are not as by default
     # Functions without a graph, where Dynamo gave up, and why.
-    skipped: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[Left] = field(default_factory=list)
     choices: list[str] = field(init=False)  # what is in force, and what another choice would bring
 
     def __post_init__(self) -> None:
@@ -119,9 +120,7 @@ class Explanation:
             found = read_break(reason)
             where = f"{found.location}: " if found.location else ""
             lines.append(f"graph break: {where}{found.why}; {found.remedy}")
-        lines += [
-            f"{name} is without a graph: {why}; {remedy_of(why)}" for name, why in self.skipped
-        ]
+        lines += [f"{left}; {remedy_of(left.why)}" for left in self.skipped]
         if self.stopped:
             lines.append(f"seen up to here: {self.stopped}")
         lines += self.choices
@@ -213,7 +212,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
         return _PlanRequest(graph, label_of(graph), chosen, plans=plans).compile(inputs)
 
     backend = traces_as_eager(backend, is_compiling=chosen.is_compiling)
-    breaks, skipped = graph_breaks(), skipped_frames()
+    breaks, skipped = graph_breaks(), left_frames()
     stopped = ""
     with faked(fn, args, kwargs), forgotten(backend):
         try:
@@ -222,7 +221,7 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
             stopped = "it calls backward(); compile_step explains a step with its backward"
         except Exception as error:
             stopped = _reason(error)
-    left = skipped_frames() - skipped
+    left = left_frames() - skipped
     if not plans and not left and not stopped:
         left = without_graph(fn, [fn] if isinstance(fn, nn.Module) else ())
     reasons = _with_lines(graph_breaks() - breaks, located, left)
@@ -231,11 +230,11 @@ def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opti
 
 
 def _with_lines(
-    reasons: Counter[str], located: Counter[str], left: Counter[tuple[str, str]]
+    reasons: Counter[str], located: Counter[str], left: Counter[Left]
 ) -> dict[str, int]:
     """Graph breaks with their lines. `reasons`: Dynamo's words for all of them, without lines;
     `left`: functions without a graph, which are told apart."""
-    told = [read_break(text).why for text in located] + [why for _, why in left]
+    told = [read_break(text).why for text in located] + [each.why for each in left]
     found = dict(located)
     for reason, times in reasons.items():
         first = reason.partition("\n")[0]

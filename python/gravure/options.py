@@ -71,9 +71,9 @@ def defaults_of(text: str) -> dict[str, Any]:
     name = ""
     for part in filter(None, map(str.strip, text.split(","))):
         key, equals, value = map(str.strip, part.partition("="))
-        if equals:
+        if equals and key:
             name = key
-            found[name] = [value] if name == "host" else _value_of(name, value)
+            found[name] = [value][: bool(value)] if name == "host" else _value_of(name, value)
         elif name == "host":
             found[name].append(part)
         else:
@@ -192,22 +192,38 @@ class CompileOptions:
     def parse(cls, given: Mapping[str, Any] | None) -> CompileOptions:
         """`given`, over what the environment's GRAVURE_OPTIONS has.
 
-        Raises ValueError for a name or a value that is none.
+        Raises ValueError for a name or a value that is none, TypeError for what is no mapping.
         """
-        text = os.environ.get(VARIABLE, "")
-        if not text:
+        defaults = cls.defaults()
+        if not defaults:
             return cls._checked(given)
-        try:
-            defaults = defaults_of(text)
-            cls._checked(defaults)
-        except ValueError as error:
-            raise ValueError(f"{VARIABLE}: {error}") from None
+        cls._mapping(given)
         if given and (given.get("mode") or given.get("codegen")):
             defaults = {k: v for k, v in defaults.items() if k not in ("mode", "codegen")}
         return cls._checked(defaults | dict(given or {}))
 
     @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """What the environment's GRAVURE_OPTIONS has.
+
+        Raises ValueError for a name or a value that is none.
+        """
+        try:
+            found = defaults_of(os.environ.get(VARIABLE, ""))
+            cls._checked(found)
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {error}") from None
+        return found
+
+    @staticmethod
+    def _mapping(given: Any) -> None:
+        if given is not None and not isinstance(given, Mapping):
+            example = '{"codegen": "inductor"}'
+            raise TypeError(f"options: expected a dictionary, as {example}, found {given!r}")
+
+    @classmethod
     def _checked(cls, given: Mapping[str, Any] | None) -> CompileOptions:
+        cls._mapping(given)
         known = [field.name for field in fields(cls)]
         for name, value in (given or {}).items():
             if name not in known:
@@ -245,6 +261,10 @@ class CompileOptions:
         """Whether it is an error that a graph, or a call of it, gets no program."""
         return self.require_capture or self.on_missed == "raise"
 
+    @property
+    def is_timed(self) -> bool:
+        return self.times or PAGE_AT_EXIT
+
     def for_library(self) -> dict[str, str]:
         planned = "partitions" if self.on_missed == "raise" else False
         return library_options(
@@ -259,5 +279,5 @@ class CompileOptions:
             agree=self.agree,
             poison=self.poison,
             shadow=self.shadow,
-            times=self.times or PAGE_AT_EXIT,
+            times=self.is_timed,
         )

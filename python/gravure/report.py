@@ -20,7 +20,7 @@ from .page.file import write_page, write_text
 from .page.graph_words import compiled_anew, remedy_of
 from .page.surroundings import settings, versions
 from .torch_api.artifacts import add_artifact
-from .torch_api.dynamo import skipped_frames
+from .torch_api.left_frames import left_frames, lines_of_calls
 
 logger = logging.getLogger("gravure")
 _PROCESS = os.getpid()
@@ -38,13 +38,11 @@ class Report:
 
     graphs: list[GraphReport]
     choices: list[str] = field(init=False)  # what is in force, and what another choice would bring
-    # Functions without a graph, where Dynamo gave up, why, and what to write instead.
+    # Functions without a graph, and where Dynamo gave up, why, and what to write instead.
     skipped: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.skipped = [
-            f"{name} is without a graph: {why}; {remedy_of(why)}" for name, why in skipped_frames()
-        ]
+        self.skipped = [f"{left}; {remedy_of(left.why)}" for left in left_frames()]
         made = {graph.kernels for graph in self.graphs if graph.programs}
         self.choices = reports.choices(made, sum(bool(g.graph_break) for g in self.graphs))
 
@@ -94,7 +92,8 @@ def _page(graphs: Sequence[GraphReport]) -> dict[str, Any]:
             'torch.compile(model, backend="gravure"), or gravure.compile_step.'
         ),
         "graphs": [asdict(graph) for graph in graphs],
-        "skipped": list(skipped_frames()),
+        "skipped": list(left_frames()),
+        "calls": lines_of_calls(),
         "settings": settings(graph.options for graph in graphs),
         "versions": versions(),
         "pace": _pace(graphs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -368,7 +369,8 @@ def load(
     Nth run of an entry is compared with the uncaptured path, and a warning names the first value
     that differs. Calls of a forward before its backward are captured for up to `max_in_flight` of
     them, where no collectives are in graphs and results are owned or copied. With `times`, runs of
-    each entry are timed for the page (`Program.to_html`). Raises ValueError for an option's
+    each entry are timed for the page (`Program.to_html`). GRAVURE_OPTIONS in the environment is in
+    force for what is not given, or given as it is by default. Raises ValueError for an option's
     value that is none; RuntimeError, which names the location or the node.
     """
     given: dict[str, Any] = {
@@ -385,7 +387,16 @@ def load(
         "shadow": shadow,
         "times": times,
     }
-    CompileOptions.check(**given, max_in_flight=max_in_flight)
+    given["max_in_flight"] = max_in_flight
+    CompileOptions.check(**given)
+    for name, value in CompileOptions.defaults().items():
+        if name in given and given[name] == _DEFAULTS[name]:
+            given[name] = value
+    max_in_flight = given.pop("max_in_flight")
+    results, uncaptured = given["results"], given["uncaptured"]
     options = library_options(**given)
     several = results in ("owned", "copied") and not uncaptured
     return Program(path, device, options, max_in_flight if several else 1)
+
+
+_DEFAULTS = {each.name: each.default for each in inspect.signature(load).parameters.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import draw_options
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
     [
         ("codegen=inductor", {"codegen": "inductor"}),
         ("order=program,host=aten::mm,b.3", {"order": "program", "host": ["aten::mm", "b.3"]}),
+        ("host=", {"host": []}),
         (" host = a , max_shapes=1,", {"host": ["a"], "max_shapes": 1}),
         ("uncaptured=1,poison=False", {"uncaptured": True, "poison": False}),
         ("memory_growth=0.5,memory_slack=0", {"memory_growth": 0.5, "memory_slack": 0}),
@@ -46,6 +48,7 @@ def test_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         ("max_shapes=many", "GRAVURE_OPTIONS: option 'max_shapes': expected a whole number"),
         ("uncaptured=maybe", "GRAVURE_OPTIONS: option 'uncaptured': expected True or False"),
         ("inductor", "GRAVURE_OPTIONS: expected name=value, found 'inductor'"),
+        ("=inductor", "GRAVURE_OPTIONS: expected name=value, found '=inductor'"),
     ],
 )
 def test_what_is_none(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +63,30 @@ def test_a_wrong_option_is_an_error_where_it_is_given() -> None:
     with pytest.raises(ValueError, match="for compile_step and load"):
         torch.compile(Mlp(), backend="gravure", options={"results": "accumulate"})
     torch.compile(Mlp(), backend="eager", options={"hots": []})  # no business of ours
+
+
+@pytest.mark.parametrize("given", [["shadow"], "shadow=2", 3], ids=str)
+@pytest.mark.parametrize("default", ["", "order=program"])
+def test_options_that_are_no_dictionary(given: Any, default: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("GRAVURE_OPTIONS", default)
+    for way in (
+        lambda: torch.compile(Mlp(), backend="gravure", options=given),
+        lambda: gravure.explain(Mlp(), rows(0), options=given),
+        lambda: gravure.diagnose(Mlp(), *rows(0), options=given),
+    ):
+        with pytest.raises(TypeError, match=r"options: expected a dictionary, as \{.*, found "):
+            way()
+
+
+def test_a_loaded_program_has_defaults_too(tmp_path: Path, monkeypatch: Any) -> None:
+    model = Mlp()
+    folder = gravure.export_step(lambda x: model(x).square().mean(), rows(0), tmp_path / "step")
+    monkeypatch.setenv("GRAVURE_OPTIONS", "host=aten::gelu,codegen=inductor,max_in_flight=2")
+    assert gravure.load(folder)._settings["host"] == "aten::gelu"
+    assert gravure.load(folder, host=["aten::mm"])._settings["host"] == "aten::mm"
+    monkeypatch.setenv("GRAVURE_OPTIONS", "hots=a")
+    with pytest.raises(ValueError, match="GRAVURE_OPTIONS: there is no option 'hots'"):
+        gravure.load(folder)
 
 
 def test_a_default_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

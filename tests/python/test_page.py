@@ -379,9 +379,9 @@ def _plain(**more: Any) -> str:
 
 def test_a_share_is_not_of_code_that_is_in_no_graph() -> None:
     assert "Not counted" not in text_of(_plain()) and "in no graph" not in text_of(_plain())
-    page = text_of(_plain(skipped=[("forward at model.py:12", "Data-dependent branching")]))
+    page = text_of(_plain(skipped=[("forward", "model.py:12", "Data-dependent branching")]))
     assert "Not counted, and never replayed: 1 function without a graph; see below" in page
-    assert "of the operator calls in graphs" in page
+    assert "not counted: 1 function without a graph" in page
     page = text_of(_plain(graph_breaks={"model.py:7: Data-dependent branching": 1}))
     assert "what runs between two graphs" in page and "model.py:7" in page
 

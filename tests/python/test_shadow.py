@@ -220,3 +220,40 @@ graph step(%x : Float(3, strides=[1], device=cpu) {user_input "x"}):
 def test_a_number_of_runs_is_asked_for(value: Any) -> None:
     with pytest.raises(ValueError, match="option 'shadow': expected a whole number of runs"):
         torch.compile(nn.Linear(2, 2), backend="gravure", options={"shadow": value})
+
+
+def test_an_update_is_compared(caplog: Any) -> None:
+    def update(to: Tensor, by: Tensor) -> None:
+        to.add_(torch.ops.gravure_shadow.count(by))
+
+    compiled = gravure.compile_update(update, options={"shadow": 2})
+    to, by = torch.zeros(4), torch.zeros(4)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for i in range(8):
+            by.fill_(i + 1.0)
+            compiled(to, by)
+    (said,) = _said(caplog)
+    assert "gravure_shadow::count" in said
+
+
+def test_an_optimizer_of_torchs_is_compared(caplog: Any) -> None:
+    """A kernel of PyTorch's own that keeps a state of its own, in this process alone."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def wrong(self: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+        _calls[0] += 1
+        return self.copy_(self + value * a / b + _calls[0])
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, foreach=False)
+    library.impl("addcdiv_", wrong, "CPU")
+    try:
+        gravure.compile_optimizer(optimizer, options={"shadow": 2})
+        with caplog.at_level(logging.WARNING, "gravure"):
+            for _ in range(8):
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        library._destroy()
+    assert any("aten::addcdiv_" in each for each in _said(caplog))

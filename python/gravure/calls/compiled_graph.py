@@ -29,6 +29,7 @@ from .instance import Instance
 from .program_maker import ProgramMaker
 from .reports import GraphReport, ProgramReport, kernels_of, program_report
 from .size_choice import SizeChoice, most_sizes
+from .step_clock import StepClock
 from .weak_tensors import WeakTensors
 from .written_program import LoadedFrom
 
@@ -67,6 +68,7 @@ class CompiledGraph:
         self.failure = ""
         self.passed_by = ""  # why calls do not come here; "" where they do
         self.graph_break = ""  # where Dynamo ended it before its function did, and why
+        self.clock: StepClock | None = None  # with the option times
         self.style = style
         self.made_for: int | None = None  # the settings of kernels that it was traced under
         self._made_by: ProgramMaker | None = None  # once the graphs are here
@@ -129,6 +131,7 @@ class CompiledGraph:
             self.graph_break,
             kernels_of(self.options),
             self.options.chosen(),
+            self.clock.read() if self.clock is not None else {},
         )
 
     def whole_report(self) -> GraphReport:

@@ -39,6 +39,7 @@ from .compiled_graph import CompiledGraph
 from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
+from .step_clock import StepClock
 
 logger = logging.getLogger("gravure")
 
@@ -53,6 +54,7 @@ class FrameRequest:
     graph_break: str = ""  # where Dynamo ended it before its function did, and why
     style: Style = ATEN
     in_autocast: bool = False  # its backward runs under the autocast of the forward, if any
+    clock: StepClock | None = None  # of its calls, with the option times
 
     def compile_in_first_style(
         self, inputs: Sequence[Any], *, symbolic: bool, bundles: bool
@@ -95,7 +97,7 @@ class FrameRequest:
     def new_graph(self) -> CompiledGraph:
         """What will run it. Reports have it from now on."""
         graph = CompiledGraph(self.label, self.options, self.style)
-        graph.graph_break = self.graph_break
+        graph.graph_break, graph.clock = self.graph_break, self.clock
         follow(graph)
         return graph
 

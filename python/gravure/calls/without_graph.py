@@ -11,17 +11,19 @@ from typing import Any
 
 from torch import nn
 
-from ..torch_api.dynamo import skipped_frames
+from ..torch_api.left_frames import LIMIT, Left, left_frames
+
+__all__ = ["LIMIT", "Left", "without_graph"]
 
 
-def without_graph(fn: Callable[..., Any], modules: Iterable[nn.Module]) -> Counter[tuple[str, str]]:
-    """Those of skipped_frames that lie in `fn` or in a forward of `modules`: Dynamo says it once,
+def without_graph(fn: Callable[..., Any], modules: Iterable[nn.Module]) -> Counter[Left]:
+    """Those of left_frames that lie in `fn` or in a forward of `modules`: Dynamo says it once,
     and leaves them so ever after."""
     forwards = {type(part).forward for module in modules for part in module.modules()}
     codes = [getattr(inspect.unwrap(each), "__code__", None) for each in (fn, *forwards)]
     lines = {line for code in codes if code is not None for line in _lines(code)}
-    every = skipped_frames().items()
-    return Counter({told: n for told, n in every if told[0].rpartition(" at ")[2] in lines})
+    every = left_frames().items()
+    return Counter({left: n for left, n in every if left.location in lines})
 
 
 def _lines(code: CodeType) -> Iterable[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..alike_remarks import grouped
 from ..calls.compiled_graph import CompiledGraph
+from ..calls.without_graph import LIMIT, Left
 from ..page.graph_words import compiled_anew, read_break, remedy_of
 from ..page.step_data import read_step
 from ..sizes import count_text
@@ -79,13 +80,15 @@ def causes(
     changes: Sequence[Change],
     held: Sequence[tuple[int, str, list[str]]],
     optimizers: Sequence[str] = (),
-    skipped: Iterable[tuple[str, str]] = (),
+    skipped: Collection[Left] = (),
 ) -> list[Cause]:
     """Worst first: what keeps all from capture, then what costs captures again and again, then
     what stays on the host in each step. `held`: step, result, and who held it. `optimizers`: names
     of those that are part of a program. `skipped`: what Dynamo left as it is, and why."""
-    found = [*_of_skipped(skipped), *_of_graphs(graphs)]
-    found += [*_of_changes(steps, changes), *_of_held(steps, held)]
+    # What a limit ends comes behind what differs from call to call, which brings it about.
+    limited = [left for left in skipped if left.why.startswith(LIMIT)]
+    found = [*_of_skipped(left for left in skipped if left not in limited), *_of_graphs(graphs)]
+    found += [*_of_changes(steps, changes), *_of_skipped(limited), *_of_held(steps, held)]
     found += _of_remarks(steps, bool(held), bool(changes))
     if not changes:
         found += [
@@ -99,10 +102,9 @@ def causes(
     return [c for c in found if (c.what, c.where) not in seen and not seen.add((c.what, c.where))]
 
 
-def _of_skipped(skipped: Iterable[tuple[str, str]]) -> Iterator[Cause]:
-    for function, why in skipped:
-        name, _, location = function.partition(" at ")
-        yield Cause(f"{name} is without a graph: {why}", location, remedy_of(why))
+def _of_skipped(skipped: Iterable[Left]) -> Iterator[Cause]:
+    for left in skipped:
+        yield Cause(left.what, left.location, remedy_of(left.why))
 
 
 def _of_graphs(graphs: Sequence[CompiledGraph]) -> Iterator[Cause]:

@@ -67,6 +67,7 @@ class Costs:
     predicted: float = 0.0  # of a replay, from the times of calls
     share: float = 0.0  # of the calls' time uncaptured, that of calls in graphs; 0 to 1
     why: str = ""  # why calls have no times
+    is_gpu: bool = False
     missed: dict[tuple[str, str], float] = field(default_factory=dict)  # by reason and source
     schedule: Schedule | None = None  # of a replay
 
@@ -88,6 +89,7 @@ def costs_of(step: Step, times: Mapping[str, Any], pace: Mapping[str, float] | N
     found.why = next((each["why"] for each in whole if each.get("why")), "")
     if not all(each.get("calls") for each in whole):
         return found
+    found.is_gpu = bool(pace)
     timeline = _Timeline(step, _times(whole), Pace(**pace) if pace else NO_GPU)
     found.schedule = timeline.schedule()
     found.predicted = found.schedule.end

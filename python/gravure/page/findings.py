@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text, times_text
 from .costs import Costs, costs_of
-from .graph_words import MANY, REASONS, compiled_anew, frame_of, read_break, remedy_of
+from .graph_words import MANY, REASONS, frame_of
+from .outside import Finding, ends_of, not_counted, one_a_line, time_of_loop, time_outside
 from .step_data import Missed, Step, read_step
 
+EMULATED = "emulated"  # a replay without a GPU, whose time is not what was predicted
 _FIRST = 4  # findings that are named on top
+_FEWEST = 7  # runs until the first one is captured, where times are taken
+_MUCH = 0.2  # of the loop: a share to speak of
 _ELSEWHERE = 3  # further lines of one of them
 
 
@@ -114,6 +118,8 @@ class ShownProgram:
             why = f"not known: {costs.why}" if costs.why else "with the option times"
             return name, why, time_text(costs.replayed) if costs.replayed else "not yet", ""
         apart = _apart(costs.predicted, costs.replayed) if costs.replayed else ""
+        if apart and not costs.is_gpu:
+            apart = EMULATED
         there = time_text(costs.replayed) if costs.replayed else "not yet"
         return name, time_text(costs.predicted), there, apart
 
@@ -146,25 +152,19 @@ class ShownProgram:
 
 
 @dataclass
-class Finding:
-    """One thing to change, or to know. `where` is a source line, or a graph."""
-
-    what: str
-    where: str
-    cure: str
-
-
-@dataclass
 class Findings:
     """Of the whole page."""
 
     programs: list[ShownProgram]
+    of_step: list[ShownProgram]  # those that one step runs
     headline: str
     number: str  # the share of operator calls that are replayed
-    first: list[Finding]
-    is_partial: bool = False  # whether code of the step is in no graph at all
+    not_counted: str = ""  # code of the step that is in no graph at all
+    outside: float = 0.0  # nanoseconds of a step between its graphs; 0 if unknown
+    loop: float = 0.0  # from one step to the next; 0 if unknown
     runtime: list[tuple[str, str, int]] = field(default_factory=list)  # program, remark, how often
     dynamo: list[Finding] = field(default_factory=list)  # what Dynamo keeps from being one graph
+    first: list[Finding] = field(default_factory=list)  # to change
 
 
 def find(page: Mapping[str, Any]) -> Findings:
@@ -180,9 +180,20 @@ def find(page: Mapping[str, Any]) -> Findings:
         for p in programs
         for remark, count in (p.found.get("remarks") or {}).items()
     ]
-    first, dynamo = _first(page, programs, runtime), [*_without_graph(page), *_breaks(page)]
-    partial = bool(_not_counted(page)) and bool(programs)
-    return Findings(programs, headline, number, first, partial, runtime, dynamo)
+    ends = ends_of(page)
+    found = Findings(
+        programs,
+        together,
+        headline,
+        number,
+        not_counted(page) if programs else "",
+        time_outside(page),
+        time_of_loop(page),
+        runtime,
+        ends,
+    )
+    found.first = _first(page, found)
+    return found
 
 
 def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
@@ -195,7 +206,8 @@ def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
     found = []
     for program, frame in zip(programs, frames, strict=True):
         cold = program.has_run and not program.stats.get("captures")
-        if cold and program.stats["steps"] == 1 and _location(program) in captured:
+        runs = len(program.step.entries) if program.step else 1  # of a step: each entry's
+        if cold and program.stats["steps"] <= runs and _location(program) in captured:
             continue
         if cold and frame in kept and frames.count(frame) >= MANY:
             continue
@@ -234,7 +246,7 @@ def _headline(
     graphs = page["graphs"]
     failed = sum(bool(graph["failure"]) and not graph["programs"] for graph in graphs)
     if not graphs and page.get("skipped"):
-        count = count_text(len(page["skipped"]), "function")
+        count = count_text(sum(bool(left[0]) for left in page["skipped"]), "function")
         return f"Nothing is captured: {count} that Dynamo left without a graph."
     if not graphs:
         return page["nothing"]
@@ -266,7 +278,7 @@ def _headline(
         what = "the largest graph" if len(programs) > 1 else "a step"
         text += f"; {what} takes{whose} {time_text(timed.replayed)}"
         text += f" ({timed.title})" if len(programs) > 1 else ""
-        if timed.speed:
+        if timed.speed and not is_emulated(programs):
             text += f", uncaptured {time_text(timed.replayed * timed.speed)}"
     elif ran and not any(p.stats.get("replays") for p in programs):
         text += "; nothing was replayed yet"
@@ -275,17 +287,14 @@ def _headline(
     text += "."
     if failed:
         text += f" {count_text(failed, 'graph')} of {len(graphs)} run as they are."
-    return text + _not_counted(page)
+    if left_out := not_counted(page):
+        text += f" Not counted, and never replayed: {left_out}; see below what ends them."
+    return text
 
 
-def _not_counted(page: Mapping[str, Any]) -> str:
-    """A share of the calls in graphs alone says nothing of the code between them."""
-    skipped, broken = len(page.get("skipped") or ()), len(_breaks(page))
-    where = [count_text(skipped, "function") + " without a graph"] if skipped else []
-    where += ["what runs between two graphs"] if broken else []
-    if not where:
-        return ""
-    return f" Not counted, and never replayed: {' and '.join(where)}; see below what ends them."
+def is_emulated(programs: Sequence[ShownProgram]) -> bool:
+    """Whether what was timed ran without a GPU: a graph is its calls, and gains nothing."""
+    return any(p.costs.is_known and not p.costs.is_gpu for p in programs)
 
 
 def speed_of(programs: Sequence[ShownProgram]) -> str:
@@ -310,31 +319,45 @@ def time_of(programs: Sequence[ShownProgram]) -> tuple[str, str]:
     return time_text(largest.replayed), f"{whose} {what} at its shortest"
 
 
-def share_of_time(programs: Sequence[ShownProgram]) -> str:
-    """Of the uncaptured time of all calls, what calls in graphs take; "" where none was timed."""
-    known = [p for p in programs if p.costs.is_known]
-    whole = sum(p.costs.uncaptured for p in known)
-    return (
-        share_text(sum(p.costs.share * p.costs.uncaptured for p in known), whole) if whole else ""
-    )
+def share_of_time(found: Findings) -> str:
+    """Of the time of a step, what its calls in graphs take, uncaptured; "" where none was timed."""
+    known = [p for p in found.of_step if p.costs.is_known]
+    calls = sum(p.costs.uncaptured for p in known)
+    if not calls:
+        return ""
+    return share_text(sum(p.costs.share * p.costs.uncaptured for p in known), calls + found.outside)
 
 
-def _first(
-    page: Mapping[str, Any],
-    programs: list[ShownProgram],
-    runtime: list[tuple[str, str, int]],
-) -> list[Finding]:
-    found = [*_without_graph(page), *_breaks(page)]
+def counted_outside(found: Findings) -> float:
+    """Nanoseconds of a step between graphs, as far as they are a part of its time: while a GPU is
+    at work still, the thread's are not."""
+    return found.outside if is_emulated(found.programs) else 0.0
+
+
+def share_of_loop(found: Findings) -> str:
+    """Of the time from one step to the next, what is in compiled code; "" if unknown."""
+    compiled = _compiled_time(found)
+    return share_text(compiled, found.loop) if compiled else ""
+
+
+def _compiled_time(found: Findings) -> float:
+    """Nanoseconds of a step of the loop in programs; 0 if either is not known."""
+    replayed = [p.costs.replayed or p.costs.predicted for p in found.of_step]
+    return min(sum(replayed), found.loop) if found.loop and all(replayed) else 0.0
+
+
+def _first(page: Mapping[str, Any], whole: Findings) -> list[Finding]:
+    found = [*_too_seldom(whole.of_step), *map(_with_cost, whole.dynamo)]
     for graph in page["graphs"]:
         if graph["failure"]:
             calls = " in some calls" if graph["programs"] else ""
             what = f"runs as it is{calls}, without a program"
             found.append(Finding(what, graph["label"], graph["failure"]))
-    for title, remark, count in runtime:
+    for title, remark, count in whole.runtime:
         times = f" ({count} times)" if count > 1 else ""
         name, _, message = remark.partition(": ")
         found.append(Finding(f"{name}{times}", title, message))
-    groups = [(p, missed) for p in programs for missed in p.missed]
+    groups = [(p, missed) for p in whole.programs for missed in p.missed]
     groups.sort(key=lambda pair: (pair[0].cost(pair[1]), pair[1].cost), reverse=True)
     for program, missed, elsewhere in _by_reason(groups):
         words = REASONS.get(missed.reason, missed.reason)
@@ -349,7 +372,40 @@ def _first(
         found.append(Finding(what, missed.source or program.title, missed.cure))
     if page.get("stopped"):
         found.append(Finding("seen up to here", page["stopped"], ""))
+    found = [*one_a_line(found), *_of_loop(whole)]
     return found[:_FIRST]
+
+
+def _of_loop(whole: Findings) -> Iterator[Finding]:
+    """What no graph can have: the loop around the compiled model."""
+    compiled = _compiled_time(whole)
+    rest = whole.loop - compiled - counted_outside(whole)
+    if not compiled or rest < _MUCH * whole.loop:
+        return
+    what = f"{share_text(rest, whole.loop)} of your loop is beside these graphs"
+    yield Finding(
+        what,
+        "",
+        "for the optimizer, where it is not compiled yet, gravure.compile_optimizer, or "
+        "gravure.compile_step(loss, optimizer=…); for data a DataLoader with workers; log every "
+        "hundred steps",
+    )
+
+
+def _too_seldom(programs: Sequence[ShownProgram]) -> Iterator[Finding]:
+    """Where nothing is captured, since the run was short."""
+    runs = [p.stats["steps"] // max(1, len(p.step.entries) if p.step else 1) for p in programs
+            if p.has_run and not p.is_released]  # fmt: skip
+    if runs and not any(p.stats.get("captures") for p in programs) and max(runs) < _FEWEST:
+        what = f"nothing is captured yet: it ran {count_text(max(runs), 'time')}"
+        cure = "two runs warm up, and with the option times four more are timed: run ten steps"
+        yield Finding(what, "", cure)
+
+
+def _with_cost(end: Finding) -> Finding:
+    if not end.cost:
+        return end
+    return replace(end, what=f"{end.what}; {time_text(end.cost)} of a step are outside of graphs")
 
 
 def _by_reason(
@@ -362,24 +418,6 @@ def _by_reason(
         if missed.source and missed.source not in (first.source, *elsewhere):
             elsewhere.append(missed.source)
     return list(found.values())
-
-
-def _without_graph(page: Mapping[str, Any]) -> list[Finding]:
-    """Functions that Dynamo left as they are, and those that it compiled again and again."""
-    found: list[Finding] = []
-    for function, why in page.get("skipped") or ():
-        name, _, location = function.partition(" at ")
-        found.append(Finding(f"no graph of {name} at all: {why}", location, remedy_of(why)))
-    for anew in compiled_anew(graph["label"] for graph in page["graphs"]):
-        found.append(Finding(anew.what, anew.location, anew.remedy))
-    return found
-
-
-def _breaks(page: Mapping[str, Any]) -> list[Finding]:
-    """Where Dynamo ended graphs before their functions did, each location once."""
-    texts = [g["graph_break"] for g in page["graphs"] if g.get("graph_break")]
-    read = map(read_break, dict.fromkeys([*texts, *(page.get("graph_breaks") or ())]))
-    return [Finding(f"graph break: {b.why}", b.location, b.remedy) for b in read]
 
 
 def _apart(predicted: float, measured: float) -> str:

@@ -30,6 +30,11 @@ _BREAKS = (
     ("comprehension", "a loop in place of the comprehension; TORCH_LOGS=graph_breaks names it"),
     ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
     ("logging", "log behind the step"),
+    (
+        "recompile limit",
+        "a tensor instead of a number that changes, sizes padded to a few; gravure.diagnose and "
+        "TORCH_LOGS=recompiles name what differs",
+    ),
 )
 _UNKNOWN = "keep it out of the model, behind the step; TORCH_LOGS=graph_breaks says more"
 # By host reason (docs/remarks.md): what happens, said to somebody who has not met the name.

@@ -11,7 +11,18 @@ from typing import Any
 
 from ..sizes import bytes_text, count_text, share_text, time_text
 from .costs import Span
-from .findings import Findings, ShownProgram, find, share_of_time, speed_of, time_of
+from .findings import (
+    EMULATED,
+    Findings,
+    ShownProgram,
+    counted_outside,
+    find,
+    is_emulated,
+    share_of_loop,
+    share_of_time,
+    speed_of,
+    time_of,
+)
 from .graph_words import REASONS
 from .plotly_script import plotly_script
 from .step_data import Missed, Step, alive_at_peak, held_by_module, holder, makers
@@ -81,36 +92,50 @@ def _asset(name: str) -> str:
 
 
 def _top(page: Mapping[str, Any], found: Findings) -> str:
+    partial = ' class="partial"' if found.not_counted else ""
     verb, is_ = ("are", "is") if any(p.has_run for p in found.programs) else ("will be", "will be")
-    text = f"of a step's operator calls {verb} replayed"
-    if found.is_partial:
-        text = f"of the operator calls in graphs {verb} replayed; there is code without a graph"
-    cards = [(text, found.number, "captured")]
-    if share := share_of_time(found.programs):
-        cards.append(
-            (f"of their time {is_} in graphs: the time that calls take uncaptured", share, "timed")
+    most, rest = "", ""
+    if found.not_counted:
+        most, rest = "at most ", f"; not counted: {found.not_counted}"
+    text = f"of a step's operator calls {verb} replayed{rest}"
+    cards = [(text, most + found.number, "captured")]
+    if share := share_of_time(found):
+        text = f"of their time {is_} in graphs: the time that calls take uncaptured"
+        if between := counted_outside(found):
+            text = (
+                f"of a step's time {is_} in graphs: the time that calls take uncaptured, and "
+                f"{time_text(between)} between graphs"
+            )
+        cards.append((text, most + share, "timed"))
+    if share := share_of_loop(found):
+        text = (
+            f"of your loop is in these graphs; {time_text(found.loop)} from one step to the next, "
+            "with data, optimizer and Python"
         )
+        cards.append((text, share, "loop"))
     time, whose = time_of(found.programs)
     if time:
         cards.append((whose, time, "time"))
     if speed := speed_of(found.programs):
         what = "graph" if len(found.programs) > 1 else "step"
         text = f"as fast as the same {what} uncaptured"
-        if any(p.costs.is_known for p in found.programs) and not page.get("pace"):
-            text += "; without a GPU graphs are emulated, and gain nothing"
+        if is_emulated(found.programs):
+            speed, text = "no GPU", "graphs are emulated here: what capture brings is not measured"
         cards.append((text, speed, "speed"))
-    arena = sum(p.step.memory.bytes for p in found.programs if p.step and p.step.memory)
-    live = sum(p.step.memory.live_bytes for p in found.programs if p.step and p.step.memory)
+    arena = sum(p.step.memory.bytes for p in found.of_step if p.step and p.step.memory)
+    live = sum(p.step.memory.live_bytes for p in found.of_step if p.step and p.step.memory)
     if arena:
-        measured = all(p.step.measured for p in found.programs if p.step and p.step.memory)
+        measured = all(p.step.measured for p in found.of_step if p.step and p.step.memory)
         how = "as recorded" if measured else "as planned from types"
         text = f"for a step's tensors (the arena), {how}; {bytes_text(live)} alive at once"
         cards.append((text, bytes_text(arena), "arena"))
-    waits = sum(m.waits for p in found.programs if p.step for m in p.step.missed)
-    text = "of the processor for the device, in a step"
+    waits = sum(m.waits for p in found.of_step if p.step for m in p.step.missed)
+    where = "in its graphs; reads between them not counted" if found.not_counted else "in a step"
+    text = f"of the processor for the device, {where}"
     cards.append((text, count_text(waits, "wait"), "waits"))
     shown = "".join(
-        f'<li><strong data-number="{name}">{escape(value)}</strong> '
+        f"<li{partial if name in ('captured', 'timed') else ''}>"
+        f'<strong data-number="{name}">{escape(value)}</strong> '
         f"<span>{escape(text)}</span></li>"
         for text, value, name in cards
     )
@@ -154,12 +179,17 @@ def _time_line(drawn: Sequence[ShownProgram], found: Findings) -> str:
         f'<option value="{i}">{escape(p.title)}</option>' for i, p in enumerate(drawn)
     )
     left_out = len([p for p in found.programs if p.step]) - len(drawn)
-    note = f"<p>The {count_text(len(drawn), 'largest program')} of {len(drawn) + left_out}.</p>"
+    note = ""
+    if len(found.of_step) > 1:
+        note = f"A step runs {count_text(len(found.of_step), 'program')}; one of them is drawn. "
+    if left_out > 0:
+        largest = count_text(len(drawn), "largest program")
+        note += f"To choose from are the {largest} of {len(drawn) + left_out}."
     body = f"""<p>From left to right. A green bar is one CUDA graph, which is replayed; what is
 orange is called from C++ on the processor, one by one; red is where the processor waits for the
 device.
 Drag to zoom, double-click to see all, click a bar for its calls.</p>
-{note if left_out > 0 else ""}
+{f"<p>{note}</p>" if note else ""}
 <div class="controls">
 <label{"" if len(drawn) > 1 else " hidden"}>Program <select id="program">{options}</select></label>
 <label>Drawn <select id="order"><option value="time">by time</option>
@@ -193,6 +223,12 @@ def _compared(program: ShownProgram, number: int) -> str:
         return ""
     head = ["", "predicted", "measured", "apart"]
     table = _table("Predicted and measured", head, rows, numbers={1, 2, 3})
+    if any(row[-1] == EMULATED for row in rows):
+        table += (
+            '<p class="note">Without a GPU a graph is emulated. Its time is predicted as the sum '
+            "of what its calls take, and a replay calls them one by one besides what emulation "
+            "does for itself: how far the two are apart says nothing of a GPU.</p>"
+        )
     return f'<div data-program="{number}"{" hidden" if number else ""}>{table}</div>'
 
 
@@ -250,11 +286,19 @@ def _not_captured(page: Mapping[str, Any], found: Findings) -> str:
         if len(rows) > _GROUPS:
             parts.append(f"<p>And {len(rows) - _GROUPS:,} more, each of which costs less.</p>")
     if found.dynamo:
+        clocked = any(f.cost for f in found.dynamo)
         body = [
-            [f"<code>{escape(f.where or '–')}</code>", escape(f.what), escape(f.cure)]
+            [
+                f"<code>{escape(f.where or '–')}</code>",
+                escape(f.what),
+                escape(f.cure),
+                *([time_text(f.cost) if f.cost else "–"] if clocked else []),
+            ]
             for f in found.dynamo
         ]
-        parts.append(_table("Where graphs end", ["source line", "what", "what to do"], body))
+        head = ["source line", "what", "what to do", *(["outside of graphs"] if clocked else [])]
+        parts.append(f"<p>{_of_ends(clocked)}</p>")
+        parts.append(_table("Where graphs end", head, body, numbers={3}))
     if found.runtime:
         parts.append("<h3>What the runtime could not do as planned</h3>")
         body = [
@@ -274,6 +318,19 @@ def _not_captured(page: Mapping[str, Any], found: Findings) -> str:
     if not parts:
         parts.append("<p>Nothing was missed.</p>" if found.programs else "<p>No program.</p>")
     return _section("missed", "What is not captured, and why", "\n".join(parts))
+
+
+def _of_ends(clocked: bool) -> str:
+    text = (
+        "Where Dynamo ends a graph, the step goes on in Python until the next graph begins: what "
+        "runs there is never captured, nor is its backward."
+    )
+    if clocked:
+        return (
+            f"{text} <em>Outside of graphs</em> is how long the thread is there, in a step at its "
+            "shortest; functions without a graph count where the graph before them ends."
+        )
+    return f"{text} With the option times the page says how long that takes."
 
 
 def _memory(drawn: Sequence[ShownProgram]) -> str:

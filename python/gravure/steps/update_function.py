@@ -93,7 +93,8 @@ class UpdateFunction:
             with torch.no_grad():
                 result = self._fn(*args, **kwargs)
             if result is not None:
-                what = f"it returns a {type(result).__name__}, and a program returns None"
+                kind = "tensor" if isinstance(result, Tensor) else type(result).__name__
+                what = f"it returns a {kind}, and a program returns None"
                 raise Unrecorded(self._name, what, _AS_IT_IS)
 
         update = record(run, tensors, numbers)

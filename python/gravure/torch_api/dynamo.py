@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import inspect
 import logging
-import os
-import re
 import traceback
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
-import torch
 from torch import fx
 
-from . import numpy_draws
+from . import left_frames
 from .discarded_output import silent_functions
 from .private_names import (
     BackendCompilerFailed,
     CompileContext,
     FailOnRecompileLimitHit,
-    MissingName,
     SkipFrame,
     TorchDynamoException,
     TracingContext,
     _dynamo,
     dynamo_utils,
-    get_compilation_metrics,
-    told,
 )
 
 logger = logging.getLogger("gravure")
@@ -48,7 +39,6 @@ __all__ = [
     "is_static",
     "recompile_limit",
     "runs_as_it_is",
-    "skipped_frames",
     "source_of",
     "tracing_settings",
     "whole_graph",
@@ -98,7 +88,7 @@ def _warn(why: str) -> None:
 
 def compile_number() -> str:
     """Dynamo's number of the graph that is compiled: "0/1". Without it labels lack it."""
-    _listen()
+    left_frames.listen()
     return str(CompileContext.current_compile_id())
 
 
@@ -164,75 +154,13 @@ def break_of(graph: fx.GraphModule) -> Break | None:
     if reason is None or not reason.graph_break:
         return None
     name = reason.reason.partition(" ")[0]
-    why = _WORDS.get(name) or reason.reason.partition("\n")[0]
+    why = _WORDS.get(name) or left_frames.short_reason(reason.reason)
     return Break(why, reason.reason, list(reason.user_stack))
 
 
 def graph_breaks() -> Counter[str]:
     """How often Dynamo broke a graph in this process, by reason. Without it none are explained."""
     return Counter(dynamo_utils.counters["graph_break"])
-
-
-_TOLD: dict[tuple[Any, ...], tuple[str, str]] = {}  # by compilation, what skipped_frames says
-_OWN = os.path.dirname(torch.__file__) + os.sep
-_FUNCTION = re.compile(r"<function (\S+) at (0x[0-9a-f]+)>")
-
-
-def skipped_frames() -> Counter[tuple[str, str]]:
-    """Functions of which Dynamo made no graph in this process, and how often: by "forward at
-    model.py:12", the line that it ended at, and why. Without get_compilation_metrics a report does
-    not say that there are any."""
-    _listen()
-    return Counter(_TOLD.values())
-
-
-def _listen() -> None:
-    """Dynamo keeps what it said of the last 64 compilations: get_compilation_metrics."""
-    try:
-        known = get_compilation_metrics()
-    except MissingName as error:
-        told(error)
-        return
-    for each in known:
-        key = each.compile_id, each.co_filename, each.co_firstlineno, each.start_time_us
-        if key not in _TOLD and (found := _without_graph(each)):
-            _TOLD[key] = found
-
-
-def _without_graph(found: Any) -> tuple[str, str] | None:
-    """Of Dynamo's figures of one compilation."""
-    if found.fail_type == "Unsupported":
-        why = found.fail_reason
-        file, line = found.fail_user_frame_filename, found.fail_user_frame_lineno
-        if not file or file.startswith(_OWN):
-            file, line = found.co_filename, found.co_firstlineno
-        name = found.co_name
-    elif not found.fail_type and found.graph_op_count == 0 and found.restart_reasons:
-        why = next(iter(found.restart_reasons))
-        name, file, line = found.co_name, found.co_filename, found.co_firstlineno
-        if file.startswith(_OWN):
-            name, file, line = _named_in(why)
-    else:
-        return None
-    first, _, rest = why.partition("\n")
-    if numpy_draws.SETTING in first:
-        first = numpy_draws.WHY
-    if "graph break in loop" in rest:
-        first += ", in a loop"
-    location = f" at {os.path.basename(file)}:{line}" if file else ""
-    return f"{name}{location}", first
-
-
-def _named_in(why: str) -> tuple[str, str, int]:
-    """The function that Dynamo's words have as Python writes it, and where it is."""
-    match = _FUNCTION.search(why)
-    if match is None:
-        return "a function", "", 0
-    for each in gc.get_objects():
-        if type(each) is types.FunctionType and match[0] == repr(each):
-            each = inspect.unwrap(each)
-            return match[1], each.__code__.co_filename, each.__code__.co_firstlineno
-    return match[1], "", 0
 
 
 def recompile_limit() -> int:

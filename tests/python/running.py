@@ -18,6 +18,9 @@ from torch import Tensor
 #: What a test runs on that runs on a GPU, too.
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
+#: The release, where behaviours of PyTorch's own differ.
+TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
 
 def need_library() -> None:
     """Skips the module that calls it where the C++ library was not built."""

@@ -13,7 +13,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from running import bits, need_library
+from running import TORCH, bits, need_library
 from torch import Tensor
 from training import state_of
 
@@ -162,7 +162,7 @@ def test_a_program_is_made_once_for_what_is_trained() -> None:
         model.zero_grad()
         step(x)
     # Once more for the first pattern, which had no number yet, where Dynamo does not look for it.
-    assert made() - 2 in (2, 3)
+    assert made() == 2 + (2 if TORCH >= (2, 15) else 3)
 
 
 def test_a_program_for_another_shape_was_made_for_what_was_trained_then() -> None:
@@ -194,7 +194,7 @@ def test_sizes_that_are_open() -> None:
     model.freeze(set())
     for rows in (8, 9, 8, 9):
         same(rows)
-    if len(gravure.report().graphs) == 1:  # from 2.15 on Dynamo traces it anew
+    if TORCH < (2, 15):  # whose Dynamo traces it anew
         said = r"layers.0.weight.* requires a gradient, which it did not .*torch._dynamo.reset\(\)"
         with pytest.raises(RuntimeError, match=said):
             call(torch.randn(10, 4))

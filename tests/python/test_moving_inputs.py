@@ -9,7 +9,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from running import need_library
+from running import TORCH, need_library
 from torch import Tensor
 from training import leaves, state_of
 
@@ -76,7 +76,8 @@ def test_a_memory_format_that_changes_is_captured_anew(caplog: pytest.LogCapture
                     expected = leaves(found)
             assert leaves(found) == expected and state_of(ours) == state_of(model)
     assert _uncaptured() <= 4 + 10
-    assert not caplog.records
+    # Of the gradient that the sum expands alone.
+    assert all("lies in memory as the result" in r.getMessage() for r in caplog.records)
 
 
 def test_formats_that_come_and_go_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,10 +90,10 @@ def test_formats_that_come_and_go_are_said_once(caplog: pytest.LogCaptureFixture
             compiled(torch.randn(2, 3, 8, 8)).sum().backward()
             model.zero_grad()
     lines = [r.getMessage() for r in caplog.records if "often-uncaptured" in r.getMessage()]
-    if len(gravure.report().graphs) == 1:
-        assert 1 <= len(lines) <= 2 and "keep one memory format" in lines[0]
-    else:  # from 2.15 on Dynamo traces a graph for each format
+    if TORCH >= (2, 15):  # Dynamo traces a graph for each format
         assert not lines and _uncaptured() <= 24
+    else:
+        assert 1 <= len(lines) <= 2 and "keep one memory format" in lines[0]
 
 
 def test_a_whole_step_of_a_reassigned_buffer() -> None:

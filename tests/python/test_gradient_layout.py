@@ -120,18 +120,3 @@ def test_a_result_that_has_no_gradient(*, dynamic: bool) -> None:
     call = torch.compile(lambda x: (model(x), model(x * 2)), backend="gravure", dynamic=dynamic)
     for _ in range(4):
         call(torch.randn(5, 8))[1].square().mean().backward()
-
-
-def test_results_that_are_views_of_one(caplog: pytest.LogCaptureFixture) -> None:
-    """Through AOTAutograd's own function, whose tangent is their base's."""
-    model = _model()
-
-    def halves(x: Tensor) -> tuple[Tensor, ...]:
-        return model(x).chunk(2, dim=1)
-
-    call = torch.compile(halves, backend="gravure")
-    with caplog.at_level(logging.WARNING, "gravure"):
-        for _ in range(4):
-            first, second = call(torch.randn(5, 8))
-            (first.sum() + second.square().sum()).backward()
-    assert not _told(caplog)

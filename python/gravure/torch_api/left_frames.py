@@ -84,9 +84,14 @@ def listen() -> None:
         told(error)
         return
     for each in sorted(known, key=lambda found: found.start_time_us or 0):
-        key = each.compile_id, each.co_filename, each.co_firstlineno, each.start_time_us
+        key = _key(each)
         if key not in _SEEN and key not in _FORGOTTEN:
             _SEEN[key] = _compilation(each)
+    _FORGOTTEN.intersection_update(map(_key, known))  # of the others Dynamo says nothing more
+
+
+def _key(found: Any) -> _Key:
+    return found.compile_id, found.co_filename, found.co_firstlineno, found.start_time_us
 
 
 def forget() -> None:

@@ -248,6 +248,36 @@ def test_a_terminal_shows_what_takes_long() -> None:
     assert "what is quick" not in said
 
 
+_TRACES = """
+import time, torch, gravure
+from gravure.library import progress
+progress._PATIENCE = 0.3
+def long(x):
+    for _ in range(600):
+        x = x * 1.5 - 1
+    return x
+for backend in ({backends}):
+    torch._dynamo.reset()
+    torch.compile(long, backend=backend)(torch.randn(4))
+"""
+
+
+def test_a_terminal_shows_that_dynamo_traces() -> None:
+    said = _in_a_terminal(_TRACES.format(backends='"gravure", "gravure"'))
+    assert "gravure: tracing long at <string>:5" in said
+    assert "gravure: compiling graph" in said
+
+
+def test_nothing_is_said_of_what_is_compiled_for_others() -> None:
+    """They are before us and behind us."""
+    said = _in_a_terminal(_TRACES.format(backends='"eager", "eager"'))
+    assert "gravure" not in said
+    code = _TRACES.format(backends='"eager",').replace(
+        "for backend", "torch.compile(lambda x: x + 1, backend='gravure')\nfor backend"
+    )
+    assert "gravure" not in _in_a_terminal(code.replace("    torch._dynamo.reset()\n", ""))
+
+
 def test_elsewhere_it_is_quiet() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_SLOW)],

@@ -12,7 +12,7 @@ import gravure
 import pytest
 import torch
 from gravure.calls.step_clock import StepClock
-from gravure.page.findings import find
+from gravure.page.findings import find, share_of_time
 from gravure.page.outside import Finding, ends_of, one_a_line
 from running import need_library
 from test_page import number_of, text_of
@@ -286,6 +286,28 @@ def test_what_takes_longest_is_first_and_time_counts_where_the_called_function_b
     found = ends_of(_page(graphs=graphs, calls={"m.py:4": "m.py:9"}))
     assert [(each.where, each.cost) for each in found[:2]] == [("m.py:9", 500), ("m.py:6", 400)]
     assert (found[2].where, found[2].cost, found[2].cure) == ("m.py:2", 300, "do this")
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_time_between_graphs_is_a_part_of_a_steps_where_no_gpu_is_at_work_meanwhile(
+    gpu: bool,
+) -> None:
+    calls = [[0, 0, "aten::mm", "%a", "Float[8]", "m.py:1", "", ""]]
+    plan = {"bytes": 0, "live_bytes": 0, "alignment": 512, "buffers": []}
+    detail = {"entries": ["step"], "calls": calls, "planned": plan, "measured": None, "cures": {}}
+    times = {"step": {"uncaptured_ns": 900, "replayed_ns": 900, "calls": [[0, 900, 900, 1]]}}
+    program = {"sizes": [], "detail": detail, "call_times": times}
+    graph = _timed(1, "", steps=20, outside={"m.py:2": [20, 300]}) | {"programs": [program]}
+    pace = {"gap": 1.0, "launch": 5.0, "each": 0.0, "start": 3.0, "copy": 1.0} if gpu else None
+    found = find(_page(graphs=[graph], pace=pace))
+    assert found.outside == 300
+    assert share_of_time(found) == ("100 %" if gpu else "75 %")
+
+
+def test_a_plan_that_stops_counts_nothing_behind_it() -> None:
+    page = _page(graphs=[_timed(0, "")], stopped="code between graphs needs a value")
+    found = find(page)
+    assert found.not_counted == "what comes behind the end of this plan"
 
 
 def test_a_line_stands_once() -> None:

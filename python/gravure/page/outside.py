@@ -67,6 +67,7 @@ def not_counted(page: Mapping[str, Any]) -> str:
     skipped = sum(bool(function) for function, _, _ in page.get("skipped") or ())
     parts = [count_text(skipped, "function") + " without a graph"] if skipped else []
     parts += ["what runs between two graphs"] if _breaks(page) else []
+    parts += ["what comes behind the end of this plan"] if page.get("stopped") else []
     return " and ".join(parts)
 
 

@@ -12,7 +12,7 @@ import gravure
 import pytest
 import torch
 from gravure.calls.step_clock import StepClock
-from gravure.page.findings import find, share_of_time
+from gravure.page.findings import find, is_emulated, share_of_time
 from gravure.page.outside import Finding, ends_of, one_a_line
 from running import need_library
 from test_page import number_of, text_of
@@ -295,11 +295,15 @@ def test_time_between_graphs_is_a_part_of_a_steps_where_no_gpu_is_at_work_meanwh
     calls = [[0, 0, "aten::mm", "%a", "Float[8]", "m.py:1", "", ""]]
     plan = {"bytes": 0, "live_bytes": 0, "alignment": 512, "buffers": []}
     detail = {"entries": ["step"], "calls": calls, "planned": plan, "measured": None, "cures": {}}
-    times = {"step": {"uncaptured_ns": 900, "replayed_ns": 900, "calls": [[0, 900, 900, 1]]}}
+    row = [0, 900, 900, 1] if gpu else [0, 900, 0, 0]
+    times = {"step": {"uncaptured_ns": 900, "replayed_ns": 900, "calls": [row]}}
     program = {"sizes": [], "detail": detail, "call_times": times}
     graph = _timed(1, "", steps=20, outside={"m.py:2": [20, 300]}) | {"programs": [program]}
     pace = {"gap": 1.0, "launch": 5.0, "each": 0.0, "start": 3.0, "copy": 1.0} if gpu else None
     found = find(_page(graphs=[graph], pace=pace))
+    assert is_emulated(found.programs) is not gpu
+    # Also where a GPU's pace is not known.
+    assert is_emulated(find(_page(graphs=[graph], pace=None)).programs) is not gpu
     assert found.outside == 300
     assert share_of_time(found) == ("100 %" if gpu else "75 %")
 

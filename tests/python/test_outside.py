@@ -13,7 +13,7 @@ import pytest
 import torch
 from gravure.calls.step_clock import StepClock
 from gravure.page.findings import find, is_emulated, share_of_time
-from gravure.page.outside import Finding, ends_of, one_a_line
+from gravure.page.outside import Finding, ends_of, one_a_line, time_of_loop
 from running import need_library
 from test_page import number_of, text_of
 from torch import Tensor, nn
@@ -254,7 +254,7 @@ def _page(**more: Any) -> dict[str, Any]:
 
 
 def _timed(number: int, graph_break: str, **times: Any) -> dict[str, Any]:
-    known = {"calls": 20, "steps": 0, "step_ns": 0, "outside": {}} | times
+    known = {"calls": 20, "steps": 0, "step_ns": 0, "longest_ns": 0, "outside": {}} | times
     label = f"graph {number}/0 at m.py:{number}"
     return {
         "label": label,
@@ -306,6 +306,23 @@ def test_time_between_graphs_is_a_part_of_a_steps_where_no_gpu_is_at_work_meanwh
     assert is_emulated(find(_page(graphs=[graph], pace=None)).programs) is not gpu
     assert found.outside == 300
     assert share_of_time(found) == ("100 %" if gpu else "75 %")
+
+
+def test_a_loop_has_a_time_only_where_a_step_calls_each_graph_once() -> None:
+    even = _timed(0, "", steps=20, step_ns=900, longest_ns=1000)
+    assert time_of_loop(_page(graphs=[even])) == 900
+    often = _timed(1, "", calls=60)
+    assert time_of_loop(_page(graphs=[even, often])) == 0
+    compiled_for_once = _timed(1, "", calls=1)
+    assert time_of_loop(_page(graphs=[even, compiled_for_once])) == 900
+    layers = even | {"programs": [{"sizes": []}, {"sizes": []}]}
+    assert time_of_loop(_page(graphs=[layers])) == 0
+    # A pause now and then; or a function without a graph that calls it several times a step.
+    uneven = _timed(0, "", steps=20, step_ns=900, longest_ns=9000)
+    assert time_of_loop(_page(graphs=[uneven])) == 900
+    left = [("forward", "m.py:4", "a graph break, in a loop")]
+    assert time_of_loop(_page(graphs=[uneven], skipped=left)) == 0
+    assert time_of_loop(_page(graphs=[even], skipped=left)) == 900
 
 
 def test_a_plan_that_stops_counts_nothing_behind_it() -> None:

@@ -18,10 +18,12 @@ from .drop_captures import drop_captures
 from .errors import ExportError
 from .graphs.cached_casts import has_reentrant_part
 from .library.load import program_class
+from .library.progress import under_way
 from .options import CompileOptions
 from .page.graph_words import frame_of, read_break
 from .text.dynamo_graph import label_of, resumed_at
 from .torch_api.autograd import saved_tensor_hooks_are_set
+from .torch_api.compilations import show_compilations
 from .torch_api.dispatch import in_autocast
 from .torch_api.dynamo import runs_as_it_is
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
@@ -100,6 +102,7 @@ def _compiled(
         clock = StepClock(frame_of(label), ends_at=ends_at, resumes_at=resumes_at)
     request = FrameRequest(graph, label, chosen, graph_break=ends, clock=clock)
     call = _call_of(request, inputs)
+    show_compilations(compile_graph, under_way)  # Dynamo's reset forgets it
     return call if clock is None else clock.around(call)
 
 
@@ -114,6 +117,7 @@ def _call_of(request: FrameRequest, inputs: list[Any]) -> Callable[..., Any]:
 
 def _check(*, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:
     _options(_given(options, mode))
+    show_compilations(compile_graph, under_way)
 
 
 def _reset() -> None:

@@ -12,8 +12,8 @@ import gravure
 import pytest
 import torch
 from gravure.calls.step_clock import StepClock
-from gravure.page.findings import find
-from gravure.page.outside import Finding, ends_of, one_a_line
+from gravure.page.findings import find, is_emulated, share_of_time
+from gravure.page.outside import Finding, ends_of, one_a_line, time_of_loop
 from running import need_library
 from test_page import number_of, text_of
 from torch import Tensor, nn
@@ -255,7 +255,7 @@ def _page(**more: Any) -> dict[str, Any]:
 
 
 def _timed(number: int, graph_break: str, **times: Any) -> dict[str, Any]:
-    known = {"calls": 20, "steps": 0, "step_ns": 0, "outside": {}} | times
+    known = {"calls": 20, "steps": 0, "step_ns": 0, "longest_ns": 0, "outside": {}} | times
     label = f"graph {number}/0 at m.py:{number}"
     return {
         "label": label,
@@ -287,6 +287,49 @@ def test_what_takes_longest_is_first_and_time_counts_where_the_called_function_b
     found = ends_of(_page(graphs=graphs, calls={"m.py:4": "m.py:9"}))
     assert [(each.where, each.cost) for each in found[:2]] == [("m.py:9", 500), ("m.py:6", 400)]
     assert (found[2].where, found[2].cost, found[2].cure) == ("m.py:2", 300, "do this")
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_time_between_graphs_is_a_part_of_a_steps_where_no_gpu_is_at_work_meanwhile(
+    gpu: bool,
+) -> None:
+    calls = [[0, 0, "aten::mm", "%a", "Float[8]", "m.py:1", "", ""]]
+    plan = {"bytes": 0, "live_bytes": 0, "alignment": 512, "buffers": []}
+    detail = {"entries": ["step"], "calls": calls, "planned": plan, "measured": None, "cures": {}}
+    row = [0, 900, 900, 1] if gpu else [0, 900, 0, 0]
+    times = {"step": {"uncaptured_ns": 900, "replayed_ns": 900, "calls": [row]}}
+    program = {"sizes": [], "detail": detail, "call_times": times}
+    graph = _timed(1, "", steps=20, outside={"m.py:2": [20, 300]}) | {"programs": [program]}
+    pace = {"gap": 1.0, "launch": 5.0, "each": 0.0, "start": 3.0, "copy": 1.0} if gpu else None
+    found = find(_page(graphs=[graph], pace=pace))
+    assert is_emulated(found.programs) is not gpu
+    # Also where a GPU's pace is not known.
+    assert is_emulated(find(_page(graphs=[graph], pace=None)).programs) is not gpu
+    assert found.outside == 300
+    assert share_of_time(found) == ("100 %" if gpu else "75 %")
+
+
+def test_a_loop_has_a_time_only_where_a_step_calls_each_graph_once() -> None:
+    even = _timed(0, "", steps=20, step_ns=900, longest_ns=1000)
+    assert time_of_loop(_page(graphs=[even])) == 900
+    often = _timed(1, "", calls=60)
+    assert time_of_loop(_page(graphs=[even, often])) == 0
+    compiled_for_once = _timed(1, "", calls=1)
+    assert time_of_loop(_page(graphs=[even, compiled_for_once])) == 900
+    layers = even | {"programs": [{"sizes": []}, {"sizes": []}]}
+    assert time_of_loop(_page(graphs=[layers])) == 0
+    # A pause now and then; or a function without a graph that calls it several times a step.
+    uneven = _timed(0, "", steps=20, step_ns=900, longest_ns=9000)
+    assert time_of_loop(_page(graphs=[uneven])) == 900
+    left = [("forward", "m.py:4", "a graph break, in a loop")]
+    assert time_of_loop(_page(graphs=[uneven], skipped=left)) == 0
+    assert time_of_loop(_page(graphs=[even], skipped=left)) == 900
+
+
+def test_a_plan_that_stops_counts_nothing_behind_it() -> None:
+    page = _page(graphs=[_timed(0, "")], stopped="code between graphs needs a value")
+    found = find(page)
+    assert found.not_counted == "what comes behind the end of this plan"
 
 
 def test_a_line_stands_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -75,6 +76,99 @@ def test_a_profile_names_each_part(tmp_path: Path) -> None:
         read,
         "gravure: replay backward",
     ]
+
+
+def test_a_trace_is_one_that_perfetto_opens(tmp_path: Path) -> None:
+    """Each event has what the format asks for; those of a thread lie in each other or apart."""
+    compiled = torch.compile(Reads(), backend="gravure")
+    with torch.profiler.profile() as profile:
+        for _ in range(5):
+            compiled(torch.randn(8, 4)).sum().backward()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    own = [e for e in events if str(e.get("name", "")).startswith("gravure: ")]
+    threads: dict[Any, list[dict[str, Any]]] = {}
+    for event in own:
+        assert {"name", "ph", "ts", "dur", "pid", "tid"} <= event.keys()
+        assert event["ph"] == "X" and event["dur"] >= 0
+        threads.setdefault((event["pid"], event["tid"]), []).append(event)
+    assert threads
+    for each in threads.values():
+        around: list[dict[str, Any]] = []
+        for event in sorted(each, key=lambda e: (e["ts"], -e["dur"])):
+            while around and _end(around[-1]) <= event["ts"]:
+                around.pop()
+            assert not around or _end(event) <= _end(around[-1]) + 0.002  # rounded to nanoseconds
+            around.append(event)
+
+
+def _end(event: dict[str, Any]) -> float:
+    return event["ts"] + event["dur"]
+
+
+# A tool as Nsight Systems is one: NVTX loads it, and gives it each range.
+_TOOL = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <nvtx3/nvToolsExt.h>
+static FILE* out;
+static int push(const char* name) { fprintf(out, "push %s\\n", name); fflush(out); return 0; }
+static int pop(void) { fputs("pop\\n", out); fflush(out); return 0; }
+int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
+  const NvtxExportTableCallbacks* calls = get(NVTX_ETID_CALLBACKS);
+  NvtxFunctionTable table = 0;
+  unsigned int size = 0;
+  if (!calls || !calls->GetModuleFunctionTable(NVTX_CB_MODULE_CORE, &table, &size)) return 0;
+  out = fopen(getenv("RANGES"), "w");
+  *table[NVTX_CBID_CORE_RangePushA] = (NvtxFunctionPointer)push;
+  *table[NVTX_CBID_CORE_RangePop] = (NvtxFunctionPointer)pop;
+  return 1;
+}
+"""
+# What torch.autograd.profiler.emit_nvtx() does, without its wait for a GPU.
+_MARKS = """
+import sys, torch, gravure
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch.autograd.profiler import _disable_profiler, _enable_profiler
+model = torch.nn.Linear(4, 1)
+compiled = torch.compile(lambda x: model(x).sum(), backend="gravure")
+for _ in range(4):
+    compiled(torch.randn(8, 4)).backward()
+if "watched" in sys.argv:
+    config = False, False, False, False, False, _ExperimentalConfig()
+    _enable_profiler(ProfilerConfig(ProfilerState.NVTX, *config), set())
+    compiled(torch.randn(8, 4)).backward()
+    _disable_profiler()
+compiled(torch.randn(8, 4)).backward()
+"""
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_nvtx_has_a_range_for_each_part_where_somebody_watches(
+    watched: bool, tmp_path: Path
+) -> None:
+    compiler = shutil.which("gcc")
+    headers = next(
+        Path(torch.__file__).parents[1].glob("nvidia/*/include/nvtx3/nvToolsExt.h"), None
+    )
+    if compiler is None or headers is None or torch.version.cuda is None:
+        pytest.skip("NVTX's header and a compiler are needed")
+    (tmp_path / "tool.c").write_text(_TOOL)
+    tool, ranges = tmp_path / "tool.so", tmp_path / "ranges"
+    command = [compiler, "-shared", "-fPIC", f"-I{headers.parents[1]}", "-o", tool]
+    subprocess.run([*command, tmp_path / "tool.c"], check=True)
+    environment = _ENVIRONMENT | {"NVTX_INJECTION64_PATH": str(tool), "RANGES": str(ranges)}
+    words = ["watched"] if watched else []
+    subprocess.run([sys.executable, "-c", _MARKS, *words], env=environment, check=True)
+    lines = ranges.read_text().splitlines() if ranges.exists() else []
+    own = [line.partition(", op_id")[0] for line in lines if line.startswith("push gravure: ")]
+    if not watched:
+        assert own == []
+        return
+    assert own[0] == "push gravure: forward, captured"
+    assert any(line.startswith("push gravure: replay backward, partition ") for line in own)
+    pushes = sum(line.startswith("push ") for line in lines)
+    assert pushes == lines.count("pop")
 
 
 _TRAINS = """
@@ -152,6 +246,36 @@ def test_a_terminal_shows_what_takes_long() -> None:
     assert "gravure: planning it" in said
     assert "gravure: capturing step" in said and "2/3" in said
     assert "what is quick" not in said
+
+
+_TRACES = """
+import time, torch, gravure
+from gravure.library import progress
+progress._PATIENCE = 0.3
+def long(x):
+    for _ in range(600):
+        x = x * 1.5 - 1
+    return x
+for backend in ({backends}):
+    torch._dynamo.reset()
+    torch.compile(long, backend=backend)(torch.randn(4))
+"""
+
+
+def test_a_terminal_shows_that_dynamo_traces() -> None:
+    said = _in_a_terminal(_TRACES.format(backends='"gravure", "gravure"'))
+    assert "gravure: tracing long at <string>:5" in said
+    assert "gravure: compiling graph" in said
+
+
+def test_nothing_is_said_of_what_is_compiled_for_others() -> None:
+    """They are before us and behind us."""
+    said = _in_a_terminal(_TRACES.format(backends='"eager", "eager"'))
+    assert "gravure" not in said
+    code = _TRACES.format(backends='"eager",').replace(
+        "for backend", "torch.compile(lambda x: x + 1, backend='gravure')\nfor backend"
+    )
+    assert "gravure" not in _in_a_terminal(code.replace("    torch._dynamo.reset()\n", ""))
 
 
 def test_elsewhere_it_is_quiet() -> None:

@@ -73,8 +73,9 @@ class GraphReport:
     kernels: str = ATENS  # or Inductor's, and in which mode
     options: dict[str, Any] = field(default_factory=dict)  # those that are not as by default
     # Of its calls, what StepClock of step_clock.py read: `calls`, `steps` that began with it,
-    # `step_ns` from one of the last of them to the next, by source line `outside`, how often and
-    # how many nanoseconds the thread was outside of graphs before a call. Empty without `times`.
+    # `step_ns` from one of the last of them to the next, the most of these, `longest_ns`, and by
+    # source line `outside`, how often and how many nanoseconds the thread was outside of graphs
+    # before a call. Empty without `times`.
     times: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:

@@ -78,15 +78,15 @@ class StepClock:
         return {
             "calls": self._calls,
             "steps": self._steps,
-            "step_ns": self._length(),
+            "step_ns": int(statistics.median(self._last())),
+            "longest_ns": max(self._last()),
             "outside": outside,
         }
 
-    def _length(self) -> int:
-        """Of the last steps, when all is captured that will be, and a GPU's queue is full: before
-        that a thread may be ahead of it."""
-        last = list(self._lengths)[-max(1, len(self._lengths) // 3) :]
-        return int(statistics.median(last)) if last else 0
+    def _last(self) -> list[int]:
+        """Lengths of the last steps, when all is captured that will be, and a GPU's queue is full:
+        before that a thread may be ahead of it."""
+        return list(self._lengths)[-max(1, len(self._lengths) // 3) :] or [0]
 
 
 def _least(known: int, time: int) -> int:

@@ -89,8 +89,9 @@ def costs_of(step: Step, times: Mapping[str, Any], pace: Mapping[str, float] | N
     found.why = next((each["why"] for each in whole if each.get("why")), "")
     if not all(each.get("calls") for each in whole):
         return found
-    found.is_gpu = bool(pace)
-    timeline = _Timeline(step, _times(whole), Pace(**pace) if pace else NO_GPU)
+    known = _times(whole)
+    found.is_gpu = bool(pace) or any(time.items for time in known.values())
+    timeline = _Timeline(step, known, Pace(**pace) if pace else NO_GPU)
     found.schedule = timeline.schedule()
     found.predicted = found.schedule.end
     found.share = timeline.share()

@@ -325,7 +325,8 @@ def share_of_time(found: Findings) -> str:
     calls = sum(p.costs.uncaptured for p in known)
     if not calls:
         return ""
-    return share_text(sum(p.costs.share * p.costs.uncaptured for p in known), calls + found.outside)
+    in_graphs = sum(p.costs.share * p.costs.uncaptured for p in known)
+    return share_text(in_graphs, calls + counted_outside(found))
 
 
 def counted_outside(found: Findings) -> float:

@@ -328,7 +328,7 @@ def _of_ends(clocked: bool) -> str:
     if clocked:
         return (
             f"{text} <em>Outside of graphs</em> is how long the thread is there, in a step at its "
-            "shortest; functions without a graph count where the graph before them ends."
+            "shortest. Of several lines between the same two graphs the last one has the time."
         )
     return f"{text} With the option times the page says how long that takes."
 

@@ -12,6 +12,8 @@ from .graph_words import compiled_anew, read_break, remedy_of
 
 _MOST_APART = 4  # calls by which graphs may differ that each step calls once: the first ones
 
+_UNEVEN = 3.0  # times as long as others: a step begins there, and not at each call
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -67,6 +69,7 @@ def not_counted(page: Mapping[str, Any]) -> str:
     skipped = sum(bool(function) for function, _, _ in page.get("skipped") or ())
     parts = [count_text(skipped, "function") + " without a graph"] if skipped else []
     parts += ["what runs between two graphs"] if _breaks(page) else []
+    parts += ["what comes behind the end of this plan"] if page.get("stopped") else []
     return " and ".join(parts)
 
 
@@ -76,14 +79,19 @@ def time_outside(page: Mapping[str, Any]) -> float:
 
 
 def time_of_loop(page: Mapping[str, Any]) -> float:
-    """Nanoseconds from one step to the next; 0 if unknown, as where a graph is
-    called several times in a step."""
-    known = [graph["times"] for graph in page["graphs"] if graph.get("times")]
-    known = [each for each in known if each["calls"] > _MOST_APART]
+    """Nanoseconds from one step to the next; 0 if unknown, as where a graph is called several times
+    in a step: for several modules, or from a function without a graph."""
+    graphs = [g for g in page["graphs"] if g.get("times") and g["times"]["calls"] > _MOST_APART]
+    known = [graph["times"] for graph in graphs]
     calls = [each["calls"] for each in known]
     if not known or max(calls) - min(calls) > _MOST_APART:
         return 0.0
-    return float(max(each["step_ns"] for each in known))
+    if any(len(graph["programs"]) > 1 for graph in graphs):
+        return 0.0
+    first = max(known, key=lambda each: each["step_ns"])
+    is_even = first["longest_ns"] <= _UNEVEN * first["step_ns"]
+    left = any(function for function, _, _ in page.get("skipped") or ())
+    return float(first["step_ns"]) if is_even or not left else 0.0
 
 
 def _costs(page: Mapping[str, Any]) -> dict[str, float]:

@@ -134,9 +134,9 @@ def lines_of_calls() -> dict[str, str]:
             file, inner = callee.failed_at or (callee.file, at)
             if inner:
                 found[_located(each.file, line)] = _located(file, inner)
-    for line in list(found):  # of a call in a call
-        while found[line] in found and found[line] != found[found[line]]:
-            found[line] = found[found[line]]
+    for call in list(found):  # in which there is another one
+        while found[call] in found and found[call] != found[found[call]]:
+            found[call] = found[found[call]]
     return found
 
 

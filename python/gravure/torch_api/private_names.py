@@ -67,6 +67,7 @@ class Without(enum.Enum):
     TORCHTITAN = "torchtitan's graphs are called through AOTAutograd"
     FAKES = "grouped_mm of floats, or cuDNN's batch norm, may be refused"
     FRAMES = "functions without a graph are not named in reports"
+    TRACING = "nothing is shown while Dynamo traces"
     NAME = 'the name "gravure" is known where the wheel is installed'
 
 
@@ -229,6 +230,12 @@ _ROWS = (
         as_="dynamo_utils",
     ),
     Private("torch._dynamo.utils", "get_compilation_metrics", Without.FRAMES),
+    Private(
+        "torch._dynamo.callback",
+        "callback_handler",
+        Without.TRACING,
+        "start_callbacks register_start_callback register_end_callback",
+    ),
     Private("torch._dynamo.exc", "BackendCompilerFailed", Without.WORDS),
     Private("torch._dynamo.exc", "FailOnRecompileLimitHit", Without.WORDS),
     Private("torch._dynamo.exc", "TorchDynamoException", Without.WORDS),

@@ -13,7 +13,7 @@ from typing import Any
 
 from .calls import reports
 from .calls.device_pace import device_pace
-from .calls.live_graphs import followed
+from .calls.live_graphs import followed, reported
 from .calls.reports import GraphReport
 from .options import PAGE_AT_EXIT, WRITTEN_TO
 from .page.file import write_page, write_text
@@ -65,7 +65,7 @@ def report(*, html: str | os.PathLike[str] | None = None) -> Report:
     time, what is not captured and what to do about it, the arena. With it, the report's programs
     have their `detail`. Raises OSError, which names the path, where it cannot be written.
     """
-    found = _in_order(graph.report(detailed=html is not None) for graph in followed())
+    found = _in_order(graph.report(detailed=html is not None) for graph in reported())
     if html is not None:
         write_page(html, _page(found.graphs))
     return found
@@ -115,7 +115,7 @@ def _at_exit() -> None:
     if os.getpid() != _PROCESS:
         return  # a forked child: programs and report are its parent's
     try:
-        add_artifact("gravure_report", lambda: str(_in_order(g.report() for g in followed())))
+        add_artifact("gravure_report", lambda: str(_in_order(g.report() for g in reported())))
         if WRITTEN_TO:
             _write(WRITTEN_TO)
     except Exception as error:  # the training is done, and its exit status is its own
@@ -126,7 +126,7 @@ def _at_exit() -> None:
 
 
 def _write(path: str) -> None:
-    found = _in_order([*reports.ended, *(graph.whole_report() for graph in followed())])
+    found = _in_order([*reports.ended, *(graph.whole_report() for graph in reported())])
     if PAGE_AT_EXIT:
         write_page(path, _page(found.graphs))
     else:

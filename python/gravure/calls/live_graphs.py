@@ -7,11 +7,23 @@ import weakref
 from .compiled_graph import CompiledGraph
 
 _LIVE: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+_UPDATES: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
 
 def follow(graph: CompiledGraph) -> None:
     """Makes `graph` part of every report, for as long as it lives."""
     _LIVE.add(graph)
+
+
+def follow_update(graph: CompiledGraph) -> None:
+    """The same for what an optimizer, clipping or an update calls by itself: nobody lets go of its
+    program but its owner."""
+    _UPDATES.add(graph)
+
+
+def reported() -> list[CompiledGraph]:
+    """All that reports have."""
+    return [*followed(), *_UPDATES]
 
 
 def unfollow(graph: CompiledGraph) -> None:

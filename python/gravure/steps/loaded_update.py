@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..calls.compiled_graph import CompiledGraph
+from ..calls.instance import Instance
+from ..calls.live_graphs import follow_update
 from ..graphs.devices import device_of
 from ..graphs.names import InputSpec, Namer
 from ..graphs.update_recorder import Update, conditions_of, conditions_on_counts
@@ -24,6 +27,18 @@ def _nobody() -> None:
     """Whose inputs have the names that they are given."""
 
 
+class _Loaded(Instance):
+    """For reports alone: who has the update calls it."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__(_nobody_calls, None)
+        self.program = program
+
+
+def _nobody_calls(args: list[Any]) -> Any:
+    raise AssertionError("an update is called by its owner")
+
+
 class LoadedUpdate:
     """Right for as long as `holds`. A number that it does not use is not passed to its program."""
 
@@ -39,6 +54,8 @@ class LoadedUpdate:
         self._holds = conditions_of(update, [tensor for _, _, tensor in inputs])
         with without_modes():
             self._program = self._load(name, inputs, options)
+        self._reported = CompiledGraph.around(name, options, _Loaded(self._program))
+        follow_update(self._reported)
         self._run = direct(self._program, "run", _ENTRY)
         self._repeat = direct(self._program, "run_update", _ENTRY)
         self._holds_of_counts = conditions_on_counts(update)

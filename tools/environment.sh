@@ -102,8 +102,10 @@ torch_stamp() {
 
 # run_bazel COMMAND ARGUMENTS...: the same flags every time, so that nothing is built twice.
 run_bazel() {
-  local command=$1 progress=()
+  local command=$1 progress=() all=$root/bazel-${root##*/}
   shift
+  # The default release's link to all that it reads is a tree of packages to another server.
+  [[ $release == "$default_release" || ! -L $all ]] || rm "$all"
   [[ -t 2 ]] || progress=(--show_progress_rate_limit=20)
   (cd "$root" && bazel "${bazel_startup[@]}" ${GRAVURE_BAZEL_STARTUP:-} "$command" \
     --disk_cache="${GRAVURE_DISK_CACHE:-$cache/bazel}" \

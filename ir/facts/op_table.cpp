@@ -68,8 +68,8 @@ void addAliases(Table& table) {
        {"aten::broadcast_tensors", "aten::meshgrid", "aten::einsum", "aten::flatten_dense_tensors",
         "aten::unflatten_dense_tensors", "aten::align_tensors", "aten::cartesian_prod",
         "aten::chain_matmul", "aten::histogramdd", "aten::_pack_sequence", "aten::_to_cpu",
-        "aten::set", "aten::set_", "aten::sorted", "fsdp::all_gather_copy_in",
-        "symm_mem::get_remote_tensors"}) {
+        "aten::set", "aten::set_", "aten::shallow_copy_data_", "aten::sorted",
+        "fsdp::all_gather_copy_in", "symm_mem::get_remote_tensors"}) {
     table[name].aliasesAll = true;
   }
 }
@@ -187,6 +187,7 @@ void addReasons(Table& table) {
                            "aten::resize_",
                            "aten::set_",
                            "aten::set",
+                           "aten::shallow_copy_data_",
                            "aten::resize_as_",
                            "aten::_lazy_clone",
                            "aten::sparse_csr_tensor",
@@ -224,8 +225,10 @@ void addEffects(Table& table) {
                            "aten::warn", "prims::_sink_tokens"}) {
     table[name].effects = true;
   }
-  // They set the generator that later draws use.
-  for (const char* name : {"aten::manual_seed", "rngprims::philox_rand"}) {
+  // They set the generator that later draws use, or say on the host where it stands.
+  for (const char* name :
+       {"aten::manual_seed", "rngprims::philox_rand", "prims::inductor_rand_eager_offset",
+        "prims::inductor_rand_eager_offsets"}) {
     table[name].random = true;
     table[name].reason = HostReason::UncapturableRng;
   }

@@ -43,7 +43,9 @@ class GradientLayout:
             if isinstance(results[i], Tensor) and results[i].requires_grad:
                 results[i].register_hook(self._look(call, i, wanted))
 
-    def _look(self, call: object, i: int, wanted: torch.memory_format) -> Callable[[Tensor | None], None]:
+    def _look(
+        self, call: object, i: int, wanted: torch.memory_format
+    ) -> Callable[[Tensor | None], None]:
         def look(gradient: Tensor | None) -> None:
             if self._first is None:
                 self._first, self._calls_left = call, 0

@@ -3,8 +3,9 @@
     PYTHONPATH=python python tests/python/operator_walk.py [--device=cuda] [--jobs=N] [--report=F]
     PYTHONPATH=python python tests/python/operator_walk.py --update
 
-prints what is wrong; --update writes operators_unjudged.txt anew. --jobs shares the operators out
-to processes that run at once; --journals names a folder to keep what was found, and to go on from.
+prints what is wrong; --update writes operators_unjudged_2.11.txt, or that of another torch, anew.
+--jobs shares the operators out to processes that run at once; --journals names a folder to keep
+what was found, and to go on from.
 
 The inputs come from PyTorch's own samples (OpInfo), under modes that see each overload that they
 call; from those, by parameter name, for in-place, out= and copy variants; and else from the schema.
@@ -55,7 +56,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 with contextlib.suppress(ImportError):
     import torchvision  # noqa: F401
 
-UNJUDGED = Path(__file__).with_name("operators_unjudged.txt")
+RELEASE = ".".join(torch.__version__.split(".")[:2])
+UNJUDGED = Path(__file__).with_name(f"operators_unjudged_{RELEASE}.txt")
 PER_OPINFO, PER_OVERLOAD, PER_CAPTURE = 6, 5, 2
 SECONDS = 30  # an operator that takes longer is ended
 HANG_SECONDS = 90  # where no fork can be ended: all of its calls, and a program planned for each
@@ -1052,7 +1054,7 @@ def walk(device: str, invent: bool, journal: Journal, share: Share) -> Report:
 
 
 def unjudged_text(report: Report) -> str:
-    """operators_unjudged.txt: name, what Gravure does with it, why nobody could look."""
+    """operators_unjudged_2.11.txt: name, what Gravure does with it, why nobody could look."""
     schemas = registered()
     lines = []
     for name, why in sorted(report.unjudged.items()):

@@ -19,7 +19,6 @@ from running import need_library
 need_library()
 
 WALK = Path(__file__).with_name("operator_walk.py")
-UNJUDGED = Path(__file__).with_name("operators_unjudged.txt")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,9 @@ def test_most_operators_were_run(report: Any) -> None:
 
 
 def test_what_nobody_could_judge_is_listed(report: Any) -> None:
-    listed = set(UNJUDGED.read_text().splitlines())
+    if not operator_walk.UNJUDGED.is_file():
+        pytest.skip(f"nobody has listed the operators of torch {operator_walk.RELEASE}")
+    listed = set(operator_walk.UNJUDGED.read_text().splitlines())
     found = set(report["text"].splitlines())
     assert sorted(found - listed) == [] and sorted(listed - found) == [], (
         "run tests/python/operator_walk.py --update, and look at what changed"

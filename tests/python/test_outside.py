@@ -14,6 +14,7 @@ import torch
 from gravure.calls.step_clock import StepClock
 from gravure.page.findings import find, is_emulated, share_of_time
 from gravure.page.outside import Finding, ends_of, one_a_line, time_of_loop
+from gravure.torch_api import left_frames
 from running import need_library
 from test_page import number_of, text_of
 from torch import Tensor, nn
@@ -129,6 +130,29 @@ def test_a_break_in_a_call_of_a_call_is_told_once() -> None:
     ends = [g.graph_break for g in found.graphs if g.graph_break and g.programs] + found.skipped
     assert sum(line_of(Calls, "deep") in each for each in ends) >= 1
     assert not any("is without a graph" in each for each in found.skipped), found.skipped
+
+
+def _told_alone(x: Tensor) -> None:
+    return print(end="")  # alone
+
+
+def _told_too(x: Tensor) -> None:
+    return print(end="")  # too
+
+
+def test_two_functions_that_break_alike_are_both_told() -> None:
+    """Nothing follows either break, and neither calls the other."""
+    for each in (_told_alone, _told_too):
+        torch.compile(each, backend="gravure")(torch.randn(3))
+    skipped = gravure.report().skipped
+    for name in ("_told_alone", "_told_too"):
+        assert sum(name in each for each in skipped) == 1, skipped
+
+
+def test_functions_that_call_each_other_end_at_one_of_them() -> None:
+    calls = {"m.py:1": "m.py:2", "m.py:2": "m.py:3", "m.py:3": "m.py:2", "m.py:4": "m.py:5"}
+    assert left_frames._last_of(calls, "m.py:1") == "m.py:3"
+    assert left_frames._last_of(calls, "m.py:4") == "m.py:5"
 
 
 def test_a_run_that_was_too_short_says_so(tmp_path: Path) -> None:
@@ -330,6 +354,12 @@ def test_a_plan_that_stops_counts_nothing_behind_it() -> None:
     page = _page(graphs=[_timed(0, "")], stopped="code between graphs needs a value")
     found = find(page)
     assert found.not_counted == "what comes behind the end of this plan"
+
+
+def test_a_time_stays_where_the_graph_that_steps_begin_with_was_let_go_of() -> None:
+    rest = _timed(1, "", outside={"m.py:2": [1, 300]})
+    (found,) = ends_of(_page(graphs=[rest]))
+    assert (found.where, found.cost) == ("m.py:2", 300)
 
 
 def test_a_line_stands_once() -> None:

@@ -74,16 +74,18 @@ class StepClock:
 
     def read(self) -> dict[str, Any]:
         """GraphReport.times of reports.py."""
-        outside = {line: list(known) for line, known in self._outside.items()}
+        # Another thread may be in a step.
+        outside = {line: list(known) for line, known in list(self._outside.items())}
+        latest = self._latest()
         return {
             "calls": self._calls,
             "steps": self._steps,
-            "step_ns": int(statistics.median(self._last())),
-            "longest_ns": max(self._last()),
+            "step_ns": int(statistics.median(latest)),
+            "longest_ns": max(latest),
             "outside": outside,
         }
 
-    def _last(self) -> list[int]:
+    def _latest(self) -> list[int]:
         """Lengths of the last steps, when all is captured that will be, and a GPU's queue is full:
         before that a thread may be ahead of it."""
         return list(self._lengths)[-max(1, len(self._lengths) // 3) :] or [0]

@@ -262,16 +262,34 @@ def _called(*clocks: StepClock, times: int = 3) -> None:
             clock.around(lambda: None)()
 
 
+_BROKEN = """def step(first, called, rest):
+    first(), called()
+    rest()
+"""
+
+
 def test_the_clock_tells_a_step_from_what_is_in_it() -> None:
     first = StepClock("0 at m.py:1", ends_at="m.py:2", resumes_at="")
     called = StepClock("1 at m.py:9", ends_at="", resumes_at="")  # ends, and the first one goes on
     rest = StepClock("2 at m.py:4", ends_at="m.py:5", resumes_at="m.py:3")
-    _called(first, called, rest)
+    names: dict[str, Any] = {}
+    exec(compile(_BROKEN, "m.py", "exec"), names)
+    for _ in range(3):
+        names["step"](*(clock.around(lambda: None) for clock in (first, called, rest)))
     assert [clock.read()["steps"] for clock in (first, called, rest)] == [3, 0, 0]
     assert list(called.read()["outside"]) == ["m.py:2"] and called.read()["outside"]["m.py:2"][0]
     assert list(rest.read()["outside"]) == ["m.py:3"]
     # What the last graph is followed by, up to the next step, is the loop's.
     assert first.read()["outside"] == {} and first.read()["step_ns"] > 0
+
+
+def test_what_runs_between_two_models_is_the_loops() -> None:
+    """Also where the first one ends in a graph break: its function is over."""
+    one = StepClock("0 at m.py:1", ends_at="m.py:2", resumes_at="")
+    other = StepClock("1 at m.py:9", ends_at="", resumes_at="")
+    _called(one, other)
+    assert [clock.read()["steps"] for clock in (one, other)] == [3, 3]
+    assert one.read()["outside"] == other.read()["outside"] == {}
 
 
 def _page(**more: Any) -> dict[str, Any]:

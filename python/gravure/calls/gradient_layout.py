@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
-from ..torch_api.aot_metadata import Metadata
+from ..torch_api.aot_metadata import FORMATS, Metadata
 
 logger = logging.getLogger("gravure")
 
 _Hook = Callable[[Tensor | None], None]
 
 _CALLS = 8  # a loop whose backwards never come is not looked at for good
-_FORMATS = {0: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
+_FORMATS = {number: wanted for wanted, number in FORMATS.items()}
 
 
 class GradientLayout:

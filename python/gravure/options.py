@@ -73,7 +73,10 @@ def defaults_of(text: str) -> dict[str, Any]:
         key, equals, value = map(str.strip, part.partition("="))
         if equals and key:
             name = key
-            found[name] = [value][: bool(value)] if name == "host" else _value_of(name, value)
+            if name == "host":
+                found[name] = [value] if value else []
+            else:
+                found[name] = _value_of(name, value)
         elif name == "host":
             found[name].append(part)
         else:

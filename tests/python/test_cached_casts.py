@@ -282,3 +282,15 @@ def test_open_sizes() -> None:
         return (torch.randn(8 + i % 3, 16),)
 
     same_as_eager(Shared(twice, bf16), batch, dynamic=True)
+
+
+def test_an_error_in_a_checkpointed_part_says_what_eagers_does() -> None:
+    def run(x: Tensor) -> Tensor:
+        return checkpoint(lambda x: torch.linalg.cholesky(x.float()), x, use_reentrant=False)
+
+    said = []
+    for call in (run, torch.compile(run, backend="gravure")):
+        with bf16(), pytest.raises(torch.linalg.LinAlgError) as error:
+            call(-torch.eye(4).requires_grad_())
+        said.append(str(error.value))
+    assert said[0] == said[1]

@@ -5,7 +5,9 @@ It is copied, as AOTAutograd does, and eager reads it as it lies: the user is to
 
 from __future__ import annotations
 
+import io
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 
 import gravure  # noqa: F401  registers the backend
@@ -120,3 +122,34 @@ def test_a_result_that_has_no_gradient(*, dynamic: bool) -> None:
     call = torch.compile(lambda x: (model(x), model(x * 2)), backend="gravure", dynamic=dynamic)
     for _ in range(4):
         call(torch.randn(5, 8))[1].square().mean().backward()
+
+
+@torch.library.custom_op("gradient_layout::twice", mutates_args=())
+def _twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+_twice.register_fake(torch.empty_like)
+_twice.register_autograd(lambda _, gradient: gradient * 2)
+
+
+def test_once_where_the_library_runs_what_the_wrapper_ran_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with an operator of the user's, which AOTAutograd's wrapper checks in the first call."""
+    model = _model()
+    call = torch.compile(lambda x: model(_twice(x)), backend="gravure")
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for _ in range(6):
+            call(torch.randn(5, 8)).sum().backward()
+    assert len(_told(caplog)) == 1
+
+
+def test_a_result_is_saved_without_a_word() -> None:
+    call = torch.compile(_model(), backend="gravure", dynamic=True)
+    for rows in (5, 6, 7):
+        result = call(torch.randn(rows, 8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.save(result, io.BytesIO())
+        result.square().mean().backward()

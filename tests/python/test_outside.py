@@ -14,6 +14,7 @@ import torch
 from gravure.calls.step_clock import StepClock
 from gravure.page.findings import find, is_emulated, share_of_time
 from gravure.page.outside import Finding, ends_of, one_a_line, time_of_loop
+from gravure.torch_api import left_frames
 from running import need_library
 from test_page import number_of, text_of
 from torch import Tensor, nn
@@ -131,6 +132,29 @@ def test_a_break_in_a_call_of_a_call_is_told_once() -> None:
     assert not any("is without a graph" in each for each in found.skipped), found.skipped
 
 
+def _told_alone(x: Tensor) -> None:
+    return print(end="")  # alone
+
+
+def _told_too(x: Tensor) -> None:
+    return print(end="")  # too
+
+
+def test_two_functions_that_break_alike_are_both_told() -> None:
+    """Nothing follows either break, and neither calls the other."""
+    for each in (_told_alone, _told_too):
+        torch.compile(each, backend="gravure")(torch.randn(3))
+    skipped = gravure.report().skipped
+    for name in ("_told_alone", "_told_too"):
+        assert sum(name in each for each in skipped) == 1, skipped
+
+
+def test_functions_that_call_each_other_end_at_one_of_them() -> None:
+    calls = {"m.py:1": "m.py:2", "m.py:2": "m.py:3", "m.py:3": "m.py:2", "m.py:4": "m.py:5"}
+    assert left_frames._last_of(calls, "m.py:1") == "m.py:3"
+    assert left_frames._last_of(calls, "m.py:4") == "m.py:5"
+
+
 def test_a_run_that_was_too_short_says_so(tmp_path: Path) -> None:
     layer = nn.Linear(4, 4)
     step = torch.compile(lambda x: layer(x).sum(), backend="gravure", options={"times": True})
@@ -238,16 +262,34 @@ def _called(*clocks: StepClock, times: int = 3) -> None:
             clock.around(lambda: None)()
 
 
+_BROKEN = """def step(first, called, rest):
+    first(), called()
+    rest()
+"""
+
+
 def test_the_clock_tells_a_step_from_what_is_in_it() -> None:
     first = StepClock("0 at m.py:1", ends_at="m.py:2", resumes_at="")
     called = StepClock("1 at m.py:9", ends_at="", resumes_at="")  # ends, and the first one goes on
     rest = StepClock("2 at m.py:4", ends_at="m.py:5", resumes_at="m.py:3")
-    _called(first, called, rest)
+    names: dict[str, Any] = {}
+    exec(compile(_BROKEN, "m.py", "exec"), names)
+    for _ in range(3):
+        names["step"](*(clock.around(lambda: None) for clock in (first, called, rest)))
     assert [clock.read()["steps"] for clock in (first, called, rest)] == [3, 0, 0]
     assert list(called.read()["outside"]) == ["m.py:2"] and called.read()["outside"]["m.py:2"][0]
     assert list(rest.read()["outside"]) == ["m.py:3"]
     # What the last graph is followed by, up to the next step, is the loop's.
     assert first.read()["outside"] == {} and first.read()["step_ns"] > 0
+
+
+def test_what_runs_between_two_models_is_the_loops() -> None:
+    """Also where the first one ends in a graph break: its function is over."""
+    one = StepClock("0 at m.py:1", ends_at="m.py:2", resumes_at="")
+    other = StepClock("1 at m.py:9", ends_at="", resumes_at="")
+    _called(one, other)
+    assert [clock.read()["steps"] for clock in (one, other)] == [3, 3]
+    assert one.read()["outside"] == other.read()["outside"] == {}
 
 
 def _page(**more: Any) -> dict[str, Any]:
@@ -330,6 +372,12 @@ def test_a_plan_that_stops_counts_nothing_behind_it() -> None:
     page = _page(graphs=[_timed(0, "")], stopped="code between graphs needs a value")
     found = find(page)
     assert found.not_counted == "what comes behind the end of this plan"
+
+
+def test_a_time_stays_where_the_graph_that_steps_begin_with_was_let_go_of() -> None:
+    rest = _timed(1, "", outside={"m.py:2": [1, 300]})
+    (found,) = ends_of(_page(graphs=[rest]))
+    assert (found.where, found.cost) == ("m.py:2", 300)
 
 
 def test_a_line_stands_once() -> None:

@@ -184,6 +184,7 @@ class FrameCall:
         self._bundled = bundled  # and is there
         self._is_native = bundles and graph.may_run_native
         self._was_called = False
+        self._was_wrapped = False
         self._layout = GradientLayout(request.label, graph.metadata)
         self._trained = trained if trained is not None and trained.first else None
         self._shared = shared
@@ -303,7 +304,10 @@ class FrameCall:
         """AOTAutograd's wrapper; under hooks on saved tensors one that shows them each one."""
         if not self._bundled or not saved_tensor_hooks_are_set():
             results = self._wrapper(*args)
-            self._layout.watch(results)
+            # One that the library runs from the next call on says itself what it sees.
+            if self._was_wrapped or not self._is_native:
+                self._layout.watch(results)
+            self._was_wrapped = True
             return results
         if self._unbundled is None:
             label = self._request.label

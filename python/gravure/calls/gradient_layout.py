@@ -14,13 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
-from ..torch_api.aot_metadata import Metadata
+from ..torch_api.aot_metadata import FORMATS, Metadata
 
 logger = logging.getLogger("gravure")
 
+_Hook = Callable[[Tensor | None], None]
+
 _CALLS = 8  # a loop whose backwards never come is not looked at for good
-_FORMATS = {0: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
+_FORMATS = {number: wanted for wanted, number in FORMATS.items()}
 
 
 class GradientLayout:
@@ -43,9 +46,8 @@ class GradientLayout:
             if isinstance(results[i], Tensor) and results[i].requires_grad:
                 results[i].register_hook(self._look(call, i, wanted))
 
-    def _look(
-        self, call: object, i: int, wanted: torch.memory_format
-    ) -> Callable[[Tensor | None], None]:
+    def _look(self, call: object, i: int, wanted: torch.memory_format) -> _Hook:
+        @unserializable_hook  # a result may be saved, without a word of this
         def look(gradient: Tensor | None) -> None:
             if self._first is None:
                 self._first, self._calls_left = call, 0

@@ -7,11 +7,15 @@ and only the calls on both sides show how long that takes.
 
 from __future__ import annotations
 
+import functools
+import os
 import statistics
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
+from types import CodeType, FrameType
 from typing import Any
 
 _KEPT = 96  # lengths of steps
@@ -36,7 +40,7 @@ class StepClock:
         line where Dynamo ended it before its function did; `resumes_at`: the one that it goes on
         behind; "" for none."""
         self._frame = frame
-        self._ends_at = ends_at
+        self._ends_at = ends_at.rpartition("/")[2]
         self._resumes_at = resumes_at
         self._began = 0
         self._calls = 0
@@ -60,6 +64,8 @@ class StepClock:
         self._calls += 1
         before, first = _last.clock, _last.first
         line = self._resumes_at or (before._ends_at if before is not None else "")
+        if line and not self._resumes_at and not _is_running(line):
+            line = ""  # another model, say: what lies between is the loop's
         if before is not None and line and first is not None and first._frame != self._frame:
             known = self._outside.setdefault(line, [0, 0])
             known[0] += 1
@@ -74,19 +80,38 @@ class StepClock:
 
     def read(self) -> dict[str, Any]:
         """GraphReport.times of reports.py."""
-        outside = {line: list(known) for line, known in self._outside.items()}
+        # Another thread may be in a step.
+        outside = {line: list(known) for line, known in list(self._outside.items())}
+        latest = self._latest()
         return {
             "calls": self._calls,
             "steps": self._steps,
-            "step_ns": int(statistics.median(self._last())),
-            "longest_ns": max(self._last()),
+            "step_ns": int(statistics.median(latest)),
+            "longest_ns": max(latest),
             "outside": outside,
         }
 
-    def _last(self) -> list[int]:
+    def _latest(self) -> list[int]:
         """Lengths of the last steps, when all is captured that will be, and a GPU's queue is full:
         before that a thread may be ahead of it."""
         return list(self._lengths)[-max(1, len(self._lengths) // 3) :] or [0]
+
+
+def _is_running(line: str) -> bool:
+    """Whether the function that has this line called what runs now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if line in _own_lines(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _own_lines(code: CodeType) -> frozenset[str]:
+    """Those of this function's own code, without those of functions in it: "model.py:12"."""
+    file = os.path.basename(code.co_filename)
+    return frozenset(f"{file}:{line}" for _, _, line in code.co_lines())
 
 
 def _least(known: int, time: int) -> int:

@@ -32,6 +32,10 @@ def _is_checkpoint(node: fx.Node) -> bool:
 
 
 class _Checkpointing(fx.Interpreter):
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # an error says what eager's does
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if higher_order_name(target) != CHECKPOINT:
             return super().call_function(target, args, kwargs)

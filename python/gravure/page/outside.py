@@ -98,7 +98,8 @@ def _costs(page: Mapping[str, Any]) -> dict[str, float]:
     """By the line that ends a graph, nanoseconds of a step until the next one begins."""
     calls = page.get("calls") or {}  # where the function is called in which that line is
     known = [graph["times"] for graph in page["graphs"] if graph.get("times")]
-    steps = max((each["steps"] for each in known), default=0)
+    # None where the graph that steps begin with was let go of.
+    steps = max((each["steps"] for each in known), default=0) or 1
     each_time: dict[str, float] = {}
     often: defaultdict[str, int] = defaultdict(int)
     for times in known:

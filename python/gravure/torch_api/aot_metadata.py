@@ -19,7 +19,7 @@ from torch import fx
 
 from .private_names import OutputType, PlainTensorMeta, TracingContext
 
-_FORMATS = {  # as c10::MemoryFormat numbers them
+FORMATS = {  # as c10::MemoryFormat numbers them
     torch.contiguous_format: 0,
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
@@ -158,7 +158,7 @@ def is_plain(kind: Any) -> bool:
 def _format(tangent: Any) -> int | None:
     """The memory format that a gradient is brought into; None where it is strides."""
     wanted = getattr(tangent, "memory_format", None)
-    return _FORMATS.get(wanted.memory_format) if wanted is not None else None
+    return FORMATS.get(wanted.memory_format) if wanted is not None else None
 
 
 def current_metadata() -> Any:

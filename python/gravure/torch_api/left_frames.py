@@ -28,6 +28,8 @@ _FUNCTION = re.compile(r"<function (\S+) at (0x[0-9a-f]+)>")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 _NAMED = re.compile(r"^\s*Explanation: .*?`([\w.]+?)\.?`", re.MULTILINE)
 
+_ALL = range(1, 1 << 30)  # lines
+
 LIMIT = "it was compiled as often as Dynamo's recompile limit allows"
 
 
@@ -134,10 +136,16 @@ def lines_of_calls() -> dict[str, str]:
             file, inner = callee.failed_at or (callee.file, at)
             if inner:
                 found[_located(each.file, line)] = _located(file, inner)
-    for call in list(found):  # in which there is another one
-        while found[call] in found and found[call] != found[found[call]]:
-            found[call] = found[found[call]]
-    return found
+    return {call: _last_of(found, call) for call in found}
+
+
+def _last_of(calls: dict[str, str], line: str) -> str:
+    """The break that a call of a call ends at. Functions that call each other go round."""
+    seen = {line}
+    while (inner := calls.get(line)) is not None and inner not in seen:
+        seen.add(inner)
+        line = inner
+    return line
 
 
 def _left(known: list[_Compilation], i: int) -> Left | None:
@@ -163,7 +171,7 @@ def _callee(known: list[_Compilation], i: int) -> int:
     """Which function that it calls, or that these call, broke, so that Dynamo compiled it alone,
     where it broke for the same reason: that one is told of. -1 for none."""
     this = known[i]
-    if not this.is_empty:
+    if not this.is_empty or (not _line_of_break(known, i) and _names_its_break(this)):
         return -1
     own = _function_at(this.file, this.line)
     for k in range(i + 1, len(known)):
@@ -174,6 +182,16 @@ def _callee(known: list[_Compilation], i: int) -> int:
         elif (each.file, each.line) != (this.file, this.line) and each.why.startswith(this.why):
             return k
     return -1
+
+
+def _names_its_break(this: _Compilation) -> bool:
+    """Whether what Dynamo does not trace is named in the function itself. Where nothing follows the
+    break, what is compiled next may be of another call."""
+    named, lines = _NAMED.search(this.why), _function_at(this.file, this.line)
+    if named is None or lines == _ALL:
+        return False
+    word = re.compile(rf"\b{re.escape(named[1].rpartition('.')[2])}\b")
+    return any(word.search(linecache.getline(this.file, line)) for line in lines)
 
 
 def _line_of_break(known: list[_Compilation], i: int) -> int:
@@ -190,7 +208,7 @@ def _line_of_break(known: list[_Compilation], i: int) -> int:
 def _function_at(file: str, line: int) -> range:
     """The lines of the innermost function around this one; all lines where they are unknown."""
     found = [lines for lines in _functions(file) if line in lines]
-    return min(found, key=len, default=range(1, 1 << 30))
+    return min(found, key=len, default=_ALL)
 
 
 @functools.cache

@@ -77,7 +77,7 @@ def defaults_of(text: str) -> dict[str, Any]:
                 found[name] = [value] if value else []
             else:
                 found[name] = _value_of(name, value)
-        elif name == "host":
+        elif name == "host" and not equals:
             found[name].append(part)
         else:
             raise ValueError(f"expected name=value, found {part!r}")

@@ -243,8 +243,9 @@ std::shared_ptr<const LaidOut> Runtime::Impl::layOut(std::vector<Exclusive> rese
     alike &= entry.warmUp.recording || entry.warmUp.record.empty();
   }
   const auto forEachRow = [this](auto&& visit) {
-    for (EntryCode& code : codes_) {
-      code.forEachCall([&](Call& call) {
+    for (EntryState& entry : entries_) {
+      if (entry.warmUp.record.empty()) continue;  // what a run that failed has left is no recording
+      entry.code->forEachCall([&](Call& call) {
         for (RecordedTensor& tensor : call.recorded.tensors) visit(tensor.row);
       });
     }

@@ -49,6 +49,7 @@ def test_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         ("uncaptured=maybe", "GRAVURE_OPTIONS: option 'uncaptured': expected True or False"),
         ("inductor", "GRAVURE_OPTIONS: expected name=value, found 'inductor'"),
         ("=inductor", "GRAVURE_OPTIONS: expected name=value, found '=inductor'"),
+        ("host=a,=b", "GRAVURE_OPTIONS: expected name=value, found '=b'"),
     ],
 )
 def test_what_is_none(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,3 +182,38 @@ def test_a_shadow_compares_in_each_of_them() -> None:
             program.run("step", [w, x])
         assert program.stats()["compared"] == 4
         assert program.stats()["different"] == 0
+
+
+_PAIR = """gravure 1
+graph forward(%w : Float(4, strides=[1], device=cpu) {parameter "w"},
+              %x : Float(4, strides=[1], device=cpu) {user_input "x"}):
+  %a : Float(4, strides=[1], device=cpu) = aten::mul.Tensor(%w, %x)
+  %b : Float(4, strides=[1], device=cpu) = aten::exp(%a)
+  %y : Float(4, strides=[1], device=cpu) = aten::add.Tensor(%b, %x)
+  return (%y {output "y"}, %b {saved "b"})
+graph backward(%b : Float(4, strides=[1], device=cpu) {saved "b"},
+               %g : Float(4, strides=[1], device=cpu) {tangent "g"},
+               %i : Long(4, strides=[1], device=cpu) {user_input "i"}):
+  %c : Float(4, strides=[1], device=cpu) = aten::mul.Tensor(%b, %g)
+  %d : Float(4, strides=[1], device=cpu) = aten::index_select(%c, 0, %i)
+  %e : Float(4, strides=[1], device=cpu) = aten::mul.Tensor(%d, %c)
+  return (%e {gradient "w"})
+"""
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="an index out of range ends a GPU's process")
+def test_a_backward_that_fails_leaves_the_shared_plan_of_its_forward() -> None:
+    """Forwards alone are planned where their backward never comes, by one as by all."""
+    first = program_class().of_text(_PAIR, "host", {"poison": "1"})
+    w, x = torch.randn(4), torch.randn(4)
+    for _ in range(8):
+        first.run("forward", [w, x])
+    second = first.again()
+    second.warm_up_with(first)
+    y, b = second.run("forward", [w, x])
+    with pytest.raises(IndexError, match="out of range"):
+        second.run("backward", [b, torch.ones(4), torch.full((4,), 99)])
+    del y, b
+    for _ in range(8):
+        assert bits(second.run("forward", [w, x])[0]) == bits((w * x).exp() + x)
+    assert second.stats()["replays"] > 0

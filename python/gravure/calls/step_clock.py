@@ -8,14 +8,14 @@ and only the calls on both sides show how long that takes.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import statistics
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 _KEPT = 96  # lengths of steps
@@ -99,7 +99,7 @@ class StepClock:
 
 def _is_running(line: str) -> bool:
     """Whether the function that has this line called what runs now."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         if line in _own_lines(frame.f_code):
             return True

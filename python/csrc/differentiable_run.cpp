@@ -120,7 +120,10 @@ LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, 
   return runCounted(state, std::move(inputs), /*captured=*/false);
 }
 
-void LoadedProgram::setWhole(const c10::intrusive_ptr<LoadedProgram>& whole) { whole_ = whole; }
+void LoadedProgram::setWhole(const c10::intrusive_ptr<LoadedProgram>& whole) {
+  whole_ = whole;
+  warned_ = whole->warned_;
+}
 
 void LoadedProgram::noteTangents(const std::vector<at::Tensor>& tangents) {
   const bool lean = whole_ != nullptr;

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import gravure  # noqa: F401  registers the backend
 import pytest
 import torch
-from running import need_library
+from running import bits, need_library
 from torch import Tensor, nn
 
 need_library()
@@ -121,7 +121,13 @@ def test_a_result_that_has_no_gradient(*, dynamic: bool) -> None:
     model = _model()
     call = torch.compile(lambda x: (model(x), model(x * 2)), backend="gravure", dynamic=dynamic)
     for _ in range(4):
-        call(torch.randn(5, 8))[1].square().mean().backward()
+        x = torch.randn(5, 8)
+        call(x)[1].square().mean().backward()
+        expected = model(x * 2).square().mean()
+        found = [parameter.grad for parameter in model.parameters()]
+        wanted = torch.autograd.grad(expected, list(model.parameters()))
+        assert list(map(bits, found)) == list(map(bits, wanted))
+        model.zero_grad()
 
 
 @torch.library.custom_op("gradient_layout::twice", mutates_args=())
@@ -153,3 +159,13 @@ def test_a_result_is_saved_without_a_word() -> None:
             warnings.simplefilter("error")
             torch.save(result, io.BytesIO())
         result.square().mean().backward()
+
+
+def test_once_where_a_result_has_no_gradient(caplog: pytest.LogCaptureFixture) -> None:
+    """From the second call on another program runs, which goes without that gradient."""
+    first, second = _model(), _model()
+    call = torch.compile(lambda x: (first(x).exp(), second(x).exp()), backend="gravure")
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for _ in range(8):
+            call(torch.randn(5, 8))[0].sum().backward()
+    assert len(_told(caplog)) == 1

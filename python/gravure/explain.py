@@ -19,7 +19,6 @@ from .calls.graph_break import located_break
 from .calls.instance import Instance
 from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
 from .calls.without_graph import without_graph
-from .calls.written_program import LoadedFrom
 from .errors import ExportError
 from .graphs.codegen import ATEN
 from .library.load import program_class
@@ -311,15 +310,7 @@ class _PlannedGraph(CompiledGraph):
     def __del__(self) -> None:
         """It is no compiled graph that a report at exit would name."""
 
-    def _make(
-        self,
-        sizes: tuple[int, ...],
-        *,
-        keeps: bool,
-        captures: bool = True,
-        raises: bool = False,
-        like: LoadedFrom | None = None,
-    ) -> Instance:
+    def _make(self, sizes: tuple[int, ...], **_: Any) -> Instance:
         device = "host"
         try:
             with unset_fake_temporarily():

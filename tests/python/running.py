@@ -17,6 +17,8 @@ from torch import Tensor
 
 #: What a test runs on that runs on a GPU, too.
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+#: And what runs on one of them alone.
+DEVICE = DEVICES[-1]
 
 #: The release, where behaviours of PyTorch's own differ.
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])

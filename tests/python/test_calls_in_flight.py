@@ -17,13 +17,13 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gravure.calls.program_maker import ProgramMaker
-from running import bits, need_library
+from running import DEVICE, bits, need_library
 from torch import Tensor
+from training import batch
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS, LATE = 14, 10  # from then on all are replays
 
 # A step of a loop: from the models, and how each is called, to what is compared.
@@ -38,10 +38,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.second(F.gelu(self.first(self.norm(x))))
-
-
-def batch(seed: int, rows: int = 8) -> Tensor:
-    return torch.randn(rows, 16, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def layer_called_six_times(models: nn.ModuleDict, calls: dict[str, Any], step: int) -> list[Tensor]:

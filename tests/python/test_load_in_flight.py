@@ -10,25 +10,16 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from running import bits, need_library
+from running import DEVICE, bits, need_library
 from torch import Tensor
+from training import TwoLayers, batch
 
 need_library()
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
-
+class Net(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
         return F.mse_loss(self.second(F.gelu(self.first(x))), x)
-
-
-def batch(seed: int) -> Tensor:
-    return torch.randn(8, 16, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 @pytest.fixture

@@ -13,20 +13,15 @@ import torch.nn as nn
 import torch.nn.functional as F
 from gravure.calls import program_maker
 from gravure.library.load import program_class
-from running import bits, need_library
+from running import DEVICE, bits, need_library
 from torch import Tensor
+from training import TwoLayers, batch
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
-
+class Net(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.second(F.gelu(self.first(x)))
 
@@ -35,10 +30,6 @@ class WithScores(Net):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores = super().forward(x)
         return scores.square().mean(), scores
-
-
-def batch(seed: int, rows: int = 8) -> Tensor:
-    return torch.randn(rows, 16, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import models
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from running import bits
+from running import DEVICE, bits
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -26,6 +26,19 @@ def rows(_: int) -> tuple[Tensor]:
 
 def images(_: int) -> tuple[Tensor]:
     return (torch.randn(3, 3, 8, 8),)
+
+
+class TwoLayers(nn.Module):
+    """What models of calls in flight have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+
+def batch(seed: int, rows: int = 8) -> Tensor:
+    """Theirs."""
+    return torch.randn(rows, 16, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 class Mlp(nn.Module):

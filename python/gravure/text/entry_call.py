@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,17 +53,25 @@ class Call:
         if results == as_is:
             return lambda args: run(pick(args))
 
-        passed = {at: v.argument for at, (_, v) in enumerate(results) if isinstance(v, Passed)}
-
         def call(args: list[Any]) -> list[Any]:
-            through = {at: args[i] for at, i in passed.items()}  # `run` may take them away
             found = run(pick(args))
-            values = [found[i] if i >= 0 else fixed for i, fixed in results]
-            for at, value in through.items():
-                values[at] = value
-            return values
+            return [found[i] if i >= 0 else fixed for i, fixed in results]
 
-        return call
+        passed = {at: v.argument for at, (_, v) in enumerate(results) if isinstance(v, Passed)}
+        return _passing(call, passed) if passed else call
+
+
+def _passing(call: Run, passed: Mapping[int, int]) -> Run:
+    """`call`, whose results at these positions are these arguments."""
+
+    def around(args: list[Any]) -> list[Any]:
+        through = {at: args[i] for at, i in passed.items()}  # `call` may take them away
+        values = call(args)
+        for at, value in through.items():
+            values[at] = value
+        return values
+
+    return around
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

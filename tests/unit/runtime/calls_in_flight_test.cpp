@@ -340,6 +340,16 @@ struct Instances {
   std::vector<std::unique_ptr<Runtime>> all;
 };
 
+/// Two that warm up together, behind four steps of the first one and `count` of the second one.
+struct TwoReplaying : Instances {
+  explicit TwoReplaying(int count) : Instances(2) {
+    second.warmUpWith(first);
+    REQUIRE(steps(4, first));
+    REQUIRE(steps(count, second));
+  }
+  Runtime &first = *all[0], &second = *all[1];
+};
+
 }  // namespace
 
 TEST_CASE("a further runtime of a program shares what no step changes", "[law1]") {
@@ -378,11 +388,8 @@ TEST_CASE("addresses, captures, remarks and counts are each instance's own", "[l
 }
 
 TEST_CASE("what one instance does with its results is not the others'", "[law5]") {
-  Instances two(2);
-  Runtime &first = *two.all[0], &second = *two.all[1];
-  second.warmUpWith(first);
-  REQUIRE(two.steps(4, first));
-  REQUIRE(two.steps(4, second));
+  TwoReplaying two(4);
+  Runtime &first = two.first, &second = two.second;
   at::Tensor held;
   REQUIRE(two.step(first, &held));
   const at::Tensor bits = held.clone();
@@ -464,11 +471,8 @@ TEST_CASE("a further runtime is for the same kind of device and the same policy 
 }
 
 TEST_CASE("what is held in one instance alone has its arena alone laid out otherwise", "[law5]") {
-  Instances two(2);
-  Runtime &first = *two.all[0], &second = *two.all[1];
-  second.warmUpWith(first);
-  REQUIRE(two.steps(4, first));
-  REQUIRE(two.steps(2, second));
+  TwoReplaying two(2);
+  Runtime &first = two.first, &second = two.second;
   REQUIRE(&first.memoryPlan() == &second.memoryPlan());
   const std::string before = planText(second);
   at::Tensor held;
@@ -481,11 +485,8 @@ TEST_CASE("what is held in one instance alone has its arena alone laid out other
 }
 
 TEST_CASE("instances whose inputs come to be laid out otherwise plan for themselves", "[law3]") {
-  Instances two(2);
-  Runtime &first = *two.all[0], &second = *two.all[1];
-  second.warmUpWith(first);
-  REQUIRE(two.steps(4, first));
-  REQUIRE(two.steps(2, second));
+  TwoReplaying two(2);
+  Runtime &first = two.first, &second = two.second;
   const at::Tensor across = two.w.t().contiguous().t();
   for (Runtime* each : {&first, &second}) {
     REQUIRE(two.steps(12, *each, across));

@@ -39,7 +39,7 @@ class Torch(NamedTuple):
 # What the Python files are written for, the oldest first; what the C++ was built for is beside it.
 SUPPORTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 # Where tools/build leaves what it builds for it in plain `bazel-bin` (tools/environment.sh).
-DEFAULT = "2.11"
+DEFAULT = "2.15"
 
 
 def built_for(folder: Path) -> Torch | None:

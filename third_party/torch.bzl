@@ -67,13 +67,16 @@ cc_library(
 )
 """
 
+# Whose environment a plain `bazel build` takes: default_release of tools/environment.sh.
+_DEFAULT_RELEASE = "2.15"
+
 def _interpreter(ctx):
     environ = ctx.os.environ
     named = environ.get("PYTHON_BIN_PATH", "")
     if named:
         return named
     cache = environ.get("XDG_CACHE_HOME", "") or environ.get("HOME", "") + "/.cache"
-    venv = ctx.path(cache + "/gravure/venv/bin/python")
+    venv = ctx.path(cache + "/gravure/venv-" + _DEFAULT_RELEASE + "/bin/python")
     if venv.exists:
         return str(venv)
     found = ctx.which("python3")

@@ -1,9 +1,8 @@
 # Sourced by the scripts here, never run: the places they share and how they speak.
 #
 #   GRAVURE_CACHE   where everything that is downloaded or built is kept (~/.cache/gravure)
-#   GRAVURE_TORCH_RELEASE  the release of PyTorch, as --torch says it (2.11)
-#   GRAVURE_VENV    the virtual environment that tools/setup makes ($GRAVURE_CACHE/venv-2.15; venv
-#                   for the default release)
+#   GRAVURE_TORCH_RELEASE  the release of PyTorch, as --torch says it (2.15)
+#   GRAVURE_VENV    the virtual environment that tools/setup makes ($GRAVURE_CACHE/venv-2.15)
 #   GRAVURE_PYTHON  an interpreter whose torch is used as it is, in place of that environment
 #
 # A script that takes --torch RELEASE calls take_torch "$@" first; what is left is in "${rest[@]}".
@@ -20,9 +19,9 @@ die() {
   exit 1
 }
 
-# The release that is meant where nobody names one: its environment is plain `venv`, and Bazel's links
-# to its outputs are plain `bazel-bin`. python/gravure_native.py looks there, too.
-default_release=2.11
+# The release that is meant where nobody names one: Bazel's links to its outputs are plain `bazel-bin`.
+# It also stands in python/gravure_native.py, which looks there, and in third_party/torch.bzl.
+default_release=2.15
 
 # Oldest first: those that requirements/ has a file for.
 known_releases() {
@@ -35,24 +34,21 @@ known_releases() {
 
 # choose_release RELEASE: where the environment and Bazel's outputs for that torch lie.
 choose_release() {
-  local own
   release=$1
   [[ -f $root/requirements/torch-$release.txt ]] ||
     die "there is no torch '$release' for gravure; it knows $(known_releases | paste -sd ' ')"
   export GRAVURE_TORCH_RELEASE=$release
   # One server of Bazel's and one tree of outputs a release, so that none has the others built anew.
   if [[ $release == "$default_release" ]]; then
-    own=$cache/venv
     bin=$root/bazel-bin
     bazel_startup=()
     bazel_links=()
   else
-    own=$cache/venv-$release
     bin=$root/bazel-$release/bin
     bazel_startup=(--output_user_root="$cache/outputs-$release" --max_idle_secs=900)
     bazel_links=(--symlink_prefix="bazel-$release/")
   fi
-  venv=${GRAVURE_VENV:-$own}
+  venv=${GRAVURE_VENV:-$cache/venv-$release}
   python=${GRAVURE_PYTHON:-$venv/bin/python}
 }
 

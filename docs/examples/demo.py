@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import gravure
+import gravure_native
 import moe_step
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def say(text: str = "") -> None:
 
 def show_plan(path: Path) -> None:
     """How the program is cut, and the remarks by reason: both from the command-line tool."""
-    tool = Path(os.environ.get("GRAVURE_TOOL", ROOT / "bazel-bin/tools/gravure"))
+    tool = gravure_native.tool_path()
     remarks_file = path / "remarks.json"
     command = [tool, "plan", path, "--json", f"--remarks-file={remarks_file}"]
     plan = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

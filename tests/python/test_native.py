@@ -121,3 +121,14 @@ def test_an_installed_entry_point_is_enough(tmp_path: Path) -> None:
     for first in ("", "import gravure"):
         done = _run(REGISTERED.format(first=first), PYTHONPATH=f"{tmp_path}:{PYTHON}")
         assert done.stdout == "fine\n", done.stderr
+
+
+def test_the_default_release_is_one_everywhere() -> None:
+    """tools/build leaves plain bazel-bin for it, and `import gravure` looks there."""
+    said = {
+        "tools/environment.sh": f"\ndefault_release={gravure_native.DEFAULT}\n",
+        "third_party/torch.bzl": f'\n_DEFAULT_RELEASE = "{gravure_native.DEFAULT}"\n',
+    }
+    for file, line in said.items():
+        assert line in (PYTHON.parent / file).read_text(), file
+    assert gravure_native.DEFAULT == gravure_native.SUPPORTED[-1]

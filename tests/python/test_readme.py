@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import gravure
+import gravure_native
 import pytest
 import torch
 from running import need_library
@@ -49,8 +49,9 @@ def test_python(ran: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("ran")
 def test_shell() -> None:
-    tool = shutil.which("gravure", path=str(ROOT / "bazel-bin" / "tools"))
-    if tool is None:
+    try:
+        tool = gravure_native.tool_path()
+    except FileNotFoundError:
         pytest.skip("the command-line tool was not built")
     (commands,) = blocks("")
     lines = [line.partition("#")[0].split() for line in commands.splitlines()]

@@ -26,7 +26,6 @@ import moe_step
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[2]
 TIMED_STEPS = 20
 
 

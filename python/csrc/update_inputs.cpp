@@ -1,5 +1,7 @@
 #include "python/csrc/update_inputs.h"
 
+#include "ir/torch_private/tensor_prefetch.h"
+
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 
@@ -32,18 +34,19 @@ UpdateInputs::UpdateInputs(std::vector<c10::IValue> values, std::vector<int64_t>
 }
 
 bool UpdateInputs::take(const std::vector<double>& numbers) {
-  constexpr size_t kAhead = 8, kNear = 4;  // tensors, and what they point to, lie anywhere
   if (numbers.size() != numbers_.size()) return false;
   for (const at::Tensor& tensor : without_)
     if (tensor.unsafeGetTensorImpl()->grad().defined()) return false;
-  for (size_t i = 0; i < gradients_.size(); ++i) {
-    if (i + kAhead < gradients_.size()) __builtin_prefetch(gradients_[i + kAhead].owner);
-    if (i + kNear < gradients_.size())
-      __builtin_prefetch(gradients_[i + kNear].owner->autograd_meta());
-    const at::Tensor& gradient = gradients_[i].owner->grad();
-    if (!gradient.defined()) return false;
-    values_[gradients_[i].input] = gradient;
+  const size_t count = gradients_.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kFarAhead < count) __builtin_prefetch(gradients_[i + kFarAhead].owner);
+    if (i + kNearAhead < count)
+      __builtin_prefetch(gradients_[i + kNearAhead].owner->autograd_meta());
+    gradients_[i].now = &gradients_[i].owner->grad();
+    if (!gradients_[i].now->defined()) return false;
+    prefetchTensor(gradients_[i].now->unsafeGetTensorImpl());
   }
+  for (const Gradient& each : gradients_) values_[each.input] = *each.now;
   for (size_t i = 0; i < numbers.size(); ++i) values_[numbers_[i]] = numbers[i];
   return true;
 }

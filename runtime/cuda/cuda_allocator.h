@@ -55,6 +55,9 @@ class CudaAllocator final : public torch_private::NewerAllocator {
   using Base::recordStream;
   void recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream stream) override;
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
+  c10::CachingDeviceAllocator::DeviceStats statsWithoutArenas(c10::DeviceIndex device) {
+    return base_->getDeviceStats(device);
+  }
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;

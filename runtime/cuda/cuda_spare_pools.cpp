@@ -14,9 +14,16 @@ namespace {
 
 /// Replays without a warm-up after which what is spare lies idle. In a model of many graphs, some of
 /// which replay while others warm up, memory is only made anew then.
-constexpr int64_t kIdle = 16;
+constexpr int64_t kIdle = 8;
 
 bool isTime(int64_t call) { return (call & (call - 1)) == 0 || call % 1024 == 0; }
+
+/// True if a 16th of what PyTorch's allocator has, and 64 MiB at least, is in no use.
+bool isWorthEmptying(const c10::CachingDeviceAllocator::DeviceStats& stats) {
+  constexpr int64_t kLeast = int64_t{64} << 20;
+  const int64_t has = stats.reserved_bytes[0].current;
+  return has - stats.active_bytes[0].current >= std::max(kLeast, has / 16);
+}
 
 }  // namespace
 
@@ -40,6 +47,7 @@ MemoryPool SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStream stre
 std::optional<MemoryPool> SparePools::takeKnown(c10::cuda::CUDAStream stream) {
   const std::lock_guard lock(mutex_);
   unused_ = 0;
+  warmedUp_ = true;
   // The last one: what a forward saved is freed in its backward.
   const auto found = std::find_if(spare_.rbegin(), spare_.rend(),
                                   [&](const Spare& each) { return each.stream == stream; });
@@ -90,15 +98,27 @@ void SparePools::giveBack(CudaAllocator& allocator) {
 }
 
 void SparePools::tidyNow(CudaAllocator& allocator) {
-  bool idle = false, time = false;
+  bool idle = false, time = false, first = false;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return;  // the next replay does it
-    idle = !spare_.empty() && ++unused_ >= kIdle;
+    const bool quiet = (!spare_.empty() || warmedUp_) && ++unused_ >= kIdle;
+    idle = quiet && !spare_.empty();
+    first = quiet && warmedUp_ && isTime(++quiets_);
+    warmedUp_ = warmedUp_ && !quiet;
     time = !held_.empty() && isTime(++tidied_);
+    noteWhetherToTidy();
   }
   if (idle) letGo(allocator);
   if (idle || time) tidyHeld(allocator);
+  if (first) emptyIdleCache(allocator);
+}
+
+/// Steps that run captured have their memory in arenas. What the first ones took in PyTorch's own pool,
+/// uncaptured or in between, nobody would ask for again. A loop that does gets it anew, once:
+/// torch.cuda.graph() empties the cache before each capture.
+void SparePools::emptyIdleCache(CudaAllocator& allocator) const {
+  if (isWorthEmptying(allocator.statsWithoutArenas(device_))) (void)allocator.tryEmptyCache({0, 0});
 }
 
 void SparePools::tidyHeld(CudaAllocator& allocator) {

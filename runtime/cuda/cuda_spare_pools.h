@@ -20,7 +20,8 @@ class CudaAllocator;
 /// own or another program's: so programs that warm up one after another take what the eager step takes,
 /// and one that is never called again (a graph that Dynamo compiled anew after its first call, say) keeps
 /// nothing. Their memory is given back when a program is planned, when nobody has warmed up for some
-/// replays, and when memory is asked back. Thread-safe; PyTorch's lock is never taken with its own held.
+/// replays, and when memory is asked back. In the second case PyTorch's own cache is emptied, too, if it
+/// lies idle. Thread-safe; PyTorch's lock is never taken with its own held.
 class SparePools {
  public:
   static SparePools& of(c10::DeviceIndex device);
@@ -37,7 +38,8 @@ class SparePools {
 
   /// Called by each replay, wherever it comes from. Looks after what is spare if nobody took it for
   /// some calls, and after what was held in giveBack() in the 1st, 2nd, 4th, 8th… call from there on.
-  /// Waits for nothing but the streams that somebody recorded for what was held.
+  /// Waits for nothing but the streams that somebody recorded for what was held, and for the GPU where it
+  /// empties PyTorch's cache: after the 1st, 2nd, 4th, 8th… time that warm-ups have come to an end.
   void tidy(CudaAllocator& allocator) {
     if (mayTidy_.load(std::memory_order_relaxed)) tidyNow(allocator);
     WarmUpMemory* memory = memory_.load(std::memory_order_acquire);
@@ -54,7 +56,8 @@ class SparePools {
   MemoryPool make(CudaAllocator& allocator);
   void tidyNow(CudaAllocator& allocator);
   void tidyHeld(CudaAllocator& allocator);
-  void noteWhetherToTidy() { mayTidy_.store(!spare_.empty() || !held_.empty()); }
+  void emptyIdleCache(CudaAllocator& allocator) const;
+  void noteWhetherToTidy() { mayTidy_.store(!spare_.empty() || !held_.empty() || warmedUp_); }
 
   const c10::DeviceIndex device_;
   std::atomic<WarmUpMemory*> memory_{nullptr};  // once one was taken; not where it cannot map pages
@@ -64,6 +67,8 @@ class SparePools {
   std::vector<MemoryPool> held_;  // let go of, and not empty
   int64_t unused_ = 0;            // calls of tidy() since one was taken or put
   int64_t tidied_ = 0;            // since the last one was let go of
+  bool warmedUp_ = false;         // somebody did, since it was last quiet
+  int64_t quiets_ = 0;            // times that it was
 };
 
 }  // namespace gravure

@@ -1,5 +1,6 @@
 #include "runtime/program/flat_guards.h"
 
+#include "ir/torch_private/tensor_prefetch.h"
 #include "runtime/results/address_remainder.h"
 
 #include <algorithm>
@@ -37,22 +38,6 @@ void FlatGuards::addCopied(size_t index, const at::Tensor& buffer) {
   guard.copied = true;
   add(guard, buffer.sizes(), buffer.strides());
 }
-
-namespace {
-
-void prefetch(const c10::IValue& value) {
-  if (!value.isTensor()) return;
-  const char* const tensor = reinterpret_cast<const char*>(value.unsafeToTensorImpl());
-  for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64) __builtin_prefetch(tensor + at);
-}
-
-void prefetchStorage(const c10::IValue& value) {
-  if (!value.isTensor()) return;
-  const c10::TensorImpl& tensor = *value.unsafeToTensorImpl();
-  if (tensor.has_storage()) __builtin_prefetch(tensor.unsafe_storage().unsafeGetStorageImpl());
-}
-
-}  // namespace
 
 /// Whether a tensor has all fields of the one that held last, so that holds() would say yes again. It is so in
 /// nearly all steps, and takes a third of the time. False says nothing.
@@ -97,12 +82,11 @@ bool FlatGuards::holds(const Guard& guard, const int64_t* shape, const c10::Tens
 }
 
 bool FlatGuards::hold(const std::vector<c10::IValue>& values) const {
-  constexpr size_t kAhead = 8, kNear = 4;  // tensors, and what they point to, lie anywhere
   const int64_t* shape = shapes_.data();
   for (size_t g = 0; g < guards_.size(); ++g) {
     Guard& guard = guards_[g];
-    if (g + kAhead < guards_.size()) prefetch(values[guards_[g + kAhead].index]);
-    if (g + kNear < guards_.size()) prefetchStorage(values[guards_[g + kNear].index]);
+    if (g + kFarAhead < guards_.size()) prefetchTensor(values[guards_[g + kFarAhead].index]);
+    if (g + kNearAhead < guards_.size()) prefetchStorage(values[guards_[g + kNearAhead].index]);
     const c10::IValue& value = values[guard.index];
     if (!value.isTensor()) return false;
     const c10::TensorImpl& tensor = *value.toTensor().unsafeGetTensorImpl();

@@ -2,6 +2,7 @@
 
 #include "ir/core/program.h"
 #include "ir/facts/op_facts.h"
+#include "ir/torch_private/tensor_prefetch.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
@@ -307,7 +308,13 @@ bool NumberCode::run(const std::vector<c10::IValue>& inputs, Frame& frame) {
     if (!inputs[input].isDouble()) return false;
     values_[at] = inputs[input].toDouble();
   }
-  for (const Cell& cell : cells_) {
+  for (size_t i = 0; i < cells_.size(); ++i) {
+    if (i + kFarAhead < cells_.size()) {
+      prefetchTensor(inputs[cells_[i + kFarAhead].input]);
+      __builtin_prefetch(cells_[i + kFarAhead].address, 1);
+    }
+    if (i + kNearAhead < cells_.size()) prefetchStorage(inputs[cells_[i + kNearAhead].input]);
+    const Cell& cell = cells_[i];
     if (!inputs[cell.input].isTensor()) return false;
     const c10::TensorImpl& tensor = *inputs[cell.input].toTensor().unsafeGetTensorImpl();
     const bool same = tensor.key_set() == cell.keys && tensor.dim() == 0 &&

@@ -2,6 +2,7 @@
 
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/value_types.h"
+#include "ir/torch_private/tensor_prefetch.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
 #include "runtime/step/runtime_impl.h"
@@ -73,13 +74,22 @@ KeptInputs::KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& in
   }
 }
 
-void KeptInputs::bumpVersions() const {
-  for (size_t index : code_.written) {
-    if (!values_[index].isTensor()) continue;
-    const at::Tensor& tensor = values_[index].toTensor();
+namespace {
+
+/// Of the inputs among `values` that the entry writes.
+void bumpVersionsOf(const EntryCode& code, const std::vector<c10::IValue>& values) {
+  const auto& written = code.written;
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (i + kFarAhead < written.size()) prefetchVersion(values[written[i + kFarAhead]]);
+    if (!values[written[i]].isTensor()) continue;
+    const at::Tensor& tensor = values[written[i]].toTensor();
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }
 }
+
+}  // namespace
+
+void KeptInputs::bumpVersions() const { bumpVersionsOf(code_, values_); }
 
 Runtime::Impl::Impl(std::shared_ptr<const FlatProgram> flat, std::unique_ptr<Device> device,
                     RuntimeOptions options)
@@ -203,11 +213,7 @@ void Runtime::Impl::launchAll(EntryState& entry, const Seal& seal,
   });
   straight = entry.executor->runLaunches(entry.served, session, seal, inputs);
   session.enterStep(-1);
-  for (const size_t index : entry.code->written) {
-    if (!inputs[index].isTensor()) continue;
-    const at::Tensor& tensor = inputs[index].toTensor();
-    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-  }
+  bumpVersionsOf(*entry.code, inputs);
   entry.wasServed = true;
   for (const DeadBlock& block : entry.served.dying)
     device_->poison(slab_->base() + block.offset, block.bytes);

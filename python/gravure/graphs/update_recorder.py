@@ -56,9 +56,28 @@ def conditions_of(
     code = compile(f"lambda n, c: {text}", "<conditions>", "eval")
     holds = eval(code, _names())
     read = {i: tensors[i] for i in update.counters}
-    if not read:
-        return lambda numbers: bool(holds(numbers, None))
-    return lambda numbers: bool(holds(numbers, {i: t.item() for i, t in read.items()}))
+    quick = conditions_on_counts(update)
+
+    def hold(numbers: list[float]) -> bool:
+        # Nearly always all counters have one value, for which each condition holds.
+        if quick is not None and quick(numbers, _distinct_values([*read.values()])):
+            return True
+        return bool(holds(numbers, {i: t.item() for i, t in read.items()}))
+
+    return hold
+
+
+def _distinct_values(counters: list[Tensor]) -> list[float]:
+    """Those of tensors of one number on the CPU. An optimizer has a counter for each parameter, and
+    reading them one by one takes a tenth of a small step."""
+    if not counters:
+        return []
+    if len({t.dtype for t in counters}) > 1:
+        return [t.item() for t in counters]
+    with torch.no_grad():
+        values: list[float] = torch.stack(counters).tolist()
+    distinct = dict.fromkeys(values)
+    return values if 0.0 in distinct else [*distinct]  # which equals -0.0
 
 
 _COUNTER = re.compile(r"c\[\d+\]")

@@ -22,9 +22,9 @@ _OWN_STEP = "its own step runs"
 _WAITS = "counts on the host, so that GradScaler waits for the device; take fused=True"
 
 # Stands between what computes gradients and what uses them, and is in no capture: numbers are not
-# written into one that draws random numbers.
+# written into one that draws random numbers. The library runs it.
 LIBRARY.define("before_update(Tensor(a!)[] gradients) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
-LIBRARY.impl("before_update", lambda gradients: None, "CompositeExplicitAutograd")
+LIBRARY.impl("before_update", lambda gradients: None, "Meta")
 
 
 class Held(NamedTuple):

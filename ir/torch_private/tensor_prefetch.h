@@ -1,0 +1,43 @@
+#pragma once
+// What a tensor's fields lie in, fetched ahead: a loop over a thousand tensors waits for memory, and for
+// little else. Hints to the processor: a wrong one costs time and nothing more.
+//
+// TensorImpl, its StorageImpl and its version counter are three blocks of the heap. The counter's address is
+// private; without it, prefetchVersion() would do nothing.
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstddef>
+#include <cstring>
+
+namespace gravure {
+
+inline constexpr size_t kFarAhead = 8;   // tensors that a loop fetches ahead
+inline constexpr size_t kNearAhead = 4;  // of them, those whose blocks are there, and are read for the next
+
+inline void prefetchTensor(const c10::TensorImpl* tensor) {
+  const char* const begin = reinterpret_cast<const char*>(tensor);
+  for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64) __builtin_prefetch(begin + at);
+}
+inline void prefetchTensor(const c10::IValue& value) {
+  if (value.isTensor()) prefetchTensor(value.unsafeToTensorImpl());
+}
+
+inline void prefetchStorage(const c10::IValue& value) {
+  if (!value.isTensor()) return;
+  const c10::TensorImpl& tensor = *value.unsafeToTensorImpl();
+  if (tensor.has_storage()) __builtin_prefetch(tensor.unsafe_storage().unsafeGetStorageImpl());
+}
+
+/// To be written.
+inline void prefetchVersion(const c10::IValue& value) {
+  if (!value.isTensor()) return;
+  const void* counter = nullptr;
+  static_assert(sizeof(c10::VariableVersion) == sizeof(counter));
+  std::memcpy(&counter, &value.unsafeToTensorImpl()->version_counter(), sizeof(counter));
+  __builtin_prefetch(counter, 1);
+}
+
+}  // namespace gravure

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from .aot_metadata import is_ordinary, is_plain
 from .dtensor_specs import is_fixed_dtensor, keep_specs
@@ -29,6 +28,7 @@ from .private_names import (
     _backward_epilogue_functional,
     _backward_prologue_functional,
     _DisableAutocast,
+    DTensor,
     compiled_autograd,
     is_there,
     pytree,

@@ -1,0 +1,194 @@
+"""One rank of a test of optimizers of DTensors, FSDP2's and tensor parallelism's: see rank.py.
+
+Each loop is run by eager and with what Gravure compiles, from the same start. Parameters,
+gradients and state are compared bit by bit after each step.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gravure
+import torch
+import torch.nn as nn
+from rank import RANK, WORLD, found, main
+from running import bits
+from torch import Tensor, optim
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.optim import Optimizer, lr_scheduler
+
+STEPS = 6
+Make = Callable[[list[nn.Parameter]], Optimizer]
+said: list[str] = []
+
+
+class Said(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+
+
+logging.getLogger("gravure").addHandler(Said(logging.WARNING))
+
+
+def local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def all_of(model: nn.Module, optimizer: Optimizer) -> list[Any]:
+    """Of this rank."""
+    rows = []
+    for name, p in model.named_parameters():
+        rows.append((name, bits(local(p.detach())), bits(local(p.grad))))
+        state = optimizer.state.get(p, {})
+        rows += [(name, key, type(value), bits(local(value))) for key, value in state.items()]
+    return rows
+
+
+class Mlp(nn.Module):
+    """Seven rows on two ranks, and one row, of which a rank has none."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 7), nn.Linear(7, width)
+        self.gain = nn.Parameter(torch.rand(1) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gain * self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    """A layer that the loss reaches in some steps, and one that it never does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Mlp(), Mlp()])
+        self.expert, self.unused = Mlp(), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, *, expert: bool = False) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return (self.expert(x) if expert else x).square().mean()
+
+
+def sharded(*, compiled: bool = False, **how: Any) -> nn.Module:
+    model = Net()
+    for layer in [*model.layers, model.expert]:
+        if compiled:
+            layer.compile(backend="gravure")
+        fully_shard(layer, **how)
+    return fully_shard(model, **how)
+
+
+def tensor_parallel() -> nn.Module:
+    """Some parameters are DTensors, others are not: a list for each."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6), nn.LayerNorm(6))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    model.forward = lambda x, expert=False: nn.Sequential.forward(model, x).square().mean()
+    return model
+
+
+def batch(seed: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * seed + RANK))
+
+
+class Pair:
+    """Equal models, the one with an optimizer as it is, the other with a compiled one."""
+
+    def __init__(self, make: Make, *models: nn.Module, foreign: bool = False) -> None:
+        self.models = models
+        self.optimizers = [make(list(model.parameters())) for model in models]
+        gravure.compile_optimizer(self.optimizers[1], foreign=foreign)
+        self.schedules = [lr_scheduler.CosineAnnealingLR(o, 10) for o in self.optimizers]
+        self.seed = 0
+        self.equal = True
+
+    @property
+    def update(self) -> Any:
+        return self.optimizers[1].step.gravure_update
+
+    def backward(self, *, expert: bool = False, scale: float = 1.0) -> None:
+        self.seed += 1
+        for model in self.models:
+            (model(batch(self.seed), expert=expert) * scale).backward()
+
+    def update_all(self) -> None:
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        self.compare()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self, **how: Any) -> None:
+        self.backward(**how)
+        self.update_all()
+
+    def compare(self) -> None:
+        one, other = map(all_of, self.models, self.optimizers)
+        self.equal &= one == other
+
+    def note(self, key: str) -> None:
+        update = self.update
+        programs = [p for kind in update._kinds.values() for p in kind.programs]
+        found[key] = {
+            "equal": self.equal,
+            "own": update.own_steps,
+            "programs": update.programs,
+            "replays": sum(p.stats()["replays"] for p in programs),
+            "said": list(dict.fromkeys(said)),
+        }
+        said.clear()
+
+
+CLASSES: dict[str, Make] = {
+    "adamw": lambda ps: optim.AdamW(ps, 0.02),
+    "adamw_foreach": lambda ps: optim.AdamW(ps, 0.02, foreach=True),
+    "adam_fused": lambda ps: optim.Adam(ps, 0.02, fused=True, weight_decay=0.1),
+    "adamw_amsgrad": lambda ps: optim.AdamW(ps, torch.tensor(0.02), amsgrad=True, foreach=False),
+    "sgd": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, nesterov=True),
+    "sgd_foreach": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, weight_decay=0.1, foreach=True),
+    "sgd_fused": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, fused=True),
+    "rmsprop": lambda ps: optim.RMSprop(ps, 0.01, momentum=0.9, centered=True),
+    "adagrad": lambda ps: optim.Adagrad(ps, 0.01),
+    "nadam": lambda ps: optim.NAdam(ps, 0.01),
+    "radam": lambda ps: optim.RAdam(ps, 0.01),
+    "adamax": lambda ps: optim.Adamax(ps, 0.01),
+    "adadelta": lambda ps: optim.Adadelta(ps, 0.1),
+    "asgd": lambda ps: optim.ASGD(ps, 0.01),
+    "rprop": lambda ps: optim.Rprop(ps, 0.01),
+    "muon": lambda ps: optim.Muon([p for p in ps if p.dim() == 2], 0.01),
+}
+
+
+def classes() -> None:
+    """Each in a loop of FSDP2's."""
+    for name, make in CLASSES.items():
+        pair = Pair(make, sharded(), sharded())
+        try:
+            for _ in range(STEPS):
+                pair.step()
+        except Exception as e:
+            found[name] = repr(e)[:300]
+            continue
+        pair.note(name)
+
+
+if __name__ == "__main__":
+    main(globals())

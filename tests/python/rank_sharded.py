@@ -19,6 +19,7 @@ from rank import RANK, WORLD, found, main
 from running import bits
 from torch import Tensor, optim
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
@@ -32,6 +33,7 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import Optimizer, lr_scheduler
 
 STEPS = 6
+LENIENT = StateDictOptions(strict=False)  # some parameters have no state yet
 Make = Callable[[list[nn.Parameter]], Optimizer]
 said: list[str] = []
 
@@ -56,6 +58,12 @@ def all_of(model: nn.Module, optimizer: Optimizer) -> list[Any]:
         state = optimizer.state.get(p, {})
         rows += [(name, key, type(value), bits(local(value))) for key, value in state.items()]
     return rows
+
+
+def same_results(one: Any, other: Any) -> bool:
+    if isinstance(one, DTensor) and one.placements != other.placements:
+        return False
+    return type(one) is type(other) and bits(local(one)) == bits(local(other))
 
 
 class Mlp(nn.Module):
@@ -128,6 +136,23 @@ class Pair:
         for model in self.models:
             (model(batch(self.seed), expert=expert) * scale).backward()
 
+    def accumulate(self, *, expert: bool = False) -> None:
+        """Two microbatches, of which the second one reduces the gradients of both."""
+        for model in self.models:
+            model.set_requires_gradient_sync(False)
+        self.backward(expert=expert, scale=0.5)
+        for model in self.models:
+            model.set_requires_gradient_sync(True)
+        self.backward(expert=expert, scale=0.5)
+
+    def clip(self, by: str, *args: Any, **kwargs: Any) -> None:
+        """torch.nn.utils' own for the one, Gravure's for the other."""
+        results = [
+            getattr(whose, f"clip_grad_{by}_")(model.parameters(), *args, **kwargs)
+            for whose, model in zip((nn.utils, gravure), self.models, strict=True)
+        ]
+        self.equal &= same_results(*results)
+
     def update_all(self) -> None:
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
@@ -161,10 +186,9 @@ CLASSES: dict[str, Make] = {
     "adamw": lambda ps: optim.AdamW(ps, 0.02),
     "adamw_foreach": lambda ps: optim.AdamW(ps, 0.02, foreach=True),
     "adam_fused": lambda ps: optim.Adam(ps, 0.02, fused=True, weight_decay=0.1),
-    "adamw_amsgrad": lambda ps: optim.AdamW(ps, torch.tensor(0.02), amsgrad=True, foreach=False),
+    "adamw_amsgrad": lambda ps: optim.AdamW(ps, 0.02, amsgrad=True, foreach=False),
     "sgd": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, nesterov=True),
     "sgd_foreach": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, weight_decay=0.1, foreach=True),
-    "sgd_fused": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, fused=True),
     "rmsprop": lambda ps: optim.RMSprop(ps, 0.01, momentum=0.9, centered=True),
     "adagrad": lambda ps: optim.Adagrad(ps, 0.01),
     "nadam": lambda ps: optim.NAdam(ps, 0.01),
@@ -172,7 +196,6 @@ CLASSES: dict[str, Make] = {
     "adamax": lambda ps: optim.Adamax(ps, 0.01),
     "adadelta": lambda ps: optim.Adadelta(ps, 0.1),
     "asgd": lambda ps: optim.ASGD(ps, 0.01),
-    "rprop": lambda ps: optim.Rprop(ps, 0.01),
     "muon": lambda ps: optim.Muon([p for p in ps if p.dim() == 2], 0.01),
 }
 
@@ -181,13 +204,66 @@ def classes() -> None:
     """Each in a loop of FSDP2's."""
     for name, make in CLASSES.items():
         pair = Pair(make, sharded(), sharded())
-        try:
+        for _ in range(STEPS):
+            pair.step()
+        pair.note(name)
+
+
+def adamw(parameters: list[nn.Parameter]) -> Optimizer:
+    return optim.AdamW(parameters, 0.02)
+
+
+def fsdp() -> None:
+    """What a trainer does: schedules, clipping, accumulation, layers without gradients."""
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for name, make, hows in (
+        ("plain", sharded, ({}, {})),
+        ("compiled layers", sharded, ({}, {"compiled": True})),
+        ("mixed precision", sharded, ({"mp_policy": half}, {"mp_policy": half})),
+        ("gathered once", sharded, ({"reshard_after_forward": False},) * 2),
+    ):
+        pair = Pair(adamw, *[make(**how) for how in hows])
+        for number in range(8):
+            pair.accumulate(expert=number in (0, 2, 3, 6))
+            pair.clip("norm", 0.1)
+            pair.update_all()
+        pair.note(name)
+
+
+def tensor_parallelism() -> None:
+    """Parameters of one optimizer are DTensors and plain ones."""
+    for name, make in CLASSES.items():
+        if name in ("adamw", "sgd", "muon"):
+            pair = Pair(make, tensor_parallel(), tensor_parallel())
             for _ in range(STEPS):
                 pair.step()
-        except Exception as e:
-            found[name] = repr(e)[:300]
-            continue
+            pair.note(name)
+
+
+def checkpoints() -> None:
+    """State that comes back from a checkpoint, in the optimizer's words and in DCP's."""
+    for name in ("adamw", "adam_fused", "sgd_foreach"):
+        pair = Pair(CLASSES[name], sharded(), sharded())
+        for number in range(10):
+            if number == 3:
+                kept = [copy.deepcopy(o.state_dict()) for o in pair.optimizers]
+                both = list(zip(pair.models, pair.optimizers, strict=True))
+                whole = [copy.deepcopy(get_optimizer_state_dict(m, o)) for m, o in both]
+            if number == 5:
+                for optimizer, state in zip(pair.optimizers, kept, strict=True):
+                    optimizer.load_state_dict(state)
+            if number == 7:
+                for (model, optimizer), state in zip(both, whole, strict=True):
+                    set_optimizer_state_dict(model, optimizer, state, options=LENIENT)
+            pair.step(expert=number > 8)
         pair.note(name)
+        # What a process does that goes on with the training of another one.
+        pair = Pair(CLASSES[name], *pair.models)
+        for (model, _), optimizer, state in zip(both, pair.optimizers, whole, strict=True):
+            set_optimizer_state_dict(model, optimizer, state, options=LENIENT)
+        for _ in range(3):
+            pair.step()
+        pair.note(f"{name}, resumed")
 
 
 if __name__ == "__main__":

@@ -266,5 +266,25 @@ def checkpoints() -> None:
         pair.note(f"{name}, resumed")
 
 
+NORMS = ((0.1,), (0.1, 1.0), (0.1, 3.0), (100.0, 2.0, True), (0.1, 2.0, True, False))
+
+
+def clipping() -> None:
+    """By norms of all ranks' gradients, and by values."""
+    pair = Pair(lambda ps: optim.SGD(ps, 0.1), sharded(), sharded())
+    for arguments in NORMS:
+        for _ in range(4):
+            pair.backward()
+            pair.clip("norm", *arguments)
+            pair.update_all()
+    for foreach in (True, False):
+        for _ in range(4):
+            pair.backward()
+            pair.clip("value", 0.01, foreach)
+            pair.update_all()
+    pair.note("fsdp2")
+    found["report"] = str(gravure.report())
+
+
 if __name__ == "__main__":
     main(globals())

@@ -286,5 +286,120 @@ def clipping() -> None:
     found["report"] = str(gravure.report())
 
 
+class Signs(Optimizer):
+    """Somebody's own, which reads the norm of each whole parameter."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.01, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.mul_(1 - 0.1 / (1 + p.norm()))
+                    p.add_(p.grad.sign(), alpha=-group["lr"] / group["k"] ** 0.5)
+
+
+def foreign() -> None:
+    def make() -> nn.Module:
+        model = Net()
+        del model.unused
+        return fully_shard(model)
+
+    pair = Pair(Signs, make(), make(), foreign=True)
+    for _ in range(STEPS):
+        pair.step(expert=True)
+    pair.note("signs")
+
+
+def averages() -> None:
+    """Of a model's shards, by compile_update."""
+
+    def average(averages: list[Tensor], values: list[Tensor], weight: float) -> None:
+        torch._foreach_lerp_(averages, values, weight)
+
+    compiled = gravure.compile_update(average)
+    model = sharded()
+    both = [[p.detach().clone() for p in model.parameters()] for _ in range(2)]
+    equal = True
+    for number in range(STEPS):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.1)
+        for averaged, run in zip(both, (average, compiled), strict=True):
+            run(averaged, [p.detach() for p in model.parameters()], 0.1 / (1 + number))
+        one, other = ([bits(local(a)) for a in averaged] for averaged in both)
+        equal &= one == other
+    update = compiled.gravure_update
+    found["lerp"] = {"equal": equal, "own": update.own_calls, "programs": update.programs}
+
+
+def scaled() -> None:
+    """By a GradScaler, with an infinite gradient in one step, which all ranks skip."""
+    for name in ("adam_fused", "adamw"):
+        pair = Pair(CLASSES[name], sharded(), sharded())
+        scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2)]
+        for number in range(8):
+            seed = pair.seed = pair.seed + 1
+            for model, scaler, optimizer in zip(
+                pair.models, scalers, pair.optimizers, strict=True
+            ):
+                loss = model(batch(seed))
+                scaler.scale(loss * (float("inf") if number == 4 and RANK == 1 else 1)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            pair.equal &= scalers[0].get_scale() == scalers[1].get_scale()
+            pair.compare()
+            for optimizer in pair.optimizers:
+                optimizer.zero_grad()
+        pair.note(name)
+
+
+def moved() -> None:
+    """What a parameter holds is replaced by another tensor, as FSDP2 itself does."""
+    pair = Pair(adamw, sharded(), sharded())
+    for number in range(STEPS):
+        if number == 3:
+            for model in pair.models:
+                for p in model.parameters():
+                    p._local_tensor = p._local_tensor.clone()
+                    for value in pair.optimizers[model is pair.models[1]].state.get(p, {}).values():
+                        if isinstance(value, DTensor):
+                            value._local_tensor = value._local_tensor.clone()
+        pair.step()
+    pair.note("other shards")
+    pair = Pair(adamw, sharded(), sharded())
+    for number in range(STEPS):
+        if number == 3:
+            for model in pair.models:
+                model.to(torch.float64).to(torch.float32)
+        pair.step()
+    pair.note("converted")
+    pair = Pair(adamw, sharded(), sharded())
+    for number in range(STEPS):
+        if number == 3:
+            for model in pair.models:
+                state = {k: v.clone() for k, v in model.state_dict().items()}
+                model.load_state_dict(state)
+        pair.step()
+    pair.note("loaded")
+
+
+def copies() -> None:
+    pair = Pair(adamw, sharded(), sharded())
+    for _ in range(3):
+        pair.step()
+    copied = copy.deepcopy(pair.optimizers[1])
+    found["copy"] = {"compiled": hasattr(copied.step, "gravure_update"), "steps": True}
+    for p in (p for group in copied.param_groups for p in group["params"]):
+        p.grad = torch.ones_like(p)
+    copied.step()
+    for _ in range(3):
+        pair.step()
+    pair.note("after the copy")
+
+
 if __name__ == "__main__":
     main(globals())

@@ -14,17 +14,25 @@ from typing import Any
 
 import gravure
 import torch
+import torch.distributed._functional_collectives as funcol
 import torch.nn as nn
 from rank import RANK, WORLD, found, main
 from running import bits
 from torch import Tensor, optim
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    distribute_tensor,
+    init_device_mesh,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -399,6 +407,80 @@ def copies() -> None:
     for _ in range(3):
         pair.step()
     pair.note("after the copy")
+
+
+def meshes() -> None:
+    """FSDP2 over tensor parallelism, and sharded copies, with clipping over both dimensions."""
+    names = ("data", "tensor")
+
+    def both() -> nn.Module:
+        mesh = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=names)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(model, mesh["tensor"], plan)
+        model.forward = lambda x, expert=False: nn.Sequential.forward(model, x).square().mean()
+        return fully_shard(model, mesh=mesh["data"])
+
+    def copied() -> nn.Module:
+        mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("copies", "data"))
+        return sharded(mesh=mesh)
+
+    for name, make in (("both", both), ("copied", copied)):
+        pair = Pair(adamw, make(), make())
+        for _ in range(STEPS):
+            pair.backward()
+            pair.clip("norm", 0.1)
+            pair.update_all()
+        pair.note(name)
+
+
+def gradients() -> None:
+    """A collective is still writing them, or has not begun."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for name in ("adamw", "sgd"):
+        torch.manual_seed(0)
+        lists = [
+            [nn.Parameter(distribute_tensor(torch.ones(5, 3), mesh, [Replicate()]))
+             for _ in range(2)] for _ in range(2)
+        ]  # fmt: skip
+        models = [nn.ParameterList(ps) for ps in lists]
+        pair = Pair(CLASSES[name], *models)
+        for number in range(STEPS):
+            for model in models:
+                own = torch.full((5, 3), 0.1 * (number + RANK))
+                reduced = funcol.all_reduce(own.clone(), "sum", mesh.get_group())
+                model[0].grad = DTensor.from_local(reduced, mesh, [Replicate()], run_check=False)
+                model[1].grad = DTensor.from_local(own, mesh, [Partial()], run_check=False)
+                pair.equal &= isinstance(model[0].grad._local_tensor, AsyncCollectiveTensor)
+            pair.update_all()
+        pair.note(name)
+
+
+def refusals() -> None:
+    """What PyTorch refuses it refuses, and a whole step of DTensors is refused by name."""
+    pair = Pair(CLASSES["adamw_foreach"], tensor_parallel(), tensor_parallel())
+    pair.backward()
+    errors = []
+    for whose, model in zip((nn.utils, gravure), pair.models, strict=True):
+        try:
+            whose.clip_grad_norm_(model.parameters(), 0.1)
+        except RuntimeError as error:
+            errors.append(str(error))
+    for optimizer in pair.optimizers:
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            errors.append(str(error))
+    model = sharded()
+    optimizer = adamw(list(model.parameters()))
+    step = gravure.compile_step(lambda x: model(x), optimizer=optimizer)
+    try:
+        step(batch(0))
+    except Exception as error:
+        errors.append(f"{type(error).__name__}: {error}")
+    found["errors"] = errors
+    found["said"] = list(said)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import gravure
@@ -44,6 +43,7 @@ STEPS = 6
 LENIENT = StateDictOptions(strict=False)  # some parameters have no state yet
 Make = Callable[[list[nn.Parameter]], Optimizer]
 said: list[str] = []
+noted: set[int] = set()  # graphs, by number
 
 
 class Said(logging.Handler):
@@ -69,9 +69,11 @@ def all_of(model: nn.Module, optimizer: Optimizer) -> list[Any]:
 
 
 def same_results(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
     if isinstance(one, DTensor) and one.placements != other.placements:
         return False
-    return type(one) is type(other) and bits(local(one)) == bits(local(other))
+    return bits(local(one)) == bits(local(other))
 
 
 class Mlp(nn.Module):
@@ -161,13 +163,14 @@ class Pair:
         ]
         self.equal &= same_results(*results)
 
-    def update_all(self) -> None:
+    def update_all(self, *, keep: bool = False) -> None:
+        """`keep`: gradients become zeros, at the same addresses."""
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
             schedule.step()
         self.compare()
         for optimizer in self.optimizers:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not keep)
 
     def step(self, **how: Any) -> None:
         self.backward(**how)
@@ -178,32 +181,36 @@ class Pair:
         self.equal &= one == other
 
     def note(self, key: str) -> None:
-        update = self.update
-        programs = [p for kind in update._kinds.values() for p in kind.programs]
-        found[key] = {
-            "equal": self.equal,
-            "own": update.own_steps,
-            "programs": update.programs,
-            "replays": sum(p.stats()["replays"] for p in programs),
-            "said": list(dict.fromkeys(said)),
-        }
-        said.clear()
+        note(key, equal=self.equal, own=self.update.own_steps, programs=self.update.programs)
+
+
+def note(key: str, **more: Any) -> None:
+    """Of the programs made since the last note: replays, and what their partitions are."""
+    graphs = [graph for graph in gravure.report().graphs if graph.number not in noted]
+    noted.update(graph.number for graph in graphs)
+    reports = [(graph.label, p) for graph in graphs for p in graph.programs]
+    updates = [p for label, p in reports if label.startswith(("the step of ", "average"))]
+    clips = [p for label, p in reports if label == "clipping"]
+    found[key] = more | {
+        "replays": [p.stats["replays"] for p in updates],
+        "clip replays": [p.stats["replays"] for p in clips],
+        "states": sorted(
+            {s for p in updates + clips for each in p.partitions.values() for s in each}
+        ),
+        "said": [each for each in dict.fromkeys(said) if "[often-uncaptured]" not in each],
+    }
+    said.clear()
 
 
 CLASSES: dict[str, Make] = {
     "adamw": lambda ps: optim.AdamW(ps, 0.02),
     "adamw_foreach": lambda ps: optim.AdamW(ps, 0.02, foreach=True),
     "adam_fused": lambda ps: optim.Adam(ps, 0.02, fused=True, weight_decay=0.1),
-    "adamw_amsgrad": lambda ps: optim.AdamW(ps, 0.02, amsgrad=True, foreach=False),
     "sgd": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, nesterov=True),
     "sgd_foreach": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, weight_decay=0.1, foreach=True),
-    "rmsprop": lambda ps: optim.RMSprop(ps, 0.01, momentum=0.9, centered=True),
     "adagrad": lambda ps: optim.Adagrad(ps, 0.01),
     "nadam": lambda ps: optim.NAdam(ps, 0.01),
     "radam": lambda ps: optim.RAdam(ps, 0.01),
-    "adamax": lambda ps: optim.Adamax(ps, 0.01),
-    "adadelta": lambda ps: optim.Adadelta(ps, 0.1),
-    "asgd": lambda ps: optim.ASGD(ps, 0.01),
     "muon": lambda ps: optim.Muon([p for p in ps if p.dim() == 2], 0.01),
 }
 
@@ -250,7 +257,7 @@ def tensor_parallelism() -> None:
 
 def checkpoints() -> None:
     """State that comes back from a checkpoint, in the optimizer's words and in DCP's."""
-    for name in ("adamw", "adam_fused", "sgd_foreach"):
+    for name in ("adam_fused", "sgd_foreach"):
         pair = Pair(CLASSES[name], sharded(), sharded())
         for number in range(10):
             if number == 3:
@@ -281,17 +288,16 @@ def clipping() -> None:
     """By norms of all ranks' gradients, and by values."""
     pair = Pair(lambda ps: optim.SGD(ps, 0.1), sharded(), sharded())
     for arguments in NORMS:
-        for _ in range(4):
+        for _ in range(5):
             pair.backward()
             pair.clip("norm", *arguments)
-            pair.update_all()
+            pair.update_all(keep=True)
     for foreach in (True, False):
-        for _ in range(4):
+        for _ in range(5):
             pair.backward()
             pair.clip("value", 0.01, foreach)
-            pair.update_all()
+            pair.update_all(keep=True)
     pair.note("fsdp2")
-    found["report"] = str(gravure.report())
 
 
 class Signs(Optimizer):
@@ -341,7 +347,7 @@ def averages() -> None:
         one, other = ([bits(local(a)) for a in averaged] for averaged in both)
         equal &= one == other
     update = compiled.gravure_update
-    found["lerp"] = {"equal": equal, "own": update.own_calls, "programs": update.programs}
+    note("lerp", equal=equal, own=update.own_calls, programs=update.programs)
 
 
 def scaled() -> None:
@@ -351,9 +357,7 @@ def scaled() -> None:
         scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2)]
         for number in range(8):
             seed = pair.seed = pair.seed + 1
-            for model, scaler, optimizer in zip(
-                pair.models, scalers, pair.optimizers, strict=True
-            ):
+            for model, scaler, optimizer in zip(pair.models, scalers, pair.optimizers, strict=True):
                 loss = model(batch(seed))
                 scaler.scale(loss * (float("inf") if number == 4 and RANK == 1 else 1)).backward()
                 scaler.step(optimizer)
@@ -365,46 +369,57 @@ def scaled() -> None:
         pair.note(name)
 
 
+def others(pair: Pair) -> None:
+    """FSDP2 gives parameters other tensors when it has loaded or converted them."""
+    for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
+        for p in model.parameters():
+            for value in [p, *optimizer.state.get(p, {}).values()]:
+                if isinstance(value, DTensor):
+                    value._local_tensor = value._local_tensor.clone()
+
+
+def converted(pair: Pair) -> None:
+    for model in pair.models:
+        model.to(torch.float64).to(torch.float32)
+
+
+def loaded(pair: Pair) -> None:
+    for model in pair.models:
+        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
+
+
+def elsewhere(pair: Pair) -> None:
+    """State that each rank has as a whole."""
+    for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
+        for p in model.parameters():
+            state = optimizer.state.get(p, {})
+            if "momentum_buffer" in state:
+                state["momentum_buffer"] = state["momentum_buffer"].redistribute(
+                    placements=[Replicate()]
+                )
+
+
 def moved() -> None:
-    """What a parameter holds is replaced by another tensor, as FSDP2 itself does."""
-    pair = Pair(adamw, sharded(), sharded())
-    for number in range(STEPS):
-        if number == 3:
-            for model in pair.models:
-                for p in model.parameters():
-                    p._local_tensor = p._local_tensor.clone()
-                    for value in pair.optimizers[model is pair.models[1]].state.get(p, {}).values():
-                        if isinstance(value, DTensor):
-                            value._local_tensor = value._local_tensor.clone()
-        pair.step()
-    pair.note("other shards")
-    pair = Pair(adamw, sharded(), sharded())
-    for number in range(STEPS):
-        if number == 3:
-            for model in pair.models:
-                model.to(torch.float64).to(torch.float32)
-        pair.step()
-    pair.note("converted")
-    pair = Pair(adamw, sharded(), sharded())
-    for number in range(STEPS):
-        if number == 3:
-            for model in pair.models:
-                state = {k: v.clone() for k, v in model.state_dict().items()}
-                model.load_state_dict(state)
-        pair.step()
-    pair.note("loaded")
+    """Parameters and state hold other tensors than they did."""
+    for change in (others, converted, loaded, elsewhere):
+        pair = Pair(CLASSES["sgd"] if change is elsewhere else adamw, sharded(), sharded())
+        for number in range(STEPS):
+            if number == 3:
+                change(pair)
+            pair.step()
+        pair.note(change.__name__)
 
 
 def copies() -> None:
+    """A copy of an optimizer has its own step and its own shards."""
     pair = Pair(adamw, sharded(), sharded())
-    for _ in range(3):
-        pair.step()
-    copied = copy.deepcopy(pair.optimizers[1])
-    found["copy"] = {"compiled": hasattr(copied.step, "gravure_update"), "steps": True}
-    for p in (p for group in copied.param_groups for p in group["params"]):
-        p.grad = torch.ones_like(p)
-    copied.step()
-    for _ in range(3):
+    for number in range(STEPS):
+        if number == 3:
+            copied = copy.deepcopy(pair.optimizers[1])
+            assert not hasattr(copied.step, "gravure_update")
+            for p in (p for group in copied.param_groups for p in group["params"]):
+                p.grad = torch.ones_like(p)
+            copied.step()
         pair.step()
     pair.note("after the copy")
 
@@ -446,12 +461,17 @@ def gradients() -> None:
         ]  # fmt: skip
         models = [nn.ParameterList(ps) for ps in lists]
         pair = Pair(CLASSES[name], *models)
-        for number in range(STEPS):
+        for number in range(10):
             for model in models:
-                own = torch.full((5, 3), 0.1 * (number + RANK))
+                own = torch.full((5, 3), 0.1 * (number + (RANK if number < 4 else 0)))
                 reduced = funcol.all_reduce(own.clone(), "sum", mesh.get_group())
                 model[0].grad = DTensor.from_local(reduced, mesh, [Replicate()], run_check=False)
-                model[1].grad = DTensor.from_local(own, mesh, [Partial()], run_check=False)
+                lies = Partial() if number < 4 else Replicate()
+                model[1].grad = DTensor.from_local(own, mesh, [lies], run_check=False)
+                if number == 5 and name == "sgd":
+                    state = pair.optimizers[model is models[1]].state[model[0]]
+                    held = state["momentum_buffer"].to_local()
+                    state["momentum_buffer"] = DTensor.from_local(held, mesh, [Partial()])
                 pair.equal &= isinstance(model[0].grad._local_tensor, AsyncCollectiveTensor)
             pair.update_all()
         pair.note(name)
@@ -477,10 +497,11 @@ def refusals() -> None:
     step = gravure.compile_step(lambda x: model(x), optimizer=optimizer)
     try:
         step(batch(0))
-    except Exception as error:
-        errors.append(f"{type(error).__name__}: {error}")
+    except gravure.ExportError as error:
+        found["step"] = str(error)
     found["errors"] = errors
-    found["said"] = list(said)
+    found["said"] = [*said]
+    said.clear()
 
 
 if __name__ == "__main__":

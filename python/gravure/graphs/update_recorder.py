@@ -20,7 +20,14 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from ..torch_api.dispatch import TorchDispatchMode
-from ..torch_api.dtensors import is_dtensor, local_of, locals_of, lying_as, spec_of, specs_found_aside
+from ..torch_api.dtensors import (
+    is_dtensor,
+    local_of,
+    locals_of,
+    lying_as,
+    spec_of,
+    specs_found_aside,
+)
 from ..torch_api.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from ..torch_api.operators import pytree, schema_of
 from .recorded_numbers import Number, NumberBook, Unrecorded, recorded_functions, remembering
@@ -31,8 +38,10 @@ _OWN_STEP = "its own step runs"
 
 @dataclass(frozen=True)
 class Update:
-    """A recorded update. Its placeholders: the tensors, of DTensors what they hold on this rank, and
-    after them the numbers it uses."""
+    """A recorded update. Its placeholders: the tensors, and after them the numbers it uses.
+
+    Of a DTensor it has what that holds on this rank.
+    """
 
     graph: fx.GraphModule
     numbers: list[int]  # which of the numbers given

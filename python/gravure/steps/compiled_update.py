@@ -268,7 +268,9 @@ class CompiledUpdate:
         numbers: list[float],
     ) -> None:
         """Has the next step look whether it is as this one."""
-        if in_autocast() or any(standing.program is program for standing in self._standing):
+        if in_autocast() or not program.can_repeat:
+            return
+        if any(standing.program is program for standing in self._standing):
             return
         standing = StandingStep(optimizer, program, numbers, kind.same)
         without = parameters_without(optimizer, parameters)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..graphs.recorded_numbers import Number, Unrecorded, literal
 from ..graphs.update_recorder import Update, record
 from ..library.namespace import LIBRARY
-from ..torch_api.dtensors import locals_of, local_of, spec_of
+from ..torch_api.dtensors import local_of, locals_of, spec_of
 from .clipping import Clipping
 from .scaling import Scaling, decides_itself
 from .settings import counted_in

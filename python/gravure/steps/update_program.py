@@ -54,6 +54,8 @@ class UpdateProgram:
         self._owners, self._gradients = range(count), range(count, 2 * count)
         self._bound = [*range(count), *range(2 * count, last)]
         self._has_dtensors = any(map(is_dtensor, (*parameters, *gradients)))
+        # The library can ask a parameter for its gradient, but none that holds another tensor.
+        self.can_repeat = not self._scaling and not self._has_dtensors
         self._bind(parameters)
         self.holds = self._program.holds
         # With gradients, and what a scaler has set, and all numbers.
@@ -82,8 +84,6 @@ class UpdateProgram:
 
     def keep(self, without: list[Tensor], label: str) -> bool:
         """Has repeat() know what comes in each step; False where it cannot."""
-        if self._scaling or self._has_dtensors:  # whose gradients the library cannot ask for
-            return False
         return self._program.keep(self._gradients, self._owners, without, label)
 
     def _bind(self, parameters: list[Tensor]) -> None:

@@ -62,7 +62,9 @@ def refusal(error: Exception, name: str) -> ExportError:
         what = "it calls a DistributedDataParallel, whose gradients hooks of autograd average"
         remedy = 'use torch.compile(backend="gravure"), which runs them'
     if "/torch/distributed/fsdp/" in location:
-        what = "it calls a module of fully_shard, whose hooks gather parameters and scatter gradients"
+        what = (
+            "it calls a module of fully_shard, whose hooks gather parameters and scatter gradients"
+        )
         remedy = (
             'call .compile(backend="gravure") on its layers, and gravure.compile_optimizer on the '
             "optimizer, in a loop of your own"

@@ -25,10 +25,10 @@ from .aot_metadata import is_ordinary, is_plain
 from .dtensor_specs import is_fixed_dtensor, keep_specs
 from .guard_checks import Check, never, unchanged
 from .private_names import (
+    DTensor,
     _backward_epilogue_functional,
     _backward_prologue_functional,
     _DisableAutocast,
-    DTensor,
     compiled_autograd,
     is_there,
     pytree,

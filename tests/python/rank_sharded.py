@@ -388,21 +388,10 @@ def loaded(pair: Pair) -> None:
         model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
 
 
-def elsewhere(pair: Pair) -> None:
-    """State that each rank has as a whole."""
-    for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
-        for p in model.parameters():
-            state = optimizer.state.get(p, {})
-            if "momentum_buffer" in state:
-                state["momentum_buffer"] = state["momentum_buffer"].redistribute(
-                    placements=[Replicate()]
-                )
-
-
 def moved() -> None:
     """Parameters and state hold other tensors than they did."""
-    for change in (others, converted, loaded, elsewhere):
-        pair = Pair(CLASSES["sgd"] if change is elsewhere else adamw, sharded(), sharded())
+    for change in (others, converted, loaded):
+        pair = Pair(adamw, sharded(), sharded())
         for number in range(STEPS):
             if number == 3:
                 change(pair)

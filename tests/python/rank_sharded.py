@@ -32,6 +32,7 @@ from torch.distributed.tensor import (
     distribute_tensor,
     init_device_mesh,
 )
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -253,6 +254,17 @@ def tensor_parallelism() -> None:
             for _ in range(STEPS):
                 pair.step()
             pair.note(name)
+
+
+def implicit() -> None:
+    """Plain tensors beside DTensors, where the caller has PyTorch take them for replicated ones."""
+    pair = Pair(CLASSES["adamw_foreach"], tensor_parallel(), tensor_parallel())
+    for _ in range(STEPS):
+        pair.backward()
+        with implicit_replication():
+            pair.clip("norm", 0.1)
+            pair.update_all()
+    pair.note("foreach")
 
 
 def checkpoints() -> None:

@@ -14,13 +14,13 @@ from running import need_library
 
 need_library()
 
+LOOPS = ("classes", "fsdp", "tensor_parallelism", "implicit", "meshes", "scaled", "foreign")
 SCRIPT = Path(__file__).parent / "rank_sharded.py"
 
 
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    names = ("classes", "fsdp", "tensor_parallelism", "meshes", "scaled", "foreign")
-    return run(tmp_path_factory.mktemp("loops"), *names, script=SCRIPT)
+    return run(tmp_path_factory.mktemp("loops"), *LOOPS, script=SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,7 @@ def check(found: Found, scenario: str, own: int = 1) -> list[dict[str, Any]]:
     return [case for _, case in cases]
 
 
-@pytest.mark.parametrize(
-    "scenario", ["classes", "fsdp", "tensor_parallelism", "meshes", "scaled", "foreign"]
-)
+@pytest.mark.parametrize("scenario", LOOPS)
 def test_steps_are_replays(loops: Found, scenario: str) -> None:
     """The first one makes the state, and is the optimizer's own."""
     check(loops, scenario)

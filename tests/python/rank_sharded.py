@@ -15,7 +15,8 @@ import gravure
 import torch
 import torch.distributed._functional_collectives as funcol
 import torch.nn as nn
-from rank import RANK, WORLD, found, main
+from gravure.torch_api import dtensors, private_names
+from rank import DEVICE, RANK, WORLD, found, main
 from running import bits
 from torch import Tensor, optim
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -105,7 +106,7 @@ class Net(nn.Module):
 
 
 def sharded(*, compiled: bool = False, **how: Any) -> nn.Module:
-    model = Net()
+    model = Net().to(DEVICE)
     for layer in [*model.layers, model.expert]:
         if compiled:
             layer.compile(backend="gravure")
@@ -116,15 +117,16 @@ def sharded(*, compiled: bool = False, **how: Any) -> nn.Module:
 def tensor_parallel() -> nn.Module:
     """Some parameters are DTensors, others are not: a list for each."""
     torch.manual_seed(0)
-    mesh = init_device_mesh("cpu", (WORLD,))
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6), nn.LayerNorm(6))
+    mesh = init_device_mesh(DEVICE.type, (WORLD,))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6), nn.LayerNorm(6)).to(DEVICE)
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     model.forward = lambda x, expert=False: nn.Sequential.forward(model, x).square().mean()
     return model
 
 
 def batch(seed: int) -> Tensor:
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * seed + RANK))
+    generator = torch.Generator().manual_seed(100 * seed + RANK)
+    return torch.randn(4, 6, generator=generator).to(DEVICE)
 
 
 class Pair:
@@ -330,7 +332,7 @@ class Signs(Optimizer):
 
 def foreign() -> None:
     def make() -> nn.Module:
-        model = Net()
+        model = Net().to(DEVICE)
         del model.unused
         return fully_shard(model)
 
@@ -366,7 +368,7 @@ def scaled() -> None:
     """By a GradScaler, with an infinite gradient in one step, which all ranks skip."""
     for name in ("adam_fused", "adamw"):
         pair = Pair(CLASSES[name], sharded(), sharded())
-        scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2)]
+        scalers = [torch.amp.GradScaler(DEVICE.type, init_scale=64.0) for _ in range(2)]
         for number in range(8):
             seed = pair.seed = pair.seed + 1
             for model, scaler, optimizer in zip(pair.models, scalers, pair.optimizers, strict=True):
@@ -430,16 +432,16 @@ def meshes() -> None:
     names = ("data", "tensor")
 
     def both() -> nn.Module:
-        mesh = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=names)
+        mesh = init_device_mesh(DEVICE.type, (WORLD, 1), mesh_dim_names=names)
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)).to(DEVICE)
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         parallelize_module(model, mesh["tensor"], plan)
         model.forward = lambda x, expert=False: nn.Sequential.forward(model, x).square().mean()
         return fully_shard(model, mesh=mesh["data"])
 
     def copied() -> nn.Module:
-        mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("copies", "data"))
+        mesh = init_device_mesh(DEVICE.type, (1, WORLD), mesh_dim_names=("copies", "data"))
         return sharded(mesh=mesh)
 
     for name, make in (("both", both), ("copied", copied)):
@@ -453,7 +455,7 @@ def meshes() -> None:
 
 def gradients() -> None:
     """A collective is still writing them, or has not begun."""
-    mesh = init_device_mesh("cpu", (WORLD,))
+    mesh = init_device_mesh(DEVICE.type, (WORLD,))
     for name in ("adamw", "sgd"):
         torch.manual_seed(0)
         lists = [
@@ -464,7 +466,8 @@ def gradients() -> None:
         pair = Pair(CLASSES[name], *models)
         for number in range(10):
             for model in models:
-                own = torch.full((5, 3), 0.1 * (number + (RANK if number < 4 else 0)))
+                more = RANK if number < 4 else 0
+                own = torch.full((5, 3), 0.1 * (number + more), device=DEVICE)
                 reduced = funcol.all_reduce(own.clone(), "sum", mesh.get_group())
                 model[0].grad = DTensor.from_local(reduced, mesh, [Replicate()], run_check=False)
                 lies = Partial() if number < 4 else Replicate()
@@ -475,6 +478,21 @@ def gradients() -> None:
                     state["momentum_buffer"] = DTensor.from_local(held, mesh, [Partial()])
                 pair.equal &= isinstance(model[0].grad._local_tensor, AsyncCollectiveTensor)
             pair.update_all()
+        pair.note(name)
+
+
+def missing() -> None:
+    """A torch without a private name: optimizers run their own steps, and say why."""
+    for name in ("AsyncCollectiveTensor", "ShardingPropagator"):
+        there = getattr(dtensors, name)
+        dtensors._patch.cache_clear()
+        setattr(
+            dtensors, name, private_names._stand_in(private_names.NAMES[name], "does not have it")
+        )
+        pair = Pair(adamw, sharded(), sharded())
+        for _ in range(3):
+            pair.step()
+        setattr(dtensors, name, there)
         pair.note(name)
 
 

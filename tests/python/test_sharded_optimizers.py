@@ -25,7 +25,16 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.fixture(scope="module")
 def changes(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    names = ("checkpoints", "clipping", "averages", "moved", "copies", "gradients", "refusals")
+    names = (
+        "checkpoints",
+        "clipping",
+        "averages",
+        "moved",
+        "copies",
+        "gradients",
+        "missing",
+        "refusals",
+    )
     return run(tmp_path_factory.mktemp("changes"), *names, script=SCRIPT)
 
 
@@ -74,6 +83,14 @@ def test_averages_of_shards(changes: Found) -> None:
 def test_other_shards_are_noticed(changes: Found, scenario: str) -> None:
     """A DTensor that holds another tensor, that lies otherwise, or that is being written."""
     check(changes, scenario)
+
+
+def test_without_a_private_name_steps_are_the_optimizers_own(changes: Found) -> None:
+    for rank in changes["missing"]:
+        for name, case in rank.items():
+            assert case["equal"] and case["own"] == 3, name
+            (said,) = case["said"]
+            assert name in said and "does not have it" in said
 
 
 def test_what_pytorch_refuses(changes: Found) -> None:

@@ -51,7 +51,7 @@ def layout_of(tensor: Any) -> Any:
     """
     if type(tensor) is not DTensor:
         return tensor.shape, tensor.stride()
-    local = tensor._local_tensor
+    local = local_of(tensor)
     return tensor._spec, local.shape, local.stride()
 
 

@@ -109,7 +109,7 @@ class MissingName(ExportError):
     def __init__(self, name: Private, problem: str) -> None:
         reason = f"torch {torch.__version__} {problem}"
         remedy = "install a torch that gravure supports"
-        super().__init__(str(name), reason, remedy)
+        super().__init__(str(name), f"{reason}: {name}", remedy)
         self.args = (f"{name}: {reason}, so that {name.without.value}; {remedy}",)
 
 

@@ -146,7 +146,7 @@ void Partition::checkOperands(const Launch& launch, const EntryCode& code, const
     if (source == SlotSource::Input || source == SlotSource::Launch || !value.isTensor()) continue;
     if (isNumber(tags, i)) continue;
     const at::Tensor& tensor = value.toTensor();
-    const bool empty = !tensor.defined() || tensor.storage().nbytes() == 0;
+    const bool empty = !tensor.defined() || tensor.numel() == 0;  // a view of more, perhaps
     if (!empty && !code.ofInput[slot] && !inSlab(tensor, &slab)) {
       refuseCapture("operand %" + launch.node->input(i)->debugName() +
                     " lies outside the arena, so its address changes from step to step");

@@ -107,3 +107,20 @@ def test_a_whole_step_of_a_reassigned_buffer() -> None:
         loss = model(x).square().mean()
         loss.backward()
         assert leaves(found) == leaves(loss.detach()) and state_of(ours) == state_of(model)
+
+
+def test_no_rows_of_a_tensor_are_an_operand() -> None:
+    """A view of none of many rows: a slice, or a shard of which this rank has no part."""
+
+    def norms(rows: Tensor, x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(rows) + x.tanh().sum()
+
+    compiled = torch.compile(norms, backend="gravure")
+    for x in _runs(6):
+        rows = x.clone()[:0]
+        assert torch.equal(compiled(rows, x), norms(rows, x))
+    (graph,) = gravure.report().graphs
+    (program,) = graph.programs
+    assert program.partitions == {"step": ["captured"]}
+    assert program.remarks == {}
+    assert program.stats["replays"] > 0

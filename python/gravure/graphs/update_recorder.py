@@ -20,6 +20,14 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from ..torch_api.dispatch import TorchDispatchMode
+from ..torch_api.dtensors import (
+    is_dtensor,
+    local_of,
+    locals_of,
+    lying_as,
+    spec_of,
+    specs_found_aside,
+)
 from ..torch_api.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from ..torch_api.operators import pytree, schema_of
 from .recorded_numbers import Number, NumberBook, Unrecorded, recorded_functions, remembering
@@ -30,13 +38,17 @@ _OWN_STEP = "its own step runs"
 
 @dataclass(frozen=True)
 class Update:
-    """A recorded update. Its placeholders: the tensors, and after them the numbers it uses."""
+    """A recorded update. Its placeholders: the tensors, and after them the numbers it uses.
+
+    Of a DTensor it has what that holds on this rank.
+    """
 
     graph: fx.GraphModule
     numbers: list[int]  # which of the numbers given
     conditions: list[str]  # Python, of all numbers given, `n`, and of the values of counters, `c`
     counters: list[int]  # which tensors have a value that conditions read
     reads: bool  # tensors, on the host
+    specs: tuple[Any, ...] = ()  # how each result that is a DTensor lies on its mesh, or None
     after: tuple[str, ...] = ()  # Python, of `n`: numbers of Python's as the update leaves them
 
 
@@ -55,7 +67,7 @@ def conditions_of(
     text = " and ".join(update.conditions)
     code = compile(f"lambda n, c: {text}", "<conditions>", "eval")
     holds = eval(code, _names())
-    read = {i: tensors[i] for i in update.counters}
+    read = {i: local_of(tensors[i]) for i in update.counters}
     quick = conditions_on_counts(update)
 
     def hold(numbers: list[float]) -> bool:
@@ -143,6 +155,7 @@ class _Recording(TorchDispatchMode):
         self.inputs: list[fx.Node] = []
         self.given: list[fx.Node] = []
         self.results: list[fx.Node] = []
+        self.specs: tuple[Any, ...] = ()
 
     def add_tensor(self, fake: Tensor, real: Tensor) -> None:
         node = self.graph.placeholder(f"tensor{len(self.inputs)}")
@@ -160,7 +173,7 @@ class _Recording(TorchDispatchMode):
             self.nodes[id(value)] = node
 
     def result(self, value: Any) -> fx.Node:
-        node = self.nodes.get(id(value))
+        node = self.nodes.get(id(local_of(value)))
         if node is None or node.op != "call_function":
             raise Unrecorded("what it returns", "is no tensor that it computes", _OWN_STEP)
         return node
@@ -175,6 +188,8 @@ class _Recording(TorchDispatchMode):
             raise Unrecorded("its step", "reads a number in a way that is not seen", _OWN_STEP)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unrecorded("its step", f"draws random numbers ({func})", _OWN_STEP)
+        if any(map(is_dtensor, pytree.tree_leaves((args, kwargs)))):
+            return NotImplemented  # it comes again, with what they hold
         if func is not torch.ops.aten.lift_fresh.default:
             _refuse_unknown((args, kwargs))
         self._refuse_ints(func, (args, kwargs))
@@ -299,7 +314,8 @@ class _Recording(TorchDispatchMode):
         conditions = list(dict.fromkeys(self.book.conditions))
         read = [i for i in range(len(self.inputs)) if any(f"c[{i}]" in c for c in conditions)]
         reads = bool(read or self.graph.find_nodes(op="call_function", target=_READ))
-        return Update(fx.GraphModule(self.root, self.graph), numbers, conditions, read, reads)
+        graph = fx.GraphModule(self.root, self.graph)
+        return Update(graph, numbers, conditions, read, reads, self.specs)
 
 
 def _refuse_unknown(arguments: Any) -> None:
@@ -382,9 +398,10 @@ def _record(
     run: Run, tensors: Sequence[Tensor], numbers: Sequence[float], shift: int
 ) -> _Recording:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(t.detach(), static_shapes=True) for t in tensors]
+    held = locals_of(tensors)
+    fakes = [mode.from_tensor(t.detach(), static_shapes=True) for t in held]
     recording = _Recording(fakes, shift)
-    for fake, real in zip(fakes, tensors, strict=True):
+    for fake, real in zip(fakes, held, strict=True):
         recording.add_tensor(fake, real)
     made: list[float] = []
     for i, value in enumerate(numbers):
@@ -392,11 +409,15 @@ def _record(
         recording.given.append(node)
         whole = isinstance(value, int)
         made.append(recording.book.make(node, float(value), f"n[{i}]", whole=whole))
+    given = [lying_as(spec_of(t), fake) for t, fake in zip(tensors, fakes, strict=True)]
     inside = (mode, recording, _Reads(recording), torch.no_grad(), recorded_functions())
     with contextlib.ExitStack() as stack:
         stack.enter_context(remembering())
+        if any(map(is_dtensor, tensors)):
+            stack.enter_context(specs_found_aside())
         for each in inside:
             stack.enter_context(each)
-        results = run(fakes, made)
-    recording.results = [recording.result(value) for value in results or ()]
+        results = run(given, made) or ()
+    recording.results = [recording.result(value) for value in results]
+    recording.specs = tuple(map(spec_of, results))
     return recording

@@ -11,6 +11,7 @@ from ..errors import ExportError
 from ..graphs.recorded_numbers import Unrecorded
 from ..graphs.update_recorder import record
 from ..options import CompileOptions
+from ..torch_api.dtensors import layout_of
 from .clipping import Clipping
 from .loaded_update import LoadedUpdate
 from .recorded_step import refuse_kinds
@@ -45,7 +46,7 @@ class ClipPrograms:
         choice = foreach is None or foreach
         if error_if_nonfinite:
             norm = self._run(Clipping("norm", norm_type, choice), gradients, limit)
-            if norm and bool(norm[0].isfinite()):
+            if norm and not bool(torch.logical_or(norm[0].isnan(), norm[0].isinf())):
                 self._run(Clipping("scale", norm_type, choice), gradients, limit, *norm)
                 return norm[0]
         else:
@@ -70,7 +71,7 @@ class ClipPrograms:
             return None
         given = [*gradients] if norm is None else [*gradients, norm]
         try:
-            kinds = [(g.dtype, g.device, g.shape, g.stride()) for g in given]
+            kinds = [(g.dtype, g.device, layout_of(g)) for g in given]
         except RuntimeError as error:  # what is sparse has no strides
             self._say(str(error).partition("\n")[0])
             return None

@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from ..errors import ExportError
 from ..options import CompileOptions
 from ..torch_api.dispatch import in_autocast
+from ..torch_api.dtensors import layout_of, locals_of
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import has_step_hooks, note_step, plain_step, step_name
 from .foreign_step import ForeignStep, foreign_step
@@ -169,8 +170,8 @@ class CompiledUpdate:
                         continue
                     parameters.append(p)
                     gradients.append(grad)
-                    key += (id(p), p.dtype, p.device, p.shape, p.stride(), grad.dtype)
-                    key += (grad.device, grad.stride())
+                    key += (id(p), p.dtype, p.device, layout_of(p), grad.dtype)
+                    key += (grad.device, layout_of(grad))
             key += ((name, t.dtype, t.device) for name, t in scaling.items())
             if self._foreign is not None:
                 self._foreign.read(optimizer, key)
@@ -194,6 +195,7 @@ class CompiledUpdate:
         if found.own:
             return False
         same = found.state is optimizer.state and found.same()
+        same = same and all(program.holds_tensors() for program in found.programs)
         if not are_same(settings, found.settings):
             found.settings, same = settings, False
         if not same and not self._rebind(optimizer, found, parameters):
@@ -266,7 +268,9 @@ class CompiledUpdate:
         numbers: list[float],
     ) -> None:
         """Has the next step look whether it is as this one."""
-        if in_autocast() or any(standing.program is program for standing in self._standing):
+        if in_autocast() or not program.can_repeat:
+            return
+        if any(standing.program is program for standing in self._standing):
             return
         standing = StandingStep(optimizer, program, numbers, kind.same)
         without = parameters_without(optimizer, parameters)
@@ -321,6 +325,7 @@ class CompiledUpdate:
 def _share_memory(parameters: list[Tensor], gradients: list[Tensor]) -> bool:
     """Whether a gradient begins where another one, or a parameter, does. Programs may read copies
     of gradients, and a step may write into one."""
-    places = [grad.data_ptr() for grad in gradients if grad.numel() > 0]
+    places = [grad.data_ptr() for grad in locals_of(gradients) if grad.numel() > 0]
     found = set(places)
-    return len(found) < len(places) or not found.isdisjoint(p.data_ptr() for p in parameters)
+    own = (p.data_ptr() for p in locals_of(parameters))
+    return len(found) < len(places) or not found.isdisjoint(own)

@@ -19,6 +19,7 @@ from ..options import CompileOptions
 from ..text.fx_import import EntryWriter
 from ..text.program_text import HEADER
 from ..torch_api.dispatch import without_modes
+from ..torch_api.dtensors import local_of, locals_of, lying_as
 
 _ENTRY = "step"
 
@@ -67,7 +68,7 @@ class LoadedUpdate:
 
     def bind(self, positions: Sequence[int], tensors: Sequence[Tensor]) -> None:
         """From now on run() takes the other tensors alone."""
-        self._program.bind(_ENTRY, list(positions), list(tensors))
+        self._program.bind(_ENTRY, list(positions), locals_of(tensors))
 
     def watch(self, tensors: Sequence[Tensor]) -> None:
         """Conditions are on these, one an input, from now on."""
@@ -76,7 +77,8 @@ class LoadedUpdate:
     def run(self, tensors: Sequence[Tensor], numbers: list[float]) -> list[Any]:
         """Those that are not bound; and all numbers. What the update returns."""
         given = [float(numbers[i]) for i in self._update.numbers]
-        return list(self._run([*tensors, *given]))
+        results = self._run([*locals_of(tensors), *given])
+        return list(map(lying_as, self._update.specs, results))
 
     def keep(
         self,
@@ -131,7 +133,7 @@ class LoadedUpdate:
     ) -> Any:
         writer = EntryWriter(Namer(_nobody, ()))
         bound: list[Any] = [
-            writer.add_input(InputSpec(role, of, None), writer.types.of(tensor.detach()))
+            writer.add_input(InputSpec(role, of, None), writer.types.of(local_of(tensor).detach()))
             for role, of, tensor in inputs
         ]
         bound += [write_number(writer, i) for i in self._update.numbers]

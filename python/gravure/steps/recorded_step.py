@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..graphs.recorded_numbers import Number, Unrecorded, literal
 from ..graphs.update_recorder import Update, record
 from ..library.namespace import LIBRARY
+from ..torch_api.dtensors import local_of, locals_of, spec_of
 from .clipping import Clipping
 from .scaling import Scaling, decides_itself
 from .settings import counted_in
@@ -64,14 +65,15 @@ def _is(value: Any) -> bool:
 
 
 def _held(holder: dict[Any, Any], key: Any, tensor: Tensor, name: str) -> Held:
-    layout = tensor.stride() if tensor.layout is torch.strided else tensor.layout
-    kind = (name, tensor.dtype, tensor.device, tensor.shape, layout, type(tensor))
+    own = local_of(tensor)
+    layout = own.stride() if own.layout is torch.strided else own.layout
+    kind = (name, own.dtype, own.device, own.shape, layout, type(tensor), spec_of(tensor))
     return Held(holder, key, tensor, name, kind)
 
 
 def refuse_kinds(tensors: Sequence[Any]) -> None:
     """Raises Unrecorded for a tensor that no program takes."""
-    for tensor in tensors:
+    for tensor in locals_of(tensors):
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested:
             raise Unrecorded("its step", f"takes a {type(tensor).__name__}", _OWN_STEP)
         if tensor.layout is not torch.strided:

@@ -197,7 +197,8 @@ class StepCompiler:
                 raise ExportError(
                     self.name,
                     f"it reads a {kind}",
-                    'use torch.compile(backend="gravure"), which takes it, or plain tensors',
+                    'use torch.compile(backend="gravure") and gravure.compile_optimizer, which '
+                    "take it, or plain tensors",
                 )
         label = f"{self.name}, {label_of(graph)}"
         specs = [input_spec(n, self.namer) for n in graph.graph.find_nodes(op="placeholder")]

@@ -12,6 +12,7 @@ from ..errors import ExportError
 from ..graphs.recorded_numbers import Unrecorded
 from ..graphs.update_recorder import record
 from ..options import CompileOptions
+from ..torch_api.dtensors import layout_of
 from ..torch_api.operators import pytree
 from .loaded_update import LoadedUpdate
 from .outside_values import OutsideValues, is_plain
@@ -110,7 +111,7 @@ class UpdateFunction:
 
 def _kind(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        return type(leaf), leaf.dtype, leaf.device, leaf.shape, leaf.stride()
+        return type(leaf), leaf.dtype, leaf.device, layout_of(leaf)
     if isinstance(leaf, float):
         return float
     if not is_plain(leaf):  # it may change, and be the same object

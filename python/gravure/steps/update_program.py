@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from operator import is_
+
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ..graphs.update_recorder import left_by
 from ..options import CompileOptions
+from ..torch_api.dtensors import is_dtensor, locals_of
 from .loaded_update import LoadedUpdate
 from .own_optimizers import scaling_of
 from .recorded_step import Held, record_step, state_of
@@ -50,6 +53,9 @@ class UpdateProgram:
         self._program = LoadedUpdate(f"the step of {name}", update, inputs, options)
         self._owners, self._gradients = range(count), range(count, 2 * count)
         self._bound = [*range(count), *range(2 * count, last)]
+        self._has_dtensors = any(map(is_dtensor, (*parameters, *gradients)))
+        # The library can ask a parameter for its gradient, but none that holds another tensor.
+        self.can_repeat = not self._scaling and not self._has_dtensors
         self._bind(parameters)
         self.holds = self._program.holds
         # With gradients, and what a scaler has set, and all numbers.
@@ -72,11 +78,15 @@ class UpdateProgram:
         """Whether this is state of the kind that it was made for."""
         return [each.kind for each in held] == [each.kind for each in self.held]
 
+    def holds_tensors(self) -> bool:
+        """Whether its DTensors still hold what is bound: FSDP2 gives a parameter another one."""
+        return not self._has_dtensors or all(map(is_, locals_of(self._of_bound), self._locals))
+
     def keep(self, without: list[Tensor], label: str) -> bool:
         """Has repeat() know what comes in each step; False where it cannot."""
-        if self._scaling:
-            return False
         return self._program.keep(self._gradients, self._owners, without, label)
 
     def _bind(self, parameters: list[Tensor]) -> None:
-        self._program.bind(self._bound, [*parameters, *[each.tensor for each in self.held]])
+        self._of_bound = [*parameters, *[each.tensor for each in self.held]]
+        self._locals = locals_of(self._of_bound)
+        self._program.bind(self._bound, self._locals)

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from .private_names import PlainTensorMeta, SubclassCreationMeta
+from .private_names import DTensor, PlainTensorMeta, SubclassCreationMeta
 
 
 class _SameDTensor(SubclassCreationMeta):

@@ -61,4 +61,12 @@ def refusal(error: Exception, name: str) -> ExportError:
     if location.rpartition(":")[0].endswith("/torch/nn/parallel/distributed.py"):
         what = "it calls a DistributedDataParallel, whose gradients hooks of autograd average"
         remedy = 'use torch.compile(backend="gravure"), which runs them'
+    if "/torch/distributed/fsdp/" in location:
+        what = (
+            "it calls a module of fully_shard, whose hooks gather parameters and scatter gradients"
+        )
+        remedy = (
+            'call .compile(backend="gravure") on its layers, and gravure.compile_optimizer on the '
+            "optimizer, in a loop of your own"
+        )
     return ExportError(name, what, remedy or "move this out of the step", location)

@@ -59,6 +59,7 @@ class Without(enum.Enum):
     KEPT_GRAPHS = "backwards run uncaptured, as if their graphs were kept"
     LOCK = "two threads that compile at once wait for each other here alone"
     OPTIMIZERS = "an optimizer's step is refused, and runs behind the program"
+    SHARDED = "an optimizer of DTensors runs its own step"
     OUTPUT = "nobody is told of what a step's program leaves out"
     SETTINGS = "compile_step is refused"
     EXPLANATIONS = "explain() is refused"
@@ -108,7 +109,7 @@ class MissingName(ExportError):
     def __init__(self, name: Private, problem: str) -> None:
         reason = f"torch {torch.__version__} {problem}"
         remedy = "install a torch that gravure supports"
-        super().__init__(str(name), reason, remedy)
+        super().__init__(str(name), f"{reason}: {name}", remedy)
         self.args = (f"{name}: {reason}, so that {name.without.value}; {remedy}",)
 
 
@@ -370,6 +371,20 @@ _ROWS = (
     Private("torch.optim.optimizer", "_global_optimizer_post_hooks", Without.OPTIMIZERS),
     Private("torch.optim.optimizer", "_global_optimizer_pre_hooks", Without.OPTIMIZERS),
     Private(_C, "_VariableFunctions", Without.OPTIMIZERS),  # for classes that are not torch.optim's
+    # DTensors.
+    Private("torch.distributed.tensor", "DTensor", Without.SHARDED, "_local_tensor _spec"),
+    Private(
+        "torch.distributed._functional_collectives",
+        "AsyncCollectiveTensor",
+        Without.SHARDED,
+        "wait",
+    ),
+    Private(
+        "torch.distributed.tensor._sharding_prop",
+        "ShardingPropagator",
+        Without.SHARDED,
+        "_propagate_tensor_meta_non_cached",
+    ),
     # torchtitan 0.2.x alone, which runs with torch 2.11 and 2.12.
     Private(
         f"{_AOT}.runtime_wrappers", "_backward_prologue_functional", Without.TORCHTITAN, until=13

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from .aot_metadata import is_ordinary, is_plain
 from .dtensor_specs import is_fixed_dtensor, keep_specs
 from .guard_checks import Check, never, unchanged
 from .private_names import (
+    DTensor,
     _backward_epilogue_functional,
     _backward_prologue_functional,
     _DisableAutocast,

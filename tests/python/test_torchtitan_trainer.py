@@ -37,6 +37,9 @@ TOO_NEW = [
     "apply_cpu_offload_pass",
 ]
 LLAMA = "graph_trainer_llama3_debugmodel_sdpa"
+DEEPSEEK = "graph_trainer_deepseek_v3_debugmodel_sdpa"
+FOUR = ("--parallelism.tensor_parallel_degree=2", "--parallelism.data_parallel_shard_degree=2")
+needs_2_13 = pytest.mark.skipif(MINOR < 13, reason="this part of torchtitan's needs torch 2.13")
 
 
 def train(folder: Path, ranks: int, module: str, config: str, *arguments: str) -> list[Any]:
@@ -112,7 +115,7 @@ def test_gradients_that_are_let_go_of(tmp_path: Path) -> None:
     same_training(tmp_path, LLAMA, *arguments)
 
 
-@pytest.mark.skipif(MINOR < 13, reason="torchtitan's recomputation needs torch 2.13")
+@needs_2_13
 @pytest.mark.parametrize("policy", ["full", "eager"])
 def test_activation_policies(tmp_path: Path, policy: str) -> None:
     (found,) = same_training(tmp_path, LLAMA, f"--compile.memory_policy={policy}")
@@ -124,6 +127,24 @@ def test_two_processes(tmp_path: Path) -> None:
     same_training(tmp_path, LLAMA, ranks=2)
 
 
-@pytest.mark.skipif(MINOR < 13, reason="torchtitan's experts need torch 2.13")
+@needs_2_13
 def test_deepseek(tmp_path: Path) -> None:
-    same_training(tmp_path, "graph_trainer_deepseek_v3_debugmodel_sdpa")
+    """On the CPU the products of experts read how many tokens each has: these alone are cut out."""
+    (found,) = same_training(tmp_path, DEEPSEEK)
+    assert all("aten::_grouped_mm" in node for node in found["ran"]["nodes"])
+    assert found["ran"]["states"]["step"].keys() == {"captured"}
+
+
+@needs_2_13
+@pytest.mark.parametrize("config", [LLAMA, DEEPSEEK])
+def test_four_processes(tmp_path: Path, config: str) -> None:
+    """FSDP beside tensor parallelism."""
+    same_training(tmp_path, config, *FOUR, ranks=4)
+
+
+@needs_2_13
+def test_traced_on_one_rank_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph asks its mesh for a submesh, and that for the groups of collectives."""
+    monkeypatch.setenv("ONE_RANK", "1")
+    found = same_training(tmp_path, LLAMA, *FOUR, ranks=4)
+    assert [each["ran"]["states"] for each in found] == [{"step": {"captured": 1}}] * 4

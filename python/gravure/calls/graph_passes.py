@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ..graphs.constants import fold_constants
+from ..graphs.mesh_values import for_meshes, meshes_read
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
 from ..library.load import program_class
@@ -28,6 +29,7 @@ from .compiled_graph import CompiledGraph
 from .live_graphs import follow
 from .program_maker import as_it_is
 
+_MOST_MESHES = 4  # sets of them that one step has programs for
 logger = logging.getLogger("gravure")
 
 
@@ -84,16 +86,18 @@ class GraphPasses:
         """
         fold_constants(module)
         kept = set(static_inputs)
+        read = meshes_read(module)
+        run = self._step(module, kept) if read is None else _ForMeshes(self, module, kept, read)
+        return _replaced(module, lambda *args: run(list(args)), is_boxed=False)
+
+    def _step(self, module: fx.GraphModule, kept: set[int]) -> Run:
         graph = self._new_graph("step")
         handed_on = _handed_on(module)
         step = _without_results(module, handed_on) if handed_on else _copy(module)
         placeholders = step.graph.find_nodes(op="placeholder")
         specs = [_plain_spec(node, i in kept) for i, node in enumerate(placeholders)]
         graph.take(_traced(graph.label, step, unique_names(specs)), native=False)
-        run = graph.run_forward
-        if handed_on:
-            run = _handing_on(run, handed_on)
-        return _replaced(module, lambda *args: run(list(args)), is_boxed=False)
+        return _handing_on(graph.run_forward, handed_on) if handed_on else graph.run_forward
 
     def shutdown(self) -> None:
         """Gives back the graphs and arenas of all programs, which cannot run afterwards."""
@@ -106,6 +110,42 @@ class GraphPasses:
         self._graphs.add(graph)
         follow(graph)
         return graph
+
+
+class _ForMeshes:
+    """A step that reads meshes, as the programs for those that it was called with.
+
+    They are made in calls: a graph that was compiled on one rank was compiled with that one's.
+    """
+
+    def __init__(
+        self, passes: GraphPasses, module: fx.GraphModule, kept: set[int], read: Sequence[int]
+    ) -> None:
+        self._passes = passes
+        self._module = _copy(module)
+        self._kept = kept
+        self._read = read  # which arguments are meshes that it reads
+        self._made: list[tuple[list[Any], Run]] = []
+        self._others: Run | None = None  # for further ones
+
+    def __call__(self, args: list[Any]) -> Any:
+        given = [args[i] for i in self._read]
+        for meshes, run in self._made:
+            if all(a is b for a, b in zip(meshes, given, strict=True)):
+                return run(args)
+        if len(self._made) < _MOST_MESHES:
+            run = self._for(given)
+            self._made.append((given, run))
+            return run(args)
+        if self._others is None:
+            logger.warning("a step has more than %d meshes: it runs as it is", _MOST_MESHES)
+            self._others = boxed(as_it_is(_copy(self._module)))
+        return self._others(args)
+
+    def _for(self, given: list[Any]) -> Run:
+        module, told = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
+        run = self._passes._step(module, self._kept)
+        return _telling(run, told) if told else run
 
 
 class _Pair:
@@ -224,6 +264,18 @@ def _handing_on(run: Run, handed_on: dict[int, int]) -> Run:
         for result in sorted(found):
             others.insert(result, found[result])
         return others
+
+    return whole
+
+
+def _telling(run: Run, told: Mapping[int, Any]) -> Run:
+    """`run`, whose results at these positions are these values."""
+
+    def whole(args: list[Any]) -> list[Any]:
+        results = list(run(args))
+        for i, value in told.items():
+            results[i] = value
+        return results
 
     return whole
 

@@ -15,7 +15,8 @@ from ..torch_api.operators import higher_order_name
 from .node_facts import is_collective, is_free, is_inductors_own, schema, writes
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
-_CARRIED = "gravure_carried"
+_CARRIED = "gravure_carried"  # and whether they draw
+_READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class MarkedRegions:
@@ -24,21 +25,29 @@ class MarkedRegions:
     def __init__(self) -> None:
         # Why a program cannot carry them; "" if it can.
         self.obstacle = "they were compiled elsewhere, so nobody knows what they write or draw"
+        self.draws = False  # from the default generators, some of them
 
     def note(self, module: fx.GraphModule, *, whole: bool) -> None:
         """Before they are compiled. `whole`: all of the graph becomes one region."""
-        self.obstacle = next(filter(None, map(_obstacle, _marked(module, whole))), "")
+        nodes = _marked(module, whole)
+        self.obstacle = next(filter(None, map(_obstacle, nodes)), "")
+        self.draws = any(map(_draws, nodes))
 
     def allow(self, module: fx.GraphModule) -> int:
         """Lets a program carry the regions, if it can; how many there are."""
         found = [n for n in module.graph.nodes if is_compiled_region(n.target)]
         for node in found if not self.obstacle else ():
-            node.meta[_CARRIED] = True
+            node.meta[_CARRIED] = self.draws
         return len(found)
 
 
 def may_be_carried(node: fx.Node) -> bool:
     return _CARRIED in node.meta
+
+
+def may_draw(node: fx.Node) -> bool:
+    """Of one that may be carried."""
+    return bool(node.meta.get(_CARRIED))
 
 
 def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
@@ -50,11 +59,15 @@ def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
 def _obstacle(node: fx.Node) -> str:
     if is_collective(node):
         return f"{node.target} in them communicates"
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        return f"{node.target} in them draws random numbers"
-    if node.target is torch.ops.aten._local_scalar_dense.default:
+    if _draws(node) and node.kwargs.get("generator") is not None:
+        return f"{node.target} in them draws from a generator of its own"
+    if any(tag in getattr(node.target, "tags", ()) for tag in _READS):
         return f"{node.target} in them reads on the host"
     is_number = is_free(node) and schema(node) is None and not higher_order_name(node.target)
     if not is_number and not is_inductors_own(node) and writes(node):
         return f"{node.target} in them may write"
     return ""
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

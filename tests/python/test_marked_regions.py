@@ -199,3 +199,26 @@ def test_a_whole_graph_is_looked_at_without_marks() -> None:
     assert not regions.obstacle
     regions.note(graph, whole=True)
     assert "write" in regions.obstacle
+
+
+def in_place(x: Tensor, weight: Tensor) -> list[Tensor]:
+    """As a chunked loss adds up: into what it has made, or into a part of it."""
+    y = x @ weight
+    y.view(-1)[3:].add_(1)
+    values, _ = y.sort()
+    torch._foreach_mul_([values, y], 2.0)
+    return [values.sum(), y]
+
+
+def into_a_part(x: Tensor, weight: Tensor) -> list[Tensor]:
+    weight.t()[0].mul_(2)
+    return [(x @ weight).sum()]
+
+
+def test_a_whole_graph_may_write_into_what_it_has_made() -> None:
+    for function, obstacle in ((in_place, ""), (into_a_part, "mul_.Tensor in them may write")):
+        graph, _ = marked(function)
+        regions = MarkedRegions()
+        regions.note(graph, whole=True)
+        assert obstacle in regions.obstacle
+        assert bool(obstacle) == bool(regions.obstacle)

@@ -128,6 +128,13 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 @needs_2_13
+def test_compiled_as_a_whole(tmp_path: Path) -> None:
+    """Inductor's code of the step is one call, captured."""
+    (found,) = same_training(tmp_path, LLAMA, "--compile.inductor_compilation=full")
+    assert found["ran"]["states"] == {"step": {"captured": 1}}
+
+
+@needs_2_13
 def test_deepseek(tmp_path: Path) -> None:
     """On the CPU the products of experts read how many tokens each has: these alone are cut out."""
     (found,) = same_training(tmp_path, DEEPSEEK)

@@ -7,12 +7,15 @@ That is seen in its nodes alone, and these are gone afterwards: so who calls tha
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from torch import fx
 
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
-from .node_facts import is_collective, is_free, is_inductors_own, schema, writes
+from .node_facts import is_collective, is_free, is_inductors_own, is_view, schema, writes
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
 _CARRIED = "gravure_carried"  # and whether they draw
@@ -30,7 +33,7 @@ class MarkedRegions:
     def note(self, module: fx.GraphModule, *, whole: bool) -> None:
         """Before they are compiled. `whole`: all of the graph becomes one region."""
         nodes = _marked(module, whole)
-        self.obstacle = next(filter(None, map(_obstacle, nodes)), "")
+        self.obstacle = next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
         self.draws = any(map(_draws, nodes))
 
     def allow(self, module: fx.GraphModule) -> int:
@@ -56,7 +59,7 @@ def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
     return [n for n in calls if whole or _MARK in (n.meta.get("custom") or {})]
 
 
-def _obstacle(node: fx.Node) -> str:
+def _obstacle(node: fx.Node, whole: bool) -> str:
     if is_collective(node):
         return f"{node.target} in them communicates"
     if _draws(node) and node.kwargs.get("generator") is not None:
@@ -64,9 +67,34 @@ def _obstacle(node: fx.Node) -> str:
     if any(tag in getattr(node.target, "tags", ()) for tag in _READS):
         return f"{node.target} in them reads on the host"
     is_number = is_free(node) and schema(node) is None and not higher_order_name(node.target)
+    if whole and _writes_into_its_own(node):
+        return ""
     if not is_number and not is_inductors_own(node) and writes(node):
         return f"{node.target} in them may write"
     return ""
+
+
+def _writes_into_its_own(node: fx.Node) -> bool:
+    """Into what the graph itself has made, and nobody outside sees before it is whole."""
+    found = schema(node)
+    if found is None or not found.is_mutable:
+        return False
+    given = dict(zip((a.name for a in found.arguments), node.args, strict=False)) | node.kwargs
+    written = [a.name for a in found.arguments if a.alias_info and a.alias_info.is_write]
+    return all(_is_made_here(given.get(name)) for name in written)
+
+
+def _is_made_here(value: Any) -> bool:
+    """Whether a tensor, or each of a list, lies in memory that a call of the graph has made."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_made_here, value))
+    while isinstance(value, fx.Node) and value.op == "call_function":
+        found = schema(value)
+        shares = found is not None and any(r.alias_info is not None for r in found.returns)
+        if not shares and not is_view(value) and value.target is not operator.getitem:
+            return found is not None
+        value = value.args[0] if value.args else None
+    return False
 
 
 def _draws(node: fx.Node) -> bool:

@@ -190,6 +190,38 @@ def test_regions_that_nobody_looked_at_are_not_carried() -> None:
     assert not any("gravure_carried" in node.meta for node in graph.graph.nodes)
 
 
+def from_a_file(graph: fx.GraphModule) -> fx.GraphModule:
+    """As torchtitan's artifacts come: without examples of what nodes give."""
+    for node in graph.graph.nodes:
+        node.meta.pop("val", None)
+    return graph
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("were_seen", [True, False])
+def test_regions_from_a_file(
+    passes: GraphPasses, caplog: pytest.LogCaptureFixture, were_seen: bool
+) -> None:
+    """They are carried where they were looked at before the file was made."""
+    graph, args = marked(step)
+    maker = MarkedRegions()
+    maker.note(graph, whole=False)
+    graph = compiled(graph)
+    expected = [t.clone() for t in graph(*args)]
+    if were_seen:
+        maker.allow(graph)
+    graph = from_a_file(graph)
+    regions = MarkedRegions()
+    assert regions.allow(graph) == 1
+    assert bool(regions.obstacle) != were_seen
+    passes.configure({"min_partition_size": 1})
+    ours = passes.step(graph, [1])
+    for _ in range(5):
+        assert all(map(torch.equal, ours(*args), expected))
+    assert (replays() > 0) == were_seen
+    assert ("runs as it is" in caplog.text) != were_seen
+
+
 def test_a_whole_graph_is_looked_at_without_marks() -> None:
     graph, _ = marked(writes)
     for node in graph.graph.nodes:

@@ -15,6 +15,7 @@ from torch import fx
 
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
+from .examples import keep_example
 from .node_facts import is_collective, is_free, is_inductors_own, is_view, schema, writes
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
@@ -37,10 +38,17 @@ class MarkedRegions:
         self.draws = any(map(_draws, nodes))
 
     def allow(self, module: fx.GraphModule) -> int:
-        """Lets a program carry the regions, if it can; how many there are."""
+        """Lets a program carry the regions, if it can; how many there are.
+
+        Those of a graph from a file say it themselves, where they were looked at before.
+        """
         found = [n for n in module.graph.nodes if is_compiled_region(n.target)]
+        if all(map(may_be_carried, found)):
+            self.obstacle = ""
+            return len(found)
         for node in found if not self.obstacle else ():
             node.meta[_CARRIED] = self.draws
+            keep_example(node)
         return len(found)
 
 

@@ -52,7 +52,7 @@ def for_meshes(
                 copies[node] = _as_operand(values[node])
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-    results = module.graph.output_node().args[0]
+    results: Any = module.graph.output_node().args[0]
     told = {i: values[node] for i, node in enumerate(results) if node in known}
     graph.output([None if i in told else _copied(r, copies) for i, r in enumerate(results)])
     return fx.GraphModule(module, graph), told
@@ -92,7 +92,8 @@ def _compute(module: fx.GraphModule, node: fx.Node, values: Mapping[fx.Node, Any
         return values[operand]
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-    return node.target(*args, **kwargs)
+    call: Any = node.target
+    return call(*args, **kwargs)
 
 
 def _as_operand(value: Any) -> Any:

@@ -110,14 +110,38 @@ def cudagraph_pipeline(traced: Any, config: Any, *args: Any, **kwargs: Any) -> l
             "without programs",
             " or ".join(_OWN_PASS),
         )
-    passes: list[Any] = []
-    for name, entry in zip(names, before, strict=True):
+    passes = [p for p in _noting(before, regions) if _name(p) != _ANNOTATIONS]
+    return [own if _name(p) in _OWN_PASS else p for p in passes]
+
+
+def _noting(passes: Sequence[Any], regions: MarkedRegions) -> list[Any]:
+    """These, and a look at each region before it is compiled."""
+    found: list[Any] = []
+    for entry in passes:
+        name = _name(entry)
         if name in (_REGIONS, _WHOLE):
             note = functools.partial(_note_regions_pass, regions=regions, whole=name == _WHOLE)
-            passes.append(note)
-        if name != _ANNOTATIONS:
-            passes.append(own if name in _OWN_PASS else entry)
-    return passes
+            found.append(note)
+        found.append(entry)
+    return found
+
+
+def _sign_regions_pass(gm: fx.GraphModule, _: Any, *, regions: MarkedRegions) -> fx.GraphModule:
+    regions.allow(gm)
+    return gm
+
+
+def _look_at_artifacts(passes: ModuleType) -> None:
+    """Artifacts are precompiled with these passes: their regions tell what they were seen to do."""
+    choose = passes.compile_time_passes
+
+    @functools.wraps(choose)
+    def choose_and_look(*args: Any, **kwargs: Any) -> list[Any]:
+        regions = MarkedRegions()
+        chosen = _noting(choose(*args, **kwargs), regions)
+        return [*chosen, functools.partial(_sign_regions_pass, regions=regions)]
+
+    passes.compile_time_passes = choose_and_look
 
 
 def _name(entry: Any) -> str:
@@ -192,6 +216,7 @@ def _register_pipeline() -> None:
     registry = importlib.import_module(f"{_GRAPH_TRAINER}.registry")
     registry.register_pass_pipeline("cudagraph")(cudagraph_pipeline)
     registry.register_post_init_hook("cudagraph")(_close_with_teardown)
+    _when_imported(f"{_GRAPH_TRAINER}.passes", _look_at_artifacts)
 
 
 class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):

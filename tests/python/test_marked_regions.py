@@ -15,7 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gravure.calls.graph_passes import GraphPasses
+from gravure.graphs import compiled_ops
 from gravure.graphs.marked_regions import MarkedRegions
+from gravure.torch_api.private_names import MINOR
 from running import need_library
 from titan_model import replays
 from torch import Tensor, fx
@@ -41,9 +43,17 @@ def draws(x: Tensor, weight: Tensor) -> list[Tensor]:
     return [y.sum(), torch.bernoulli(torch.sigmoid(y)).rsqrt()]
 
 
+def draws_from_another(x: Tensor, weight: Tensor) -> list[Tensor]:
+    y = x @ weight
+    return [y.sum(), torch.bernoulli(torch.sigmoid(y), generator=_GENERATOR).rsqrt()]
+
+
 def writes(x: Tensor, weight: Tensor) -> list[Tensor]:
     weight.rsqrt_()
     return [(x @ weight).sum(), x]
+
+
+_GENERATOR = torch.Generator()
 
 
 def marked(function: Callable[..., Any]) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
@@ -113,30 +123,58 @@ def test_a_region_that_computes_is_carried(passes: GraphPasses) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize(
-    ("function", "why"), [(draws, "bernoulli.*draws"), (writes, "rsqrt_.*write")]
-)
-def test_a_region_that_does_more_is_not(
-    passes: GraphPasses,
-    caplog: pytest.LogCaptureFixture,
-    function: Callable[..., Any],
-    why: str,
-) -> None:
-    graph, args = marked(function)
+def test_a_region_that_writes_is_not(passes: GraphPasses, caplog: pytest.LogCaptureFixture) -> None:
+    graph, args = marked(writes)
     regions = MarkedRegions()
     regions.note(graph, whole=False)
-    assert re.search(why, regions.obstacle)
+    assert re.search("rsqrt_.*write", regions.obstacle)
     graph = compiled(graph)
     assert regions.allow(graph) == 1
     with caplog.at_level(logging.WARNING, "gravure"):
         ours = passes.step(graph, [])
     assert "runs as it is" in caplog.text
-    plain = compiled(marked(function)[0])
-    torch.manual_seed(1)
-    expected = graph_results(plain, args)
-    torch.manual_seed(1)
+    expected = graph_results(compiled(marked(writes)[0]), args)
     assert all(map(torch.equal, graph_results(ours, args), expected))
     assert replays() == 0
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_region_that_draws_is_carried(passes: GraphPasses) -> None:
+    """Each call has the draws of the region itself, which the generator goes on with."""
+    graph, args = marked(draws)
+    regions = MarkedRegions()
+    regions.note(graph, whole=False)
+    assert regions.draws and not regions.obstacle
+    graph = compiled(graph)
+    torch.manual_seed(1)
+    expected = [graph_results(graph, args) for _ in range(6)]
+    assert not torch.equal(expected[0][1], expected[1][1])
+    assert regions.allow(graph) == 1
+    passes.configure({"on_missed": "raise", "min_partition_size": 1})
+    ours = passes.step(graph, [1])
+    torch.manual_seed(1)
+    for each in expected:
+        assert all(map(torch.equal, ours(*args), each))
+    assert replays() > 0
+    # The passes know of it, which shows on a GPU alone.
+    called = {code.operator for code in compiled_ops._LIVE.values()}
+    assert torch.ops.gravure.compiled_random.default in called
+
+
+@pytest.mark.skipif(MINOR < 15, reason="this torch traces no generator")
+def test_a_region_that_draws_from_a_generator_of_its_own_is_not() -> None:
+    graph, _ = marked(draws_from_another)
+    regions = MarkedRegions()
+    regions.note(graph, whole=False)
+    assert re.search("bernoulli.*of its own", regions.obstacle)
+
+
+def test_a_region_that_reads_is_not() -> None:
+    args = torch.randn(8, 16), torch.randn(8, 16)
+    graph = make_fx(lambda x, y: x.masked_select(y > 0), tracing_mode="symbolic")(*args)
+    regions = MarkedRegions()
+    regions.note(graph, whole=True)
+    assert re.search("masked_select.*reads", regions.obstacle)
 
 
 def graph_results(graph: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
@@ -152,6 +190,38 @@ def test_regions_that_nobody_looked_at_are_not_carried() -> None:
     assert not any("gravure_carried" in node.meta for node in graph.graph.nodes)
 
 
+def from_a_file(graph: fx.GraphModule) -> fx.GraphModule:
+    """As torchtitan's artifacts come: without examples of what nodes give."""
+    for node in graph.graph.nodes:
+        node.meta.pop("val", None)
+    return graph
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("were_seen", [True, False])
+def test_regions_from_a_file(
+    passes: GraphPasses, caplog: pytest.LogCaptureFixture, were_seen: bool
+) -> None:
+    """They are carried where they were looked at before the file was made."""
+    graph, args = marked(step)
+    maker = MarkedRegions()
+    maker.note(graph, whole=False)
+    graph = compiled(graph)
+    expected = [t.clone() for t in graph(*args)]
+    if were_seen:
+        maker.allow(graph)
+    graph = from_a_file(graph)
+    regions = MarkedRegions()
+    assert regions.allow(graph) == 1
+    assert bool(regions.obstacle) != were_seen
+    passes.configure({"min_partition_size": 1})
+    ours = passes.step(graph, [1])
+    for _ in range(5):
+        assert all(map(torch.equal, ours(*args), expected))
+    assert (replays() > 0) == were_seen
+    assert ("runs as it is" in caplog.text) != were_seen
+
+
 def test_a_whole_graph_is_looked_at_without_marks() -> None:
     graph, _ = marked(writes)
     for node in graph.graph.nodes:
@@ -161,3 +231,26 @@ def test_a_whole_graph_is_looked_at_without_marks() -> None:
     assert not regions.obstacle
     regions.note(graph, whole=True)
     assert "write" in regions.obstacle
+
+
+def in_place(x: Tensor, weight: Tensor) -> list[Tensor]:
+    """As a chunked loss adds up: into what it has made, or into a part of it."""
+    y = x @ weight
+    y.view(-1)[3:].add_(1)
+    values, _ = y.sort()
+    torch._foreach_mul_([values, y], 2.0)
+    return [values.sum(), y]
+
+
+def into_a_part(x: Tensor, weight: Tensor) -> list[Tensor]:
+    weight.t()[0].mul_(2)
+    return [(x @ weight).sum()]
+
+
+def test_a_whole_graph_may_write_into_what_it_has_made() -> None:
+    for function, obstacle in ((in_place, ""), (into_a_part, "mul_.Tensor in them may write")):
+        graph, _ = marked(function)
+        regions = MarkedRegions()
+        regions.note(graph, whole=True)
+        assert obstacle in regions.obstacle
+        assert bool(obstacle) == bool(regions.obstacle)

@@ -10,11 +10,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gravure
 import pytest
+import titan_precompile
 import titan_trainer
 from gravure.torch_api.private_names import MINOR
 from gravure_native import library_path
@@ -37,22 +39,17 @@ TOO_NEW = [
     "apply_cpu_offload_pass",
 ]
 LLAMA = "graph_trainer_llama3_debugmodel_sdpa"
+DEEPSEEK = "graph_trainer_deepseek_v3_debugmodel_sdpa"
+FOUR = ("--parallelism.tensor_parallel_degree=2", "--parallelism.data_parallel_shard_degree=2")
+ONE = ("--parallelism.data_parallel_shard_degree=1",)
+needs_2_13 = pytest.mark.skipif(MINOR < 13, reason="this part of torchtitan's needs torch 2.13")
 
 
-def train(folder: Path, ranks: int, module: str, config: str, *arguments: str) -> list[Any]:
-    """What each rank found."""
-    given = list(arguments)
-    disabled = [] if MINOR >= 13 else list(TOO_NEW)
-    if "--without" in given:
-        given.remove("--without")
-        disabled.append(OWN_PASS)
-    launch = f"-m torch.distributed.run --nproc_per_node={ranks} --rdzv_backend=c10d"
-    launch += f" --rdzv_endpoint=localhost:0 {titan_trainer.__file__}"
+def run(folder: Path, launch: str, module: str, config: str, *given: str) -> None:
+    """One of torchtitan's programs, on the data of `write_assets`."""
     launch += f" --module {module} --config {config} --hf_assets_path tests/assets/tokenizer"
     launch += " --dataloader.dataset_path tests/assets/c4_test --training.local_batch_size 2"
     launch += " --training.seq_len 32 --training.steps 6 --debug.seed 0 --debug.deterministic"
-    if disabled:
-        given += ["--compile.disable_passes", ",".join(disabled)]
     here = Path(__file__).parent
     paths = [str(Path(gravure.__file__).parents[1]), str(here), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
@@ -64,10 +61,24 @@ def train(folder: Path, ranks: int, module: str, config: str, *arguments: str) -
         "PYTHONPATH": os.pathsep.join(paths),
     }
     command = [sys.executable, *launch.split(), *given]
-    run = subprocess.run(
+    ran = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
     )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+
+
+def train(folder: Path, ranks: int, module: str, config: str, *arguments: str) -> list[Any]:
+    """What each rank found."""
+    given = list(arguments)
+    disabled = [] if MINOR >= 13 else list(TOO_NEW)
+    if "--without" in given:
+        given.remove("--without")
+        disabled.append(OWN_PASS)
+    if disabled:
+        given += ["--compile.disable_passes", ",".join(disabled)]
+    launch = f"-m torch.distributed.run --nproc_per_node={ranks} --rdzv_backend=c10d"
+    launch += f" --rdzv_endpoint=localhost:0 {titan_trainer.__file__}"
+    run(folder, launch, module, config, *given)
     return [json.loads((folder / f"found.{rank}").read_text()) for rank in range(ranks)]
 
 
@@ -75,7 +86,8 @@ def same_training(
     folder: Path, config: str, *arguments: str, ranks: int = 1, by_module: bool = False
 ) -> list[Any]:
     """Of our run, where one without the pass found the same losses, gradients and parameters."""
-    write_assets(folder)
+    if not (folder / "tests").exists():
+        write_assets(folder)
     expected = train(folder, ranks, "titan_configs", config, *arguments, "--without")
     ours = ["--compile.pass_pipeline", "cudagraph"]
     module = "titan_configs"
@@ -112,7 +124,7 @@ def test_gradients_that_are_let_go_of(tmp_path: Path) -> None:
     same_training(tmp_path, LLAMA, *arguments)
 
 
-@pytest.mark.skipif(MINOR < 13, reason="torchtitan's recomputation needs torch 2.13")
+@needs_2_13
 @pytest.mark.parametrize("policy", ["full", "eager"])
 def test_activation_policies(tmp_path: Path, policy: str) -> None:
     (found,) = same_training(tmp_path, LLAMA, f"--compile.memory_policy={policy}")
@@ -124,6 +136,44 @@ def test_two_processes(tmp_path: Path) -> None:
     same_training(tmp_path, LLAMA, ranks=2)
 
 
-@pytest.mark.skipif(MINOR < 13, reason="torchtitan's experts need torch 2.13")
+@needs_2_13
+def test_compiled_as_a_whole(tmp_path: Path) -> None:
+    """Inductor's code of the step is one call, captured."""
+    (found,) = same_training(tmp_path, LLAMA, "--compile.inductor_compilation=full")
+    assert found["ran"]["states"] == {"step": {"captured": 1}}
+
+
+@needs_2_13
+@pytest.mark.parametrize(
+    ("ranks", "arguments"), [(4, FOUR), (1, [*ONE, "--compile.inductor_compilation=full"])]
+)
+def test_precompiled(tmp_path: Path, ranks: int, arguments: Sequence[str]) -> None:
+    """By one process for all ranks: without regions, and as the one that all of it is."""
+    given = [*arguments, f"--compile.precompile_artifact_dir={tmp_path / 'artifact'}"]
+    write_assets(tmp_path)
+    run(tmp_path, titan_precompile.__file__, "gravure.torchtitan", LLAMA, *given)
+    found = same_training(tmp_path, LLAMA, *given, ranks=ranks)
+    assert [each["ran"]["states"] for each in found] == [{"step": {"captured": 1}}] * ranks
+
+
+@needs_2_13
 def test_deepseek(tmp_path: Path) -> None:
-    same_training(tmp_path, "graph_trainer_deepseek_v3_debugmodel_sdpa")
+    """On the CPU the products of experts read how many tokens each has: these alone are cut out."""
+    (found,) = same_training(tmp_path, DEEPSEEK)
+    assert all("aten::_grouped_mm" in node for node in found["ran"]["nodes"])
+    assert found["ran"]["states"]["step"].keys() == {"captured"}
+
+
+@needs_2_13
+@pytest.mark.parametrize("config", [LLAMA, DEEPSEEK])
+def test_four_processes(tmp_path: Path, config: str) -> None:
+    """FSDP beside tensor parallelism."""
+    same_training(tmp_path, config, *FOUR, ranks=4)
+
+
+@needs_2_13
+def test_traced_on_one_rank_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph asks its mesh for a submesh, and that for the groups of collectives."""
+    monkeypatch.setenv("ONE_RANK", "1")
+    found = same_training(tmp_path, LLAMA, *FOUR, ranks=4)
+    assert [each["ran"]["states"] for each in found] == [{"step": {"captured": 1}}] * 4

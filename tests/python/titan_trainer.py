@@ -1,7 +1,8 @@
 """torchtitan 0.3's own trainer where there is no GPU, as a program: its arguments are torchtitan's.
 
 `$FOUND.RANK` gets what was computed, in bits, step by step, and what ran. What is replaced is
-torchtitan's and PyTorch's idea of the device, never what calls the passes.
+torchtitan's and PyTorch's idea of the device, never what calls the passes. With `$ONE_RANK` the
+step is traced on one rank for all.
 """
 
 from __future__ import annotations
@@ -71,6 +72,18 @@ def record(trainer: type, into: dict[str, Any]) -> None:
     utils.clip_grad_norm_ = clip_grad_norm_
 
 
+def trace_for_all_ranks(trainer: type) -> None:
+    """Traces as torchtitan's precompilation does, on one rank for all: graphs read their meshes."""
+    config = importlib.import_module("torch.compiler.config")
+    step = trainer._make_fx_forward_backward_step
+
+    def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with config.patch(compile_on_one_rank=self._traced_step is None):
+            return step(self, *args, **kwargs)
+
+    trainer._make_fx_forward_backward_step = traced
+
+
 def main() -> None:
     titan_on_cpu.use_the_cpu()
     titan_on_cpu.add_names_of_newer_torch()
@@ -82,6 +95,8 @@ def main() -> None:
     found: dict[str, Any] = {"losses": [], "gradients": []}
     trainer = importlib.import_module("torchtitan.experiments.graph_trainer.trainer").GraphTrainer
     record(trainer, found)
+    if "ONE_RANK" in os.environ:
+        trace_for_all_ranks(trainer)
     importlib.import_module("torchtitan.train").main()
     found["ended"] = programs_have_ended()
     Path(f"{os.environ['FOUND']}.{os.environ['RANK']}").write_text(json.dumps(found))

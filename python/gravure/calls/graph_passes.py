@@ -16,6 +16,8 @@ import torch
 from torch import fx
 
 from ..graphs.constants import fold_constants
+from ..graphs.examples import add_examples, has_examples
+from ..graphs.mesh_values import for_meshes, meshes_read
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
 from ..library.load import program_class
@@ -28,6 +30,7 @@ from .compiled_graph import CompiledGraph
 from .live_graphs import follow
 from .program_maker import as_it_is
 
+_MOST_MESHES = 4  # sets of them that one step has programs for
 logger = logging.getLogger("gravure")
 
 
@@ -82,18 +85,28 @@ class GraphPasses:
 
         The result is called with the graph's arguments, one by one.
         """
-        fold_constants(module)
         kept = set(static_inputs)
+        if has_examples(module):
+            fold_constants(module)
+        if has_examples(module) and meshes_read(module) is None:
+            run: Run = self._step(module, kept)
+        else:
+            run = _MadeInCalls(self, module, kept)
+        return _replaced(module, lambda *args: run(list(args)), is_boxed=False)
+
+    def _step(self, module: fx.GraphModule, kept: set[int]) -> Run:
         graph = self._new_graph("step")
         handed_on = _handed_on(module)
         step = _without_results(module, handed_on) if handed_on else _copy(module)
         placeholders = step.graph.find_nodes(op="placeholder")
         specs = [_plain_spec(node, i in kept) for i, node in enumerate(placeholders)]
         graph.take(_traced(graph.label, step, unique_names(specs)), native=False)
-        run = graph.run_forward
-        if handed_on:
-            run = _handing_on(run, handed_on)
-        return _replaced(module, lambda *args: run(list(args)), is_boxed=False)
+        return _handing_on(graph.run_forward, handed_on) if handed_on else graph.run_forward
+
+    @property
+    def raises(self) -> bool:
+        """Whether what gets no program is an error."""
+        return self._options.raises
 
     def shutdown(self) -> None:
         """Gives back the graphs and arenas of all programs, which cannot run afterwards."""
@@ -106,6 +119,60 @@ class GraphPasses:
         self._graphs.add(graph)
         follow(graph)
         return graph
+
+
+class _MadeInCalls:
+    """A step of which too little is known before its first call, as programs that are made there.
+
+    It reads meshes: one that was compiled on one rank for all was compiled with that one's. Or it
+    comes from a file, without an example of what any node gives.
+    """
+
+    def __init__(self, passes: GraphPasses, module: fx.GraphModule, kept: set[int]) -> None:
+        self._passes = passes
+        self._module = _copy(module)
+        self._kept = kept
+        self._read: list[int] | None = None  # which arguments are meshes that it reads
+        self._made: list[tuple[list[Any], Run]] = []
+        self._as_it_is: Run = boxed(as_it_is(_copy(module)))
+        self._was_told = False
+
+    def __call__(self, args: list[Any]) -> Any:
+        if self._read is None:
+            self._read = self._look(args)
+        given = [args[i] for i in self._read]
+        for meshes, run in self._made:
+            if all(a is b for a, b in zip(meshes, given, strict=True)):
+                return run(args)
+        if len(self._made) < _MOST_MESHES:
+            run = self._for(given)
+            self._made.append((given, run))
+            return run(args)
+        if not self._was_told:
+            logger.warning("a step has more than %d meshes: it runs as it is", _MOST_MESHES)
+            self._was_told = True
+        return self._as_it_is(args)
+
+    def _look(self, args: Sequence[Any]) -> list[int]:
+        """What it reads, once it is known what each node gives."""
+        if has_examples(self._module):
+            return meshes_read(self._module) or []
+        try:
+            add_examples(self._module, args)
+        except Exception as error:
+            if self._passes.raises:
+                raise
+            logger.warning("a step runs as it is, without a program: %s", error)
+            self._made.append(([], self._as_it_is))
+            return []
+        fold_constants(self._module)
+        return meshes_read(self._module) or []
+
+    def _for(self, given: list[Any]) -> Run:
+        assert self._read is not None
+        module, told = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
+        run = self._passes._step(module, self._kept)
+        return _telling(run, told) if told else run
 
 
 class _Pair:
@@ -224,6 +291,18 @@ def _handing_on(run: Run, handed_on: dict[int, int]) -> Run:
         for result in sorted(found):
             others.insert(result, found[result])
         return others
+
+    return whole
+
+
+def _telling(run: Run, told: Mapping[int, Any]) -> Run:
+    """`run`, whose results at these positions are these values."""
+
+    def whole(args: list[Any]) -> list[Any]:
+        results = list(run(args))
+        for i, value in told.items():
+            results[i] = value
+        return results
 
     return whole
 

@@ -360,7 +360,7 @@ class _Region:
 
 
 def carried(
-    node: fx.Node, known: KnownNumbers
+    node: fx.Node, known: KnownNumbers, *, random: bool
 ) -> tuple[CompiledCode, list[fx.Node], list[fx.Node]]:
     """A node that is no operator as compiled code, its tensors and its numbers.
 
@@ -376,5 +376,5 @@ def carried(
         leaves = pytree.tree_leaves(module(*inputs))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-    code = CompiledCode(node.name, run, *region.layouts(), random=False)
+    code = CompiledCode(node.name, run, *region.layouts(), random=random)
     return code, region.inputs, region.numbers

@@ -7,15 +7,20 @@ That is seen in its nodes alone, and these are gone afterwards: so who calls tha
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from torch import fx
 
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
-from .node_facts import is_collective, is_free, is_inductors_own, schema, writes
+from .examples import keep_example
+from .node_facts import is_collective, is_free, is_inductors_own, is_view, schema, writes
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
-_CARRIED = "gravure_carried"
+_CARRIED = "gravure_carried"  # and whether they draw
+_READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class MarkedRegions:
@@ -24,21 +29,36 @@ class MarkedRegions:
     def __init__(self) -> None:
         # Why a program cannot carry them; "" if it can.
         self.obstacle = "they were compiled elsewhere, so nobody knows what they write or draw"
+        self.draws = False  # from the default generators, some of them
 
     def note(self, module: fx.GraphModule, *, whole: bool) -> None:
         """Before they are compiled. `whole`: all of the graph becomes one region."""
-        self.obstacle = next(filter(None, map(_obstacle, _marked(module, whole))), "")
+        nodes = _marked(module, whole)
+        self.obstacle = next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
+        self.draws = any(map(_draws, nodes))
 
     def allow(self, module: fx.GraphModule) -> int:
-        """Lets a program carry the regions, if it can; how many there are."""
+        """Lets a program carry the regions, if it can; how many there are.
+
+        Those of a graph from a file say it themselves, where they were looked at before.
+        """
         found = [n for n in module.graph.nodes if is_compiled_region(n.target)]
+        if all(map(may_be_carried, found)):
+            self.obstacle = ""
+            return len(found)
         for node in found if not self.obstacle else ():
-            node.meta[_CARRIED] = True
+            node.meta[_CARRIED] = self.draws
+            keep_example(node)
         return len(found)
 
 
 def may_be_carried(node: fx.Node) -> bool:
     return _CARRIED in node.meta
+
+
+def may_draw(node: fx.Node) -> bool:
+    """Of one that may be carried."""
+    return bool(node.meta.get(_CARRIED))
 
 
 def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
@@ -47,14 +67,43 @@ def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
     return [n for n in calls if whole or _MARK in (n.meta.get("custom") or {})]
 
 
-def _obstacle(node: fx.Node) -> str:
+def _obstacle(node: fx.Node, whole: bool) -> str:
     if is_collective(node):
         return f"{node.target} in them communicates"
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        return f"{node.target} in them draws random numbers"
-    if node.target is torch.ops.aten._local_scalar_dense.default:
+    if _draws(node) and node.kwargs.get("generator") is not None:
+        return f"{node.target} in them draws from a generator of its own"
+    if any(tag in getattr(node.target, "tags", ()) for tag in _READS):
         return f"{node.target} in them reads on the host"
     is_number = is_free(node) and schema(node) is None and not higher_order_name(node.target)
+    if whole and _writes_into_its_own(node):
+        return ""
     if not is_number and not is_inductors_own(node) and writes(node):
         return f"{node.target} in them may write"
     return ""
+
+
+def _writes_into_its_own(node: fx.Node) -> bool:
+    """Into what the graph itself has made, and nobody outside sees before it is whole."""
+    found = schema(node)
+    if found is None or not found.is_mutable:
+        return False
+    given = dict(zip((a.name for a in found.arguments), node.args, strict=False)) | node.kwargs
+    written = [a.name for a in found.arguments if a.alias_info and a.alias_info.is_write]
+    return all(_is_made_here(given.get(name)) for name in written)
+
+
+def _is_made_here(value: Any) -> bool:
+    """Whether a tensor, or each of a list, lies in memory that a call of the graph has made."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_made_here, value))
+    while isinstance(value, fx.Node) and value.op == "call_function":
+        found = schema(value)
+        shares = found is not None and any(r.alias_info is not None for r in found.returns)
+        if not shares and not is_view(value) and value.target is not operator.getitem:
+            return found is not None
+        value = value.args[0] if value.args else None
+    return False
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -12,7 +12,7 @@ from ..errors import ExportError
 from ..graphs.compiled_ops import CompiledCode
 from ..graphs.compiled_regions import carried
 from ..graphs.known_numbers import KnownNumbers
-from ..graphs.marked_regions import may_be_carried
+from ..graphs.marked_regions import may_be_carried, may_draw
 from ..torch_api.fake_tensors import FakeTensorMode
 from ..torch_api.operators import OpOverload, higher_order_name, pytree
 from .program_text import TypeWriter
@@ -200,7 +200,7 @@ def _inline(writer: Writer, node: fx.Node) -> Ref:
 
 def _carry(writer: Writer, node: fx.Node) -> Ref:
     """One call of compiled code: the node itself. Its results keep the node's structure."""
-    code, inputs, numbers = carried(node, writer.known)
+    code, inputs, numbers = carried(node, writer.known, random=may_draw(node))
     writer.held.append(code)
     leaves, structure = pytree.tree_flatten(node.meta["val"])
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

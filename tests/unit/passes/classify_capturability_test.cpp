@@ -78,6 +78,28 @@ TEST_CASE("classify: an operator that reads its operands on the host only for so
   CHECK(reason("T = aten::histc(%x, 4, 0, 4)") == std::nullopt);
 }
 
+TEST_CASE("classify: products of groups are one kernel of bfloat16 on a GPU alone") {
+  const auto reason = [&](const std::string& dtype, const std::string& device,
+                          const std::string& offsets) {
+    const std::string a = dtype + "(2, 4, 8, strides=[32, 8, 1], device=" + device + ")",
+                      b = dtype + "(2, 8, 8, strides=[64, 8, 1], device=" + device + ")",
+                      flat = dtype + "(4, 8, strides=[8, 1], device=" + device + ")";
+    const bool grouped = offsets != "None";
+    const auto run = classify(
+        "graph step(%a : " + (grouped ? flat : a) + " {user_input \"a\"}, %b : " + b +
+        " {parameter \"b\"}, %o : Int(2, strides=[1], device=" + device +
+        ") {user_input \"o\"}):\n  %y : " + (grouped ? flat : a) + " = aten::_grouped_mm(%a, %b, " +
+        offsets + ")\n  return (%y {output \"y\"})");
+    return hostReasonOf(nodeAt(run.program, 0));
+  };
+  CHECK(reason("BFloat16", "cuda:0", "%o") == std::nullopt);
+  CHECK(reason("Float", "cuda:0", "%o") == HostReason::HostSync);
+  CHECK(reason("Half", "cuda:0", "%o") == HostReason::HostSync);
+  CHECK(reason("BFloat16", "cpu", "%o") == HostReason::HostSync);
+  CHECK(reason("Float", "cpu", "%o") == HostReason::HostSync);
+  CHECK(reason("Float", "cpu", "None") == std::nullopt);
+}
+
 TEST_CASE("classify: nothing of a program on the CPU is foreign to it") {
   const auto run = classify("graph step(%x : S {parameter \"x\"}, %y : T {user_input \"y\"}):\n"
                             "  %a : T = aten::mul.Tensor(%y, %x)\n"

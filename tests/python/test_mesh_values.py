@@ -1,0 +1,121 @@
+"""Steps that read their meshes, as torchtitan's do that are compiled on one rank for all."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import gravure
+import pytest
+import torch
+import torch.distributed as dist
+from gravure.calls.graph_passes import GraphPasses
+from gravure.graphs.mesh_values import for_meshes, meshes_read
+from gravure.torch_api.private_names import MINOR
+from running import bits, need_library
+from titan_model import replays
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+need_library()
+pytestmark = [
+    pytest.mark.skipif(MINOR < 15, reason="graphs take meshes from torch 2.15 on"),
+    pytest.mark.usefixtures("fresh"),
+]
+
+
+@pytest.fixture
+def meshes() -> Iterator[list[DeviceMesh]]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield [init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b")) for _ in range(6)]
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def passes() -> Iterator[GraphPasses]:
+    made = GraphPasses()
+    made.configure({"on_missed": "raise", "min_partition_size": 1})
+    yield made
+    made.shutdown()
+
+
+def step(mesh: DeviceMesh) -> fx.GraphModule:
+    """x @ w summed over the submesh `b`, times one and this rank's place there; and the submesh."""
+    from torch.distributed._ops import device_mesh  # noqa: F401, PLC0415  registers operators
+    from torch.distributed.tensor import _collective_utils  # noqa: F401, PLC0415
+
+    graph = fx.Graph()
+    weight, given, x = (graph.placeholder(name) for name in ("weight", "mesh", "x"))
+    call = graph.call_function
+    submesh = call(torch.ops.device_mesh._get_submesh, (given, [1]))
+    group = call(torch.ops._dtensor.mesh_get_process_group.default, (submesh, 0))
+    ranks = graph.get_attr("ranks")
+    coordinate = call(torch.ops.device_mesh._runtime_compute_coordinate_on_dim.default, (ranks, 1))
+    factor = call(operator.add, (coordinate, 1))
+    product = call(torch.ops.aten.mm.default, (x, weight))
+    start = call(torch.ops._c10d_functional.all_reduce.default, (product, "sum", group))
+    summed = call(torch.ops._c10d_functional.wait_tensor.default, (start,))
+    result = call(torch.ops.aten.mul.Tensor, (summed, factor))
+    graph.output([submesh, result, given])
+    fake = torch._subclasses.FakeTensorMode()
+    weight.meta["val"] = fake.from_tensor(torch.empty(3, 4))
+    x.meta["val"] = fake.from_tensor(torch.empty(2, 3))
+    given.meta["val"], submesh.meta["val"] = mesh, mesh["b"]
+    for node in (product, start, summed, result):
+        node.meta["val"] = fake.from_tensor(torch.empty(2, 4))
+    root = torch.nn.Module()
+    root.register_buffer("ranks", torch.zeros(1, 1, 1, dtype=torch.int))
+    return fx.GraphModule(root, graph)
+
+
+def test_it_is_a_program_for_its_mesh(meshes: list[DeviceMesh], passes: GraphPasses) -> None:
+    module = step(meshes[0])
+    weight, x = torch.randn(3, 4), torch.randn(2, 3)
+    expected = x @ weight
+    ours = passes.step(module, [0])
+    for _ in range(5):
+        submesh, found, given = ours(weight, meshes[1], x)
+        assert bits(found) == bits(expected)
+        assert submesh == meshes[1]["b"] and given is meshes[1]
+    assert replays() > 0
+    assert [graph.failure for graph in gravure.report().graphs] == [""]
+
+
+def test_each_mesh_has_its_own(
+    meshes: list[DeviceMesh], passes: GraphPasses, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Up to four; for others the step runs as it is."""
+    ours = passes.step(step(meshes[0]), [0])
+    weight, x = torch.randn(3, 4), torch.randn(2, 3)
+    for _ in range(2):
+        for count, mesh in enumerate(meshes, 1):
+            submesh, found, _ = ours(weight, mesh, x)
+            assert submesh == mesh["b"]
+            assert bits(found) == bits(x @ weight)
+            assert len(gravure.report().graphs) >= min(count, 4)
+    assert len(gravure.report().graphs) == 4
+    assert caplog.text.count("more than 4 meshes") == 1
+
+
+def test_groups_are_names_and_places_are_numbers(meshes: list[DeviceMesh]) -> None:
+    module = step(meshes[0])
+    read = meshes_read(module)
+    assert read == [1]
+    made, told = for_meshes(module, {1: meshes[1]})
+    assert told == {0: meshes[1]["b"]}
+    reduce = made.graph.find_nodes(
+        op="call_function", target=torch.ops._c10d_functional.all_reduce.default
+    )
+    assert [node.args[2] for node in reduce] == [meshes[1]["b"].get_group().group_name]
+    product = made.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    assert [node.args[1] for node in product] == [1]
+
+
+def test_a_mesh_that_is_only_handed_on_is_not_read(meshes: list[DeviceMesh]) -> None:
+    graph = fx.Graph()
+    mesh = graph.placeholder("mesh")
+    mesh.meta["val"] = meshes[0]
+    graph.output([mesh])
+    assert meshes_read(fx.GraphModule(torch.nn.Module(), graph)) is None

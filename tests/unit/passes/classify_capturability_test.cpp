@@ -85,11 +85,11 @@ TEST_CASE("classify: products of groups are one kernel of bfloat16 on a GPU alon
                       b = dtype + "(2, 8, 8, strides=[64, 8, 1], device=" + device + ")",
                       flat = dtype + "(4, 8, strides=[8, 1], device=" + device + ")";
     const bool grouped = offsets != "None";
-    const auto run = classify(
-        "graph step(%a : " + (grouped ? flat : a) + " {user_input \"a\"}, %b : " + b +
-        " {parameter \"b\"}, %o : Int(2, strides=[1], device=" + device +
-        ") {user_input \"o\"}):\n  %y : " + (grouped ? flat : a) + " = aten::_grouped_mm(%a, %b, " +
-        offsets + ")\n  return (%y {output \"y\"})");
+    const auto run =
+        classify("graph step(%a : " + (grouped ? flat : a) + " {user_input \"a\"}, %b : " + b +
+                 " {parameter \"b\"}, %o : Int(2, strides=[1], device=" + device +
+                 ") {user_input \"o\"}):\n  %y : " + (grouped ? flat : a) +
+                 " = aten::_grouped_mm(%a, %b, " + offsets + ")\n  return (%y {output \"y\"})");
     return hostReasonOf(nodeAt(run.program, 0));
   };
   CHECK(reason("BFloat16", "cuda:0", "%o") == std::nullopt);

@@ -101,8 +101,6 @@ class Seals {
   const Seal* find(const std::vector<c10::IValue>& inputs) const;
   /// The same of those that are not current, by Seal::capturesHold() alone.
   const Seal* findBeside(const std::vector<c10::IValue>& inputs) const;
-  /// The only one there is; nullptr if there is none, or several.
-  const Seal* only() const { return seals_.size() == 1 ? seals_.front().get() : nullptr; }
   const Seal* current() const { return current_; }
   size_t count() const { return seals_.size(); }
   /// Another number once one of them was made or broken.

@@ -6,11 +6,12 @@
 
 namespace gravure {
 
-/// The seal by which `entry` goes straight, if it holds for these inputs; nullptr else. What the numbers
-/// come to is found anew where seals have changed.
+/// The seal by which `entry` goes straight, if it holds for these inputs; nullptr else: the current one,
+/// since the slow way makes another one current. What the numbers come to is found anew where seals have
+/// changed.
 const Seal* Runtime::Impl::straightSeal(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                         const std::vector<int64_t>& watched) {
-  const Seal* const seal = entry.seals.only();
+  const Seal* const seal = entry.seals.current();
   if (!seal || !entry.inputs.moving->empty()) return nullptr;
   StraightStep& straight = entry.straight;
   const bool known = straight.madeFor == entry.seals.changes();

@@ -368,7 +368,13 @@ def _host(count: int, way: str) -> None:
 
 def trainer() -> None:
     import hf_trainer
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     layers, width, heads, seq, steps = (2, 32, 2, 16, 16) if TINY else (12, 384, 6, 128, 120)
     config = GPT2Config(n_layer=layers,
@@ -387,7 +393,7 @@ def trainer() -> None:
         def __getitem__(self, i: int) -> dict[str, Tensor]:
             return {"input_ids": self.rows[i], "labels": self.rows[i]}
 
-    class Clock(hf_trainer.TrainerCallback):
+    class Clock(TrainerCallback):
         """Times of steps, without a wait of its own."""
 
         def __init__(self) -> None:
@@ -419,11 +425,8 @@ def trainer() -> None:
             settings |= {"use_cpu": True} if DEVICE == "cpu" else {}
             clock = Clock()
             kind: Any = hf_trainer.Captured if captured else Trainer
-            extra = [hf_trainer.Clip(1.0)] if captured else []
-            arguments = TrainingArguments(
-                folder, max_grad_norm=0.0 if captured else 1.0, **settings
-            )
-            kind(model, arguments, train_dataset=data, callbacks=[clock, *extra]).train()
+            arguments = TrainingArguments(folder, max_grad_norm=1.0, **settings)
+            kind(model, arguments, train_dataset=data, callbacks=[clock]).train()
         models[way], ms[way] = model, clock.ms
         say(part="trainer", way=way, step_ms=round(clock.ms, 3),
             of_eager=round(clock.ms / ms["eager"], 3),

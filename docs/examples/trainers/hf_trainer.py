@@ -4,7 +4,7 @@
 
 `torch_compile_backend="gravure"` is refused: transformers and Accelerate have a closed list of
 names. `model.compile(backend="gravure")` before the Trainer is made does the same. The Trainer
-clips by Accelerate, so `max_grad_norm=0`, and a callback clips.
+clips by Accelerate, in `_clip_grad_norm`, which is Gravure's here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import gravure
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
 class Captured(Trainer):
@@ -25,15 +25,9 @@ class Captured(Trainer):
         optimizer = super().create_optimizer(*args, **kwargs)
         return gravure.compile_optimizer(optimizer)
 
-
-class Clip(TrainerCallback):
-    """In the place of max_grad_norm."""
-
-    def __init__(self, max_norm: float) -> None:
-        self.max_norm = max_norm
-
-    def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
-        gravure.clip_grad_norm_(model.parameters(), self.max_norm)
+    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
+        self.accelerator.unscale_gradients()  # with fp16
+        return gravure.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):
@@ -66,18 +60,11 @@ def make_trainer(folder: str, *, captured: bool, **further: Any) -> Trainer:
     }
     settings |= {"use_cpu": True} if not torch.cuda.is_available() else {}
     settings |= further
-    if not captured:
-        arguments = TrainingArguments(folder, max_grad_norm=1.0, **settings)
-        return Trainer(model, arguments, train_dataset=Tokens(), eval_dataset=Tokens())
-    model.compile(backend="gravure")
-    arguments = TrainingArguments(folder, max_grad_norm=0.0, **settings)
-    return Captured(
-        model,
-        arguments,
-        train_dataset=Tokens(),
-        eval_dataset=Tokens(),
-        callbacks=[Clip(1.0)],
-    )
+    if captured:
+        model.compile(backend="gravure")
+    arguments = TrainingArguments(folder, max_grad_norm=1.0, **settings)
+    kind = Captured if captured else Trainer
+    return kind(model, arguments, train_dataset=Tokens(), eval_dataset=Tokens())
 
 
 def train(folder: str, *, captured: bool, resume: str | None = None, **further: Any) -> Any:

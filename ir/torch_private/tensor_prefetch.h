@@ -1,9 +1,9 @@
 #pragma once
 // What a tensor's fields lie in, fetched ahead: a loop over a thousand tensors waits for memory, and for
-// little else. Hints to the processor: a wrong one costs time and nothing more.
+// little else.
 //
-// TensorImpl, its StorageImpl and its version counter are three blocks of the heap. The counter's address is
-// private; without it, prefetchVersion() would do nothing.
+// Private: where a tensor's version counter lies.
+// Without it prefetchVersion() does nothing, and the loop takes longer. A wrong hint costs time alone.
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/StorageImpl.h>

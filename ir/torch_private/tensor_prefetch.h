@@ -14,8 +14,9 @@
 
 namespace gravure {
 
-inline constexpr size_t kFarAhead = 8;   // tensors that a loop fetches ahead
-inline constexpr size_t kNearAhead = 4;  // of them, those whose blocks are there, and are read for the next
+inline constexpr size_t kFarAhead = 8;  // tensors that a loop fetches ahead
+inline constexpr size_t kNearAhead =
+    4;  // of them, those whose blocks are there, and are read for the next
 
 inline void prefetchTensor(const c10::TensorImpl* tensor) {
   const char* const begin = reinterpret_cast<const char*>(tensor);

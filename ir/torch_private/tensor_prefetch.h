@@ -14,9 +14,8 @@
 
 namespace gravure {
 
-inline constexpr size_t kFarAhead = 8;  // tensors that a loop fetches ahead
-inline constexpr size_t kNearAhead =
-    4;  // of them, those whose blocks are there, and are read for the next
+// How many tensors a loop fetches ahead; and of those, which blocks are there to be read for the next.
+inline constexpr size_t kFarAhead = 8, kNearAhead = 4;
 
 inline void prefetchTensor(const c10::TensorImpl* tensor) {
   const char* const begin = reinterpret_cast<const char*>(tensor);

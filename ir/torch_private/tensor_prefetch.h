@@ -31,7 +31,7 @@ inline void prefetchStorage(const c10::IValue& value) {
   if (tensor.has_storage()) __builtin_prefetch(tensor.unsafe_storage().unsafeGetStorageImpl());
 }
 
-/// To be written.
+/// Fetched for writing.
 inline void prefetchVersion(const c10::IValue& value) {
   if (!value.isTensor()) return;
   const void* counter = nullptr;

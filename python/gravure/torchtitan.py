@@ -127,13 +127,16 @@ def _noting(passes: Sequence[Any], regions: MarkedRegions) -> list[Any]:
 
 
 def _sign_regions_pass(gm: fx.GraphModule, _: Any, *, regions: MarkedRegions) -> fx.GraphModule:
-    regions.allow(gm)
+    if isinstance(gm, fx.GraphModule):
+        regions.allow(gm)
     return gm
 
 
 def _look_at_artifacts(passes: ModuleType) -> None:
     """Artifacts are precompiled with these passes: their regions tell what they were seen to do."""
-    choose = passes.compile_time_passes
+    choose = getattr(passes, "compile_time_passes", None)
+    if choose is None:
+        return
 
     @functools.wraps(choose)
     def choose_and_look(*args: Any, **kwargs: Any) -> list[Any]:

@@ -1,8 +1,10 @@
 #include "runtime/cuda/cuda_spare_pools.h"
 
 #include "runtime/cuda/cuda_allocator.h"
+#include "runtime/cuda/cuda_partition_graph.h"
 
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
 #include <array>
@@ -14,7 +16,7 @@ namespace {
 
 /// Replays without a warm-up after which what is spare lies idle. In a model of many graphs, some of
 /// which replay while others warm up, memory is only made anew then.
-constexpr int64_t kIdle = 8;
+constexpr int64_t kIdle = 16;
 
 bool isTime(int64_t call) { return (call & (call - 1)) == 0 || call % 1024 == 0; }
 
@@ -102,7 +104,8 @@ void SparePools::tidyNow(CudaAllocator& allocator) {
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return;  // the next replay does it
-    const bool quiet = (!spare_.empty() || warmedUp_) && ++unused_ >= kIdle;
+    const bool quiet = (!spare_.empty() || warmedUp_) && ++unused_ >= kIdle &&
+                       !PartitionGraph::oneIsCaptured();
     idle = quiet && !spare_.empty();
     first = quiet && warmedUp_ && isTime(++quiets_);
     warmedUp_ = warmedUp_ && !quiet;
@@ -115,10 +118,16 @@ void SparePools::tidyNow(CudaAllocator& allocator) {
 }
 
 /// Steps that run captured have their memory in arenas. What the first ones took in PyTorch's own pool,
-/// uncaptured or in between, nobody would ask for again. A loop that does gets it anew, once:
-/// torch.cuda.graph() empties the cache before each capture.
+/// uncaptured or in between, nobody would ask for again. A loop that does gets it anew, as after
+/// torch.cuda.graph(), which empties the cache before each capture. PyTorch empties the caches of all
+/// GPUs, so nothing is done where another one has memory: a wait for its work, which may itself wait for
+/// this thread's next launch, must not come out of a replay.
 void SparePools::emptyIdleCache(CudaAllocator& allocator) const {
-  if (isWorthEmptying(allocator.statsWithoutArenas(device_))) (void)allocator.tryEmptyCache({0, 0});
+  for (c10::DeviceIndex other = 0; other < c10::cuda::device_count(); ++other) {
+    if (other != device_ && allocator.statsWithoutArenas(other).reserved_bytes[0].current > 0) return;
+  }
+  if (isWorthEmptying(allocator.statsWithoutArenas(device_)))
+    (void)allocator.tryEmptyCache({0, 0});
 }
 
 void SparePools::tidyHeld(CudaAllocator& allocator) {

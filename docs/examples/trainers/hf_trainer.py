@@ -4,7 +4,8 @@
 
 `torch_compile_backend="gravure"` is refused: transformers and Accelerate have a closed list of
 names. `model.compile(backend="gravure")` before the Trainer is made does the same. The Trainer
-clips by Accelerate, in `_clip_grad_norm`, which is Gravure's here.
+clips by Accelerate, in `_clip_grad_norm` of transformers 5.23, which is Gravure's here. It is
+private: a release without it clips as ever, uncaptured.
 """
 
 from __future__ import annotations

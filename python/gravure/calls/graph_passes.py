@@ -170,8 +170,14 @@ class _MadeInCalls:
 
     def _for(self, given: list[Any]) -> Run:
         assert self._read is not None
-        module, told = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
-        run = self._passes._step(module, self._kept)
+        try:
+            module, told = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
+            run = self._passes._step(module, self._kept)
+        except Exception as error:
+            if self._passes.raises:
+                raise
+            logger.warning("a step runs as it is, without a program: %s", error)
+            return self._as_it_is
         return _telling(run, told) if told else run
 
 

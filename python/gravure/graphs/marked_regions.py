@@ -19,7 +19,7 @@ from .examples import keep_example
 from .node_facts import is_collective, is_free, is_inductors_own, is_view, schema, writes
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
-_CARRIED = "gravure_carried"  # and whether they draw
+_CARRIED = "gravure_carried"  # its value: whether they draw
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -35,7 +35,7 @@ class MarkedRegions:
         """Before they are compiled. `whole`: all of the graph becomes one region."""
         nodes = _marked(module, whole)
         self.obstacle = next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
-        self.draws = any(map(_draws, nodes))
+        self.draws = self.draws or any(map(_draws, nodes))
 
     def allow(self, module: fx.GraphModule) -> int:
         """Lets a program carry the regions, if it can; how many there are.

@@ -68,24 +68,32 @@ def conditions_of(
     code = compile(f"lambda n, c: {text}", "<conditions>", "eval")
     holds = eval(code, _names())
     read = {i: local_of(tensors[i]) for i in update.counters}
-    quick = conditions_on_counts(update)
+    counters = [*read.values()]
+    quick = conditions_on_counts(update) if _are_alike(counters) else None
 
     def hold(numbers: list[float]) -> bool:
+        nonlocal quick
         # Nearly always all counters have one value, for which each condition holds.
-        if quick is not None and quick(numbers, _distinct_values([*read.values()])):
-            return True
-        return bool(holds(numbers, {i: t.item() for i, t in read.items()}))
+        if quick is not None:
+            with contextlib.suppress(ArithmeticError):
+                if quick(numbers, _distinct_values(counters)):
+                    return True
+        held = bool(holds(numbers, {i: t.item() for i, t in read.items()}))
+        if held:  # counters differ, and go on to
+            quick = None
+        return held
 
     return hold
+
+
+def _are_alike(counters: list[Tensor]) -> bool:
+    kinds = {(t.dtype, t.device.type) for t in counters}
+    return kinds in ({(torch.float32, "cpu")}, {(torch.float64, "cpu")})
 
 
 def _distinct_values(counters: list[Tensor]) -> list[float]:
     """Those of tensors of one number on the CPU. An optimizer has a counter for each parameter, and
     reading them one by one takes a tenth of a small step."""
-    if not counters:
-        return []
-    if len({t.dtype for t in counters}) > 1:
-        return [t.item() for t in counters]
     with torch.no_grad():
         values: list[float] = torch.stack(counters).tolist()
     distinct = dict.fromkeys(values)

@@ -78,7 +78,7 @@ class LoadedUpdate:
         """Those that are not bound; and all numbers. What the update returns."""
         given = [float(numbers[i]) for i in self._update.numbers]
         results = self._run([*locals_of(tensors), *given])
-        return list(map(lying_as, self._update.specs, results))
+        return [lying_as(*pair) for pair in zip(self._update.specs, results, strict=True)]
 
     def keep(
         self,

@@ -61,7 +61,7 @@ def refusal(error: Exception, name: str) -> ExportError:
     if location.rpartition(":")[0].endswith("/torch/nn/parallel/distributed.py"):
         what = "it calls a DistributedDataParallel, whose gradients hooks of autograd average"
         remedy = 'use torch.compile(backend="gravure"), which runs them'
-    if "/torch/distributed/fsdp/" in location:
+    if "/torch/distributed/fsdp/_fully_shard/" in location:
         what = (
             "it calls a module of fully_shard, whose hooks gather parameters and scatter gradients"
         )

@@ -104,8 +104,8 @@ void SparePools::tidyNow(CudaAllocator& allocator) {
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return;  // the next replay does it
-    const bool quiet = (!spare_.empty() || warmedUp_) && ++unused_ >= kIdle &&
-                       !PartitionGraph::oneIsCaptured();
+    const bool quiet =
+        (!spare_.empty() || warmedUp_) && ++unused_ >= kIdle && !PartitionGraph::oneIsCaptured();
     idle = quiet && !spare_.empty();
     first = quiet && warmedUp_ && isTime(++quiets_);
     warmedUp_ = warmedUp_ && !quiet;
@@ -124,10 +124,10 @@ void SparePools::tidyNow(CudaAllocator& allocator) {
 /// this thread's next launch, must not come out of a replay.
 void SparePools::emptyIdleCache(CudaAllocator& allocator) const {
   for (c10::DeviceIndex other = 0; other < c10::cuda::device_count(); ++other) {
-    if (other != device_ && allocator.statsWithoutArenas(other).reserved_bytes[0].current > 0) return;
+    if (other != device_ && allocator.statsWithoutArenas(other).reserved_bytes[0].current > 0)
+      return;
   }
-  if (isWorthEmptying(allocator.statsWithoutArenas(device_)))
-    (void)allocator.tryEmptyCache({0, 0});
+  if (isWorthEmptying(allocator.statsWithoutArenas(device_))) (void)allocator.tryEmptyCache({0, 0});
 }
 
 void SparePools::tidyHeld(CudaAllocator& allocator) {

@@ -138,6 +138,15 @@ def test_a_region_that_writes_is_not(passes: GraphPasses, caplog: pytest.LogCapt
     assert replays() == 0
 
 
+def test_a_second_look_keeps_what_the_first_one_saw() -> None:
+    """A pipeline may compile regions, and then all that is left: that sees one call in their place."""
+    for first, seen in ((writes, (True, False)), (draws, (False, True))):
+        regions = MarkedRegions()
+        regions.note(marked(first)[0], whole=False)
+        regions.note(marked(step)[0], whole=False)
+        assert (bool(regions.obstacle), regions.draws) == seen
+
+
 @pytest.mark.usefixtures("fresh")
 def test_a_region_that_draws_is_carried(passes: GraphPasses) -> None:
     """Each call has the draws of the region itself, which the generator goes on with."""

@@ -30,11 +30,14 @@ class MarkedRegions:
         # Why a program cannot carry them; "" if it can.
         self.obstacle = "they were compiled elsewhere, so nobody knows what they write or draw"
         self.draws = False  # from the default generators, some of them
+        self._noted = False
 
     def note(self, module: fx.GraphModule, *, whole: bool) -> None:
         """Before they are compiled. `whole`: all of the graph becomes one region."""
         nodes = _marked(module, whole)
-        self.obstacle = next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
+        found = next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
+        self.obstacle = self.obstacle if self._noted and self.obstacle else found
+        self._noted = True
         self.draws = self.draws or any(map(_draws, nodes))
 
     def allow(self, module: fx.GraphModule) -> int:

@@ -69,4 +69,9 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("shutdown", &LoadedProgram::shutdown);
 }
 
+// Nothing to do: recorded_step.py says what it is for, and declares it.
+TORCH_LIBRARY_IMPL(gravure, CompositeExplicitAutograd, m) {
+  m.impl("before_update", [](at::TensorList /*gradients*/) {});
+}
+
 }  // namespace gravure

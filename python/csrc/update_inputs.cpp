@@ -42,11 +42,11 @@ bool UpdateInputs::take(const std::vector<double>& numbers) {
     if (i + kFarAhead < count) __builtin_prefetch(gradients_[i + kFarAhead].owner);
     if (i + kNearAhead < count)
       __builtin_prefetch(gradients_[i + kNearAhead].owner->autograd_meta());
-    gradients_[i].now = &gradients_[i].owner->grad();
-    if (!gradients_[i].now->defined()) return false;
-    prefetchTensor(gradients_[i].now->unsafeGetTensorImpl());
+    const at::Tensor& gradient = gradients_[i].owner->grad();
+    if (!gradient.defined()) return false;
+    prefetchTensor(gradient.unsafeGetTensorImpl());
   }
-  for (const Gradient& each : gradients_) values_[each.input] = *each.now;
+  for (const Gradient& each : gradients_) values_[each.input] = each.owner->grad();
   for (size_t i = 0; i < numbers.size(); ++i) values_[numbers_[i]] = numbers[i];
   return true;
 }

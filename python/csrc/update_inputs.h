@@ -36,7 +36,6 @@ class UpdateInputs {
   struct Gradient {
     size_t input = 0;
     const c10::TensorImpl* owner = nullptr;  // in values_
-    const at::Tensor* now = nullptr;         // while take() runs
   };
   std::vector<c10::IValue> values_;
   std::vector<Gradient> gradients_;

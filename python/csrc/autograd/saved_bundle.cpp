@@ -73,11 +73,10 @@ std::vector<at::Tensor> unbundle(const at::Tensor& tensor, c10::string_view /*ty
 
 }  // namespace
 
-// saved_bundle.py declares these, recorded_step.py the last.
+// saved_bundle.py declares them.
 TORCH_LIBRARY_IMPL(gravure, CompositeExplicitAutograd, m) {
   m.impl("bundle", &bundle);
   m.impl("unbundle", &unbundle);
-  m.impl("before_update", [](at::TensorList /*gradients*/) {});
 }
 
 }  // namespace gravure

@@ -86,9 +86,10 @@ class GraphPasses:
         The result is called with the graph's arguments, one by one.
         """
         kept = set(static_inputs)
-        if has_examples(module):
+        known = has_examples(module)
+        if known:
             fold_constants(module)
-        if has_examples(module) and meshes_read(module) is None:
+        if known and meshes_read(module) is None:
             run: Run = self._step(module, kept)
         else:
             run = _MadeInCalls(self, module, kept)
@@ -160,10 +161,7 @@ class _MadeInCalls:
         try:
             add_examples(self._module, args)
         except Exception as error:
-            if self._passes.raises:
-                raise
-            logger.warning("a step runs as it is, without a program: %s", error)
-            self._made.append(([], self._as_it_is))
+            self._made.append(([], self._left(error)))
             return []
         fold_constants(self._module)
         return meshes_read(self._module) or []
@@ -174,11 +172,14 @@ class _MadeInCalls:
             module, told = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
             run = self._passes._step(module, self._kept)
         except Exception as error:
-            if self._passes.raises:
-                raise
-            logger.warning("a step runs as it is, without a program: %s", error)
-            return self._as_it_is
+            return self._left(error)
         return _telling(run, told) if told else run
+
+    def _left(self, error: Exception) -> Run:
+        if self._passes.raises:
+            raise error
+        logger.warning("a step runs as it is, without a program: %s", error)
+        return self._as_it_is
 
 
 class _Pair:

@@ -139,7 +139,7 @@ def test_a_region_that_writes_is_not(passes: GraphPasses, caplog: pytest.LogCapt
 
 
 def test_a_second_look_keeps_what_the_first_one_saw() -> None:
-    """A pipeline may compile regions, and then all that is left: that sees one call in their place."""
+    """A pipeline may compile regions, and then all that is left, where each is one call."""
     for first, seen in ((writes, (True, False)), (draws, (False, True))):
         regions = MarkedRegions()
         regions.note(marked(first)[0], whole=False)

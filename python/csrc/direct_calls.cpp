@@ -18,7 +18,16 @@
 namespace gravure {
 namespace {
 
-enum class Method : uint8_t { Run, Tensors, Differentiable, Step, StepTensors, Update, None };
+enum class Method : uint8_t {
+  Run,
+  Tensors,
+  Differentiable,
+  Step,
+  StepTensors,
+  Update,
+  OnGradients,
+  None
+};
 
 /// What a direct call has for report_parked().
 struct Parked final : c10::WarningHandler {
@@ -69,7 +78,7 @@ class Direct {
 
   PyObject* call(PyObject* const* arguments, PySize count) {
     const bool step = method_ == Method::Step || method_ == Method::StepTensors;
-    const bool two = step || method_ == Method::Update;
+    const bool two = step || method_ == Method::Update || method_ == Method::OnGradients;
     if (count != (two ? 2 : 1) || torch::jit::tracer::isTracing()) return slow(arguments, count);
     if (method_ == Method::Update) {
       std::vector<double> numbers, counts;
@@ -87,6 +96,11 @@ class Direct {
     std::vector<at::Tensor> given;
     if (!read(arguments[0], given)) return slow(arguments, count);
     switch (method_) {
+      case Method::OnGradients: {
+        std::vector<double> numbers;
+        if (!read(arguments[1], numbers)) return slow(arguments, count);
+        return run([&] { return program_->runOnGradients(entry_, given, numbers); });
+      }
       case Method::StepTensors:
         return run([&] { return program_->runStepTensors(entry_, given, flag); });
       case Method::Tensors: return run([&] { return program_->runTensors(entry_, given); });
@@ -246,6 +260,7 @@ Method methodOf(const std::string& name) {
       .Case("run_step", Method::Step)
       .Case("run_step_tensors", Method::StepTensors)
       .Case("run_update", Method::Update)
+      .Case("run_on_gradients", Method::OnGradients)
       .Default(Method::None);
 }
 

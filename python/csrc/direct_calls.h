@@ -13,7 +13,8 @@ class LoadedProgram;
 /// Of a method of LoadedProgram's, an object of Python's that can be called like torch.classes' and does the
 /// same. As a number, since torch.classes has no type for it: the address, of which the caller is a holder.
 struct DirectCall {
-  /// "run", "run_tensors", "run_differentiable", "run_step", "run_step_tensors" or "run_update".
+  /// "run", "run_tensors", "run_differentiable", "run_step", "run_step_tensors", "run_update" or
+  /// "run_on_gradients".
   std::string method;
   std::string entry;  // the first argument, where the method has one
   /// Objects of Python's, by address. `slow`: the method by torch.classes; it is called in place of this one

@@ -32,6 +32,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("run", &LoadedProgram::run)
       .def("keep_update", &LoadedProgram::keepUpdate)
       .def("run_update", &LoadedProgram::runUpdate)
+      .def("keep_gradients", &LoadedProgram::keepGradients)
+      .def("run_on_gradients", &LoadedProgram::runOnGradientsOf)
       .def("run_uncaptured", &LoadedProgram::runUncaptured)
       .def("run_tensors", &LoadedProgram::runTensors)
       .def("set_autograd", &LoadedProgram::setAutograd)

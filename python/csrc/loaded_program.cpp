@@ -489,6 +489,32 @@ std::vector<double> LoadedProgram::runUpdate(const std::string& name,
   return answer;
 }
 
+void LoadedProgram::keepGradients(const std::string& name,
+                                  const std::vector<at::Tensor>& examples) {
+  const std::lock_guard lock(mutex_);
+  bound(name).gradients.emplace(examples);
+}
+
+std::vector<c10::IValue> LoadedProgram::runOnGradients(const std::string& name,
+                                                       const std::vector<at::Tensor>& owners,
+                                                       const std::vector<double>& numbers) {
+  const auto lock = turn();
+  const Bound& state = bound(name);
+  if (!state.gradients) return {};
+  auto inputs = state.gradients->of(owners);
+  if (!inputs) return {};
+  for (const double number : numbers) inputs->emplace_back(number);
+  std::vector<c10::IValue> results = runInTurn(name, *inputs);
+  results.insert(results.begin(), true);
+  return results;
+}
+
+LoadedProgram::Values LoadedProgram::runOnGradientsOf(const std::string& name,
+                                                      const std::vector<at::Tensor>& owners,
+                                                      const std::vector<double>& numbers) {
+  return asList(runOnGradients(name, owners, numbers));
+}
+
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
                                                   const std::vector<at::Tensor>& values) {
   return asTensors(runInTurn(name, values));

@@ -7,6 +7,7 @@
 #include "python/csrc/autograd/gradients.h"
 #include "python/csrc/autograd/shared_versions.h"
 #include "python/csrc/autograd/weak_tensors.h"
+#include "python/csrc/gradient_inputs.h"
 #include "python/csrc/process/run_times.h"
 #include "python/csrc/process/user_log.h"
 #include "python/csrc/shadow.h"
@@ -118,6 +119,15 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// before: run() knows what is to be done then.
   std::vector<double> runUpdate(const std::string& entry, const std::vector<double>& numbers,
                                 const std::vector<double>& counts);
+  /// Says that `entry` takes gradients like these and then numbers, for run_on_gradients().
+  void keepGradients(const std::string& entry, const std::vector<at::Tensor>& examples);
+  /// run() with the gradients that `owners` have and these numbers: true and the results; nothing, and nothing
+  /// has run, where the gradients are of other kinds.
+  std::vector<c10::IValue> runOnGradients(const std::string& entry,
+                                          const std::vector<at::Tensor>& owners,
+                                          const std::vector<double>& numbers);
+  Values runOnGradientsOf(const std::string& entry, const std::vector<at::Tensor>& owners,
+                          const std::vector<double>& numbers);
   /// The same on the uncaptured path: lent values among the inputs stay good for another run.
   Values runUncaptured(const std::string& entry, const Values& values);
   /// Says how `forward` and `backward` hang together in autograd's graph. The memory of `alive` lives as long
@@ -234,6 +244,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
     std::vector<int64_t> returned;    // outputs in the caller's hands, where some are bundled
     std::vector<int64_t> bundledIn, members;  // inputs, and which values of the bundle they are
     std::unique_ptr<UpdateInputs> update;     // keepUpdate(); none once something else is bound
+    std::optional<GradientInputs> gradients;  // keepGradients()
   };
   const Entry& entry(const std::string& name) const;
   static std::shared_ptr<const Planned> planned(Program& program, const ProgramSource& source,

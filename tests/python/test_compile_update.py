@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn as nn
 from gravure import clip_gradients
+from gravure.steps import clip_programs
 from running import DEVICES, bits, need_library
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
@@ -322,6 +323,77 @@ def test_sparse_and_repeated_gradients(caplog: pytest.LogCaptureFixture) -> None
         weight.grad = torch.ones(3)
         owner.clip_grad_norm_([weight, weight], 1.0)
     assert bits(pair[0].grad) == bits(pair[1].grad)
+
+
+class Plain(nn.Parameter):
+    """A class of somebody's, whose gradient is a matter of its own."""
+
+
+def _gradients(kind: str, generator: torch.Generator) -> list[nn.Parameter]:
+    """Three parameters with gradients of a kind apart."""
+    shapes = [(4, 6), (5,), (6, 4)] if kind == "shapes" else [(4, 6), (5,), (4, 6)]
+    dtype = {"complex": torch.complex64, "conjugated": torch.complex64}.get(kind, torch.float32)
+    made = Plain if kind == "subclass" else nn.Parameter
+    dtype = torch.float64 if kind == "dtype" else dtype
+    parameters = []
+    for shape in shapes:
+        tensor = torch.randn(shape, generator=generator, dtype=dtype)
+        parameters.append(made(torch.zeros_like(tensor)))
+        parameters[-1].grad = tensor
+    first = parameters[0]
+    assert first.grad is not None
+    if kind == "strides":
+        first.grad = first.grad.t().contiguous().t()
+    elif kind == "missing":
+        first.grad = None
+    elif kind == "conjugated":
+        first.grad = first.grad.conj()
+    elif kind == "twice":
+        parameters[2] = first
+    elif kind == "twins":
+        parameters[2].grad = first.grad
+    elif kind == "fewer":
+        del parameters[0]
+    return parameters
+
+
+KINDS = ["plain", "shapes", "dtype", "complex", "subclass", "strides", "missing", "conjugated",
+         "twice", "twins", "fewer"]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
+def test_kinds_that_change_from_call_to_call(name: str, seed: int) -> None:
+    """What the last call's program is not for it does not clip."""
+    drawn = torch.Generator().manual_seed(seed)
+    first = nn.Parameter(torch.zeros(3))  # by which its programs are known
+    for call in range(60):
+        kind = KINDS[int(torch.randint(len(KINDS), (), generator=drawn))]
+        if name == "clip_grad_value_" and kind in ("complex", "conjugated"):
+            kind = "plain"
+        for _ in range(int(torch.randint(1, 4, (), generator=drawn))):
+            state, seen = drawn.get_state(), []
+            for owner in (nn.utils, gravure):
+                drawn.set_state(state)
+                parameters = _gradients(kind, drawn)
+                first.grad = torch.ones(3)
+                result = getattr(owner, name)([first, *parameters], 0.05 * (1 + call % 5))
+                grads = [p.grad for p in (first, *parameters)]
+                seen.append([bits(result), *[None if g is None else bits(g) for g in grads]])
+            assert seen[0] == seen[1], (kind, call)
+
+
+def test_gradients_as_in_the_last_call_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes Python longer than the replay: a settled loop asks for nobody's layout."""
+    asked = []
+    own = clip_programs.layout_of
+    monkeypatch.setattr(clip_programs, "layout_of", lambda g: asked.append(g) or own(g))
+    clipped = Clipped()
+    for i in range(8):
+        clipped.run("clip_grad_norm_", 0.1 * (1 + i))
+        clipped.run("clip_grad_value_", 0.1 * (1 + i))
+    count = len(list(clipped.models[0].parameters()))
+    assert len(asked) == 2 * count
 
 
 def test_programs_go_with_their_model() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import gravure
 import pytest
 import torch
 import torch.distributed as dist
 from gravure.calls.graph_passes import GraphPasses
-from gravure.calls.reports import GraphReport
 from gravure.graphs.mesh_values import for_meshes, meshes_read
 from gravure.torch_api.private_names import MINOR
 from running import bits, need_library
@@ -42,13 +41,6 @@ def passes() -> Iterator[GraphPasses]:
     made.shutdown()
 
 
-@pytest.fixture
-def own_graphs() -> Callable[[], list[GraphReport]]:
-    """Those of this test: what earlier ones left may still be there."""
-    older = {graph.number for graph in gravure.report().graphs}
-    return lambda: [g for g in gravure.report().graphs if g.number not in older]
-
-
 def step(mesh: DeviceMesh) -> fx.GraphModule:
     """x @ w summed over the submesh `b`, times one and this rank's place there; and the submesh."""
     from torch.distributed._ops import device_mesh  # noqa: F401, PLC0415  registers operators
@@ -78,9 +70,7 @@ def step(mesh: DeviceMesh) -> fx.GraphModule:
     return fx.GraphModule(root, graph)
 
 
-def test_it_is_a_program_for_its_mesh(
-    meshes: list[DeviceMesh], passes: GraphPasses, own_graphs: Callable[[], list[GraphReport]]
-) -> None:
+def test_it_is_a_program_for_its_mesh(meshes: list[DeviceMesh], passes: GraphPasses) -> None:
     module = step(meshes[0])
     weight, x = torch.randn(3, 4), torch.randn(2, 3)
     expected = x @ weight
@@ -90,14 +80,11 @@ def test_it_is_a_program_for_its_mesh(
         assert bits(found) == bits(expected)
         assert submesh == meshes[1]["b"] and given is meshes[1]
     assert replays() > 0
-    assert [graph.failure for graph in own_graphs()] == [""]
+    assert [graph.failure for graph in gravure.report().graphs] == [""]
 
 
 def test_each_mesh_has_its_own(
-    meshes: list[DeviceMesh],
-    passes: GraphPasses,
-    own_graphs: Callable[[], list[GraphReport]],
-    caplog: pytest.LogCaptureFixture,
+    meshes: list[DeviceMesh], passes: GraphPasses, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Up to four; for others the step runs as it is."""
     ours = passes.step(step(meshes[0]), [0])
@@ -107,8 +94,8 @@ def test_each_mesh_has_its_own(
             submesh, found, _ = ours(weight, mesh, x)
             assert submesh == mesh["b"]
             assert bits(found) == bits(x @ weight)
-            assert len(own_graphs()) >= min(count, 4)
-    assert len(own_graphs()) == 4
+            assert len(gravure.report().graphs) >= min(count, 4)
+    assert len(gravure.report().graphs) == 4
     assert caplog.text.count("more than 4 meshes") == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -53,7 +54,9 @@ class WeakTensors:
 def _forgetting(kept: weakref.ref[WeakTensors], i: int) -> Callable[[weakref.ref[Tensor]], None]:
     """Called when a tensor dies; it keeps nothing alive itself."""
 
-    def forget(watch: weakref.ref[Tensor]) -> None:
+    def forget(watch: weakref.ref[Tensor], ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ends():  # the interpreter: the library cannot be called any more
+            return
         found = kept()
         if found is not None:
             found._forget(i, watch)

@@ -29,7 +29,7 @@ _BREAKS = (
     ),
     ("comprehension", "a loop in place of the comprehension; TORCH_LOGS=graph_breaks names it"),
     ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
-    ("logging", "log behind the step"),
+    ("logging", "log what is constant, without keywords, or behind the step"),
     (
         "recompile limit",
         "a tensor instead of a number that changes, sizes padded to a few; gravure.diagnose and "

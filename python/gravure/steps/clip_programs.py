@@ -11,7 +11,7 @@ from ..errors import ExportError
 from ..graphs.recorded_numbers import Unrecorded
 from ..graphs.update_recorder import record
 from ..options import CompileOptions
-from ..torch_api.dtensors import layout_of
+from ..torch_api.dtensors import is_dtensor, layout_of
 from .clipping import Clipping
 from .loaded_update import LoadedUpdate
 from .recorded_step import refuse_kinds
@@ -30,6 +30,7 @@ class ClipPrograms:
         self.programs = 0
         self._options = options
         self._made: dict[Any, LoadedUpdate | None] = {}  # None: torch.nn.utils' own runs
+        self._last: dict[Any, LoadedUpdate] = {}  # by what is done: looked at first
         self._said = SaidOnce()
 
     def by_norm(
@@ -42,15 +43,14 @@ class ClipPrograms:
         error_if_nonfinite: bool = False,
     ) -> Tensor:
         """As clip_grad_norm_ does."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
         choice = foreach is None or foreach
         if error_if_nonfinite:
-            norm = self._run(Clipping("norm", norm_type, choice), gradients, limit)
+            norm = self._run(Clipping("norm", norm_type, choice), parameters, limit)
             if norm and not bool(torch.logical_or(norm[0].isnan(), norm[0].isinf())):
-                self._run(Clipping("scale", norm_type, choice), gradients, limit, *norm)
+                self._run(Clipping("scale", norm_type, choice), parameters, limit, *norm)
                 return norm[0]
         else:
-            norm = self._run(Clipping("clip_norm", norm_type, choice), gradients, limit)
+            norm = self._run(Clipping("clip_norm", norm_type, choice), parameters, limit)
             if norm:
                 return norm[0]
         utils = torch.nn.utils
@@ -58,15 +58,21 @@ class ClipPrograms:
 
     def by_value(self, parameters: list[Tensor], limit: float, foreach: bool | None = None) -> None:
         """As clip_grad_value_ does."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
         choice = foreach is None or foreach
-        if self._run(Clipping("value", foreach=choice), gradients, limit) is None:
+        if self._run(Clipping("value", foreach=choice), parameters, limit) is None:
             torch.nn.utils.clip_grad_value_(parameters, limit, foreach)
 
     def _run(
-        self, clipping: Clipping, gradients: list[Tensor], limit: float, norm: Tensor | None = None
+        self, clipping: Clipping, parameters: list[Tensor], limit: float, norm: Tensor | None = None
     ) -> list[Tensor] | None:
         """None where nothing has run."""
+        around = clipping, surroundings()
+        last = self._last.get(around) if norm is None else None
+        if last is not None:
+            results = last.run_on(parameters, [limit])
+            if results is not None:
+                return results
+        gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients:
             return None
         given = [*gradients] if norm is None else [*gradients, norm]
@@ -75,14 +81,19 @@ class ClipPrograms:
         except RuntimeError as error:  # what is sparse has no strides
             self._say(str(error).partition("\n")[0])
             return None
-        key = (clipping, surroundings(), *kinds)
+        key = (*around, *kinds)
         if key not in self._made:
             if len(self._made) >= _MOST_KINDS:
                 idle = (known for known, program in self._made.items() if program is None)
                 del self._made[next(idle)]
             self._made[key] = self._make(clipping, given, limit, norm)
         program = self._made[key]
-        return None if program is None else program.run(given, [limit])
+        if program is None:
+            return None
+        if norm is None and not any(map(is_dtensor, gradients)):
+            program.keep_gradients(gradients)
+            self._last[around] = program
+        return program.run(given, [limit])
 
     def _make(
         self, clipping: Clipping, given: list[Tensor], limit: float, norm: Tensor | None

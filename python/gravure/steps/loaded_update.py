@@ -80,6 +80,18 @@ class LoadedUpdate:
         results = self._run([*locals_of(tensors), *given])
         return [lying_as(*pair) for pair in zip(self._update.specs, results, strict=True)]
 
+    def keep_gradients(self, examples: Sequence[Tensor]) -> None:
+        """Has run_on() take gradients like these, its inputs, where they are plain tensors."""
+        self._program.keep_gradients(_ENTRY, list(examples))
+        self._run_on = direct(self._program, "run_on_gradients", _ENTRY)
+
+    def run_on(self, owners: Sequence[Tensor], numbers: list[float]) -> list[Any] | None:
+        """run() on the gradients that these have. None, and nothing has run, where they are of
+        other kinds."""
+        given = [float(numbers[i]) for i in self._update.numbers]
+        ran, *results = self._run_on(owners, given) or (False,)
+        return results if ran else None
+
     def keep(
         self,
         gradients: Sequence[int],

@@ -37,6 +37,7 @@ from .compile_lock import one_at_a_time
 from .constant_branches import decide_constant_branches
 from .eager_kernels import GROUPED_MM, fake_grouped_mm
 from .further_guards import guard_further
+from .log_calls import log_behind_graphs
 from .numpy_draws import draw_from_numpy
 from .private_names import (
     NAMES,
@@ -115,6 +116,7 @@ def _change_dynamo() -> MissingName | None:
     trace_recurrent_modules(_is_marked)
     keep_recurrent_dropout(_is_marked)
     guard_further(_is_marked)
+    log_behind_graphs(_is_marked)
     try:
         TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)
         for name in _METHODS:

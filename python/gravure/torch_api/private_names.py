@@ -50,6 +50,7 @@ class Without(enum.Enum):
     TRUTH = "code that asks is told that it is compiled"
     RECURRENT = "graphs break at every LSTM"
     DROPOUT = "behind a compilation cuDNN's dropout begins anew, with other bits than eager's"
+    LOGS = "graphs break where a logger is called"
     BRANCHES = "graphs break at branches on constants"
     GUARDS = "changes of classes, functions and hooks behind the first call are not seen"
     FUNCTIONAL = "a graph with an operator of the user's own that writes runs as it is"
@@ -253,6 +254,7 @@ _ROWS = (
     Private(f"{_C}._dynamo.eval_frame", "set_eval_frame_override", Without.SETTINGS, until=12),
     Private(f"{_VARIABLES}.misc", "IgnoredFunctionVariable", Without.OUTPUT, "call_function"),
     Private(f"{_VARIABLES}.misc", "LoggingLoggerVariable", Without.OUTPUT, "call_method"),
+    Private(f"{_VARIABLES}.misc", "DebuggingVariable", Without.LOGS, "reconstruct"),
     # What Dynamo traces otherwise than eager runs. It looks methods of tensors up by their names up
     # to 2.13, and from 2.14 in a table: tests/python/test_eager_tracing.py.
     Private(

@@ -31,6 +31,15 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    """For what looks among all objects: it would find those of the tests' files as in a script."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_device_guard() -> None:
     """This thread's guard stays.

@@ -36,7 +36,7 @@ def bits(value: Any) -> Any:
     """Something that is equal only if every bit is."""
     if not isinstance(value, torch.Tensor):
         return value
-    flat = value.detach().contiguous().cpu()
+    flat = value.detach().resolve_conj().resolve_neg().contiguous().cpu()
     return value.dtype, tuple(value.shape), flat.flatten().view(torch.uint8).numpy().tobytes()
 
 

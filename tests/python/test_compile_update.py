@@ -377,7 +377,10 @@ def test_kinds_that_change_from_call_to_call(name: str, seed: int) -> None:
                 drawn.set_state(state)
                 parameters = _gradients(kind, drawn)
                 first.grad = torch.ones(3)
-                result = getattr(owner, name)([first, *parameters], 0.05 * (1 + call % 5))
+                try:
+                    result = getattr(owner, name)([first, *parameters], 0.05 * (1 + call % 5))
+                except RuntimeError as error:  # foreach takes no conjugated ones
+                    result = type(error).__name__
                 grads = [p.grad for p in (first, *parameters)]
                 seen.append([bits(result), *[None if g is None else bits(g) for g in grads]])
             assert seen[0] == seen[1], (kind, call)

@@ -134,6 +134,7 @@ class DisabledWhole(Model):
         return self.first(x)
 
 
+@pytest.mark.usefixtures("unfrozen")
 @pytest.mark.parametrize("kind", [TriesFirst, WithFirst, DisabledFirst, DisabledWhole])
 def test_a_function_without_a_graph_is_named_with_its_line(
     kind: type[Model], tmp_path: Path

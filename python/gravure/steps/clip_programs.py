@@ -77,7 +77,7 @@ class ClipPrograms:
             return None
         given = [*gradients] if norm is None else [*gradients, norm]
         try:
-            kinds = [(g.dtype, g.device, layout_of(g)) for g in given]
+            kinds = [(type(g), g.dtype, g.device, layout_of(g)) for g in given]
         except RuntimeError as error:  # what is sparse has no strides
             self._say(str(error).partition("\n")[0])
             return None

@@ -171,7 +171,7 @@ class CompiledUpdate:
                     parameters.append(p)
                     gradients.append(grad)
                     key += (id(p), p.dtype, p.device, layout_of(p), grad.dtype)
-                    key += (grad.device, layout_of(grad))
+                    key += (type(grad), grad.device, layout_of(grad))
             key += ((name, t.dtype, t.device) for name, t in scaling.items())
             if self._foreign is not None:
                 self._foreign.read(optimizer, key)

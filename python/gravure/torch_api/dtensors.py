@@ -45,14 +45,13 @@ def locals_of(tensors: Sequence[Any]) -> list[Any]:
 
 
 def layout_of(tensor: Any) -> Any:
-    """Shape and strides, and for a DTensor how it lies on its mesh: what a program is for.
+    """Shape, strides, whether it is read conjugated or negated, and for a DTensor how it lies on its
+    mesh: what a program is for.
 
     Raises RuntimeError for what has no strides.
     """
-    if type(tensor) is not DTensor:
-        return tensor.shape, tensor.stride()
     local = local_of(tensor)
-    return tensor._spec, local.shape, local.stride()
+    return spec_of(tensor), local.shape, local.stride(), local.is_conj(), local.is_neg()
 
 
 def lying_as(spec: Any, local: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ for _path in (_HERE, _HERE.parents[1] / "python"):
 
 
 def pytest_collection_finish() -> None:
-    """Tests collect garbage often. What was imported is none: looking through it each time took more
-    than half of the tests' time."""
+    """Tests collect garbage often. What was imported is none: looking through it each time took
+    half of the tests' time."""
     import torch._dynamo  # noqa: F401
     import torch._functorch.aot_autograd  # noqa: F401
 

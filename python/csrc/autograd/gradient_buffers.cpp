@@ -120,7 +120,8 @@ void GradientBuffers::check(const std::vector<c10::IValue>& inputs, bool hooks) 
 void GradientBuffers::prepare(std::vector<c10::IValue>& inputs, Remarks& remarks) {
   const c10::AutoGradMode noGraph(false);
   begun_.clear();
-  for (Buffer& buffer : buffers_) buffer.none = false;  // what abandon() goes by, should this throw
+  // Before any of them changes: abandon() goes by it, should this throw.
+  for (Buffer& buffer : buffers_) buffer.none = !inputs[buffer.owner].toTensor().grad().defined();
   for (Buffer& buffer : buffers_)
     inputs[buffer.input] = choose(buffer, inputs[buffer.owner].toTensor(), remarks);
   separate(inputs, remarks);
@@ -131,8 +132,7 @@ void GradientBuffers::prepare(std::vector<c10::IValue>& inputs, Remarks& remarks
 
 at::Tensor GradientBuffers::choose(Buffer& buffer, const at::Tensor& owner, Remarks& remarks) {
   at::Tensor& grad = owner.mutable_grad();
-  buffer.none = !grad.defined();
-  if (!buffer.apart.defined() && !buffer.none) {
+  if (!buffer.apart.defined() && grad.defined()) {
     if (fits(grad, owner)) {
       const void* at = grad.const_data_ptr();
       const bool moved = buffer.last != nullptr && at != buffer.last;

@@ -1,7 +1,5 @@
 #include "runtime/runtime.h"
 
-#include "ir/core/cudagraph_ops.h"
-#include "ir/facts/value_types.h"
 #include "ir/torch_private/tensor_prefetch.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"

@@ -16,8 +16,8 @@ namespace gravure {
 /// of theirs. One call at a time; backwards in any order, or never.
 class CallsInFlight {
  public:
-  /// `device` gives one more of the same, for each instance. Of `most`, the last one runs what goes beyond
-  /// uncaptured.
+  /// `device` makes a device, the same for each instance. There are `most` instances at most, one at least
+  /// (TORCH_CHECK): what goes beyond that the last one runs, uncaptured.
   CallsInFlight(Program program, std::function<std::unique_ptr<Device>()> device,
                 RuntimeOptions options = {}, size_t most = 32);
 
@@ -28,7 +28,7 @@ class CallsInFlight {
   size_t choose(const std::string& entry, const std::vector<c10::IValue>& inputs);
 
   size_t count() const { return instances_.size(); }
-  /// For who sees himself to it which one a call uses.
+  /// For callers that ask choose() themselves.
   Runtime& at(size_t index) { return *instances_.at(index); }
 
  private:

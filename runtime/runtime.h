@@ -33,7 +33,7 @@ enum class AgreeWhen : uint8_t {
 };
 
 struct RuntimeOptions {
-  /// Recorded runs before capture: until two agree, at most this many.
+  /// Recorded runs before capture: until two agree, at most this many, and two at least.
   int64_t maxWarmups = 4;
   /// Capture nothing: every step takes the uncaptured path (the reference).
   bool uncaptured = false;
@@ -65,10 +65,10 @@ struct RuntimeStats {
   int64_t hostCalls = 0;
   int64_t stagedBytes = 0;        // in the last step
   int64_t copiedResultBytes = 0;  // in the last step
-  int64_t arenaBytes = 0;
-  int64_t arenaLoad = 0;
-  int64_t heldBytes = 0;    // of the arena, from a forward to its backward
-  int64_t captureSets = 0;  // for how many sets of addresses an entry is captured, at most
+  int64_t arenaBytes = 0;         // MemoryPlan::bytes of the plan in force
+  int64_t arenaLoad = 0;          // MemoryPlan::load: no plan could take less
+  int64_t heldBytes = 0;          // of the arena, from a forward to its backward
+  int64_t captureSets = 0;        // for how many sets of addresses an entry is captured, at most
 };
 
 /// One program, ready to run. Steps of several threads, dropCaptures() and shutdown() take turns; what
@@ -98,15 +98,16 @@ class Runtime {
     bool ran = false;
     std::vector<double> counts;
   };
-  /// The same for an entry without results whose inputs stay with the caller, where nothing differs from the
-  /// last steps but numbers, and the work is launches alone. Nothing has run where that is not so, or not
-  /// known: run() does it then, and says what is to be said. `watched`: inputs that are CPU tensors of one
-  /// number. Nothing runs, either, where their values, each once, are not `counts`: those that they have are
-  /// returned; else those that they have behind the step.
+  /// run() for an entry without results whose inputs stay with the caller, where nothing differs from the
+  /// last steps but numbers, and the work is launches alone. Where that is not so, or not known, nothing has
+  /// run, and `counts` is empty: run() does it then, and says what is to be said.
+  /// `watched`: inputs that are CPU tensors of one number. `counts`: the values that they must have, each
+  /// value once. Where they have others nothing has run, and those are returned; else the values that they
+  /// have behind the step.
   Straight runStraight(const std::string& entry, const std::vector<c10::IValue>& inputs,
                        const std::vector<int64_t>& watched, const std::vector<double>& counts);
 
-  /// The same on the uncaptured path, whatever is captured: lent inputs keep their bits, so they can be
+  /// run() on the uncaptured path, whatever is captured: lent inputs keep their bits, so they can be
   /// given to another run.
   std::vector<c10::IValue> runUncaptured(const std::string& entry, std::vector<c10::IValue> inputs);
 

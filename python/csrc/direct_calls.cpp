@@ -141,7 +141,9 @@ class Direct {
   PyObject* report(Parked& parked) {
     python_.PyErr_Fetch(&parked.type, &parked.value, &parked.traceback);
     parkedOfThread() = &parked;
-    return python_.PyObject_CallObject(report_, nullptr);
+    PyObject* const reported = python_.PyObject_CallObject(report_, nullptr);
+    parkedOfThread() = nullptr;  // where the call did not get as far as to take it
+    return reported;
   }
 
   template <typename Value>

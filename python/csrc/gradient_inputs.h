@@ -27,8 +27,8 @@ class GradientInputs {
     explicit Kind(const at::Tensor& example);
     bool isOf(const at::Tensor& gradient) const;
 
-    c10::DispatchKeySet
-        keys;  // the class of tensor; conjugated and negated ones have keys of their own
+    /// The class of tensor; conjugated and negated ones have keys of their own.
+    c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
     c10::Device device;
     c10::SmallVector<int64_t, 4> sizes, strides;

@@ -555,9 +555,9 @@ std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10
     return {};
   }
   if (buffers.empty()) return targets.accumulate(inputs, runLogged(state, inputs, &settings));
-  buffers.prepare(inputs, runtime_->remarks());
   std::vector<c10::IValue> results;
   try {
+    buffers.prepare(inputs, runtime_->remarks());
     results = runLogged(state, inputs, &settings);
   } catch (...) {
     buffers.abandon(inputs);
@@ -625,7 +625,7 @@ std::tuple<std::string, std::string> LoadedProgram::refusal(const std::string& n
   }
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
-  const std::vector<c10::IValue> inputs = allInputs(state, alive, values);
+  const std::vector<c10::IValue> inputs = allInputs(state, alive, values, /*last=*/false);
   const auto& [targets, buffers] = gradientsOf(name);
   try {
     targets.check(inputs, checkHooks);

@@ -47,7 +47,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// `path`: a program text. `device`: "host", "cuda" or "cuda:N". `options`, all optional:
   ///   host                operators and module paths to keep out of graphs, separated by commas
   ///   order               "levels" or "program"
-  ///   min_partition_size, memory_growth
+  ///   min_partition_size, memory_growth, memory_slack
+  ///                       PassOptions: operator calls, a share, bytes
   ///   uncaptured          "1": the reference, node by node
   ///   require_capture     "1": a node outside of graphs that `host` does not name is an error, and a
   ///                       partition that fails to capture; "partitions": the latter alone
@@ -284,10 +285,11 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> runWithTimes(const Bound& state, std::vector<c10::IValue> inputs);
   std::vector<c10::IValue> repeated(const std::string& name) const;
   Remarks allRemarks() const;
+  bool isMadeForOthers(const KernelSettings& settings) const;
   std::unique_lock<std::recursive_mutex> turn() const;
   std::unique_lock<std::recursive_mutex> stepTurn() const;
 
-  // A Python operator in the program may come back to it.
+  // Recursive: a Python operator in the program may come back to it.
   mutable std::recursive_mutex mutex_;
   std::shared_ptr<const Planned> planned_;
   CaptureProgress progress_;
@@ -299,7 +301,6 @@ class LoadedProgram final : public torch::CustomClassHolder {
   at::Tensor alive_;
   std::map<std::string, RunTimes> times_;  // by entry
   std::unique_ptr<Shadow> shadow_;         // where runs are compared
-  bool isMadeForOthers(const KernelSettings& settings) const;
   std::optional<KernelSettings> madeFor_;  // unknown: it runs under all
   std::unique_ptr<TimedRuns> timed_;       // where runs are timed
   bool repeats_ = false;

@@ -94,7 +94,9 @@ std::string Shadow::excuse(const Entry& entry) const {
 }
 
 void Shadow::skip(const std::string& entry, const std::string& why, Remarks& remarks) {
-  if (!said_.insert(entry + why).second) return;
+  // An error names sizes and addresses, which differ from run to run.
+  const std::string what = why.substr(0, why.find_first_of("0123456789"));
+  if (!said_.insert(entry + what).second) return;
   remarks.add(RemarkKind::Missed, "runtime", "shadow-skipped",
               "a run of entry " + entry + " is not compared with the uncaptured path: " + why);
 }

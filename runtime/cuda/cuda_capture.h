@@ -35,8 +35,8 @@ class CudaCapture final : public Capture {
   void leave();
 
   CudaDevice& device_;
-  std::unique_lock<std::mutex>
-      alone_;  // a generator can be in one capture of the process at a time
+  /// A generator can be in one capture of the process at a time.
+  std::unique_lock<std::mutex> alone_;
   const c10::cuda::CUDAStream caller_;
   std::optional<c10::cuda::CUDAStreamGuard> onCaptureStream_;
   std::unique_ptr<PartitionGraph> graph_;

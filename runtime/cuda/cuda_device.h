@@ -14,7 +14,8 @@
 
 namespace gravure {
 
-/// One program's steps run on the caller's current stream; captures are made on another one. Not thread-safe, like the Runtime that owns it.
+/// One program's steps run on the caller's current stream; captures are made on another one. Not thread-safe,
+/// like the Runtime that owns it.
 class CudaDevice final : public Device {
  public:
   /// TORCH_CHECK if there is no such GPU.

@@ -60,7 +60,7 @@ class CudaDraws {
     bool filled = false;
     uint64_t filledSeed = 0;
     bool moved = false;   // by the last launch
-    uint64_t before = 0;  // the last launch
+    uint64_t before = 0;  // the generator's offset before that
   };
   Source* sharing(const at::Generator& generator);
 

@@ -51,9 +51,8 @@ WarmUpMemory* WarmUpMemory::tryOf(c10::DeviceIndex device) {
   if (!whyNoPages(device).empty()) return nullptr;
   try {
     return &of(device);
-  } catch (
-      const c10::Error&) {  // it says that there are no addresses; the arena's remark says so, too
-    return nullptr;
+  } catch (const c10::Error&) {
+    return nullptr;  // there are no addresses, which the arena's remark says, too
   }
 }
 
@@ -134,17 +133,17 @@ bool WarmUpMemory::addPages(Range& range, int64_t first, int64_t end) {
   const auto undo = [&] {
     for (const auto& piece : pieces) driver_.destroy(piece.handle);
   };
-  for (int64_t i = first; i < end; ++i) {
-    const auto old = static_cast<size_t>(i - first);
-    PageHandle handle = old < ended.size() ? ended[old] : driver_.create(range.page);
-    if (handle == 0 && unmapEnded(true) > 0) handle = driver_.create(range.page);
-    if (handle == 0) {
-      undo();
-      return false;
-    }
-    pieces.push_back({range.base + i * range.page, range.page, handle});
-  }
   try {
+    for (int64_t i = first; i < end; ++i) {
+      const auto old = static_cast<size_t>(i - first);
+      PageHandle handle = old < ended.size() ? ended[old] : driver_.create(range.page);
+      if (handle == 0 && unmapEnded(true) > 0) handle = driver_.create(range.page);
+      if (handle == 0) {
+        undo();
+        return false;
+      }
+      pieces.push_back({range.base + i * range.page, range.page, handle});
+    }
     driver_.map(pieces, openTo_);
   } catch (...) {
     undo();
@@ -184,14 +183,20 @@ std::vector<PageHandle> WarmUpMemory::take(Range& range, int64_t most, CUDAStrea
   if (isCapturing(stream)) return taken;  // it cannot be told to come after anything
   markEnded();
   std::set<CudaEvent*> before;  // what the stream has been told to come after
+  std::vector<Page*> found;
   for (auto& [number, page] : range.pages) {
-    if (static_cast<int64_t>(taken.size()) == most) break;
+    if (static_cast<int64_t>(found.size()) == most) break;
     if (!page.ended || page.taken || page.marks.empty()) continue;
     for (const auto& mark : page.marks) {
       if (before.insert(mark.get()).second) mark->block(stream);
     }
-    page.taken = true;
-    taken.push_back(page.handle);
+    found.push_back(&page);
+  }
+  // From here on nothing throws: a page that is marked as taken, and not returned, would be lost.
+  taken.reserve(found.size());
+  for (Page* page : found) {
+    page->taken = true;
+    taken.push_back(page->handle);
     uncounted_ -= range.page;
   }
   return taken;

@@ -8,6 +8,8 @@
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -83,6 +85,7 @@ enum class FaultPoint : uint8_t {
   Allocation,
   Completion,  // what a marker marks never ends
 };
+constexpr size_t kFaultPoints = static_cast<size_t>(FaultPoint::Completion) + 1;
 
 /// A point in the work of a stream. Its thread records it; any thread may ask.
 class Marker {
@@ -207,8 +210,9 @@ class Device {
   void passFaultPoint(FaultPoint point);
 
  private:
-  int64_t countdown_[6] = {0, 0, 0, 0, 0, 0};
-  int64_t missing_[6] = {0, 0, 0, 0, 0, 0};
+  // By fault point.
+  std::array<int64_t, kFaultPoints> countdown_{};
+  std::array<int64_t, kFaultPoints> missing_{};
 };
 
 /// The emulation of runtime/host/host_device.cpp.

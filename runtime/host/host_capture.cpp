@@ -213,11 +213,11 @@ class ResultForger {
     torch::jit::Stack results;
     size_t next = 0;
     for (int32_t shape : recorded.shape) {
-      if (shape == -1) {
+      if (shape == RecordedCall::kNone) {
         results.emplace_back();
-      } else if (shape == -3) {
+      } else if (shape == RecordedCall::kUndefinedTensor) {
         results.emplace_back(at::Tensor());
-      } else if (shape == -2) {
+      } else if (shape == RecordedCall::kTensor) {
         results.emplace_back(forge(recorded.tensors[next++]));
       } else {
         c10::List<at::Tensor> members;

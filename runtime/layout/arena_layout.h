@@ -59,10 +59,10 @@ std::vector<int64_t> differingSteps(const Timeline& timeline, const AllocationRe
 /// Plans: an allocation given back within its call lives for that step; those of compiled code, which
 /// gives them back one after another, share what they take together at most; one that holds an output
 /// lives as long as the output's storage does in `timeline`; anything else is the library's own and
-/// stays with PyTorch's allocator. `records` holds one record an entry, empty
-/// where that has not run, `planning` one verdict a step.
-/// Where a recorded output shares memory that the program's facts call separate, lives are joined,
-/// with the remark unexpected-alias.
+/// stays with PyTorch's allocator. Where a recorded output shares memory that the program's facts call
+/// separate, lives are joined, with the remark unexpected-alias.
+/// `records`: one an entry, empty where that has not run. `planning`: one verdict a step. Notes in `codes`
+/// where results are planned (RecordedTensor::row).
 ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
                         const std::vector<AllocationRecord>& records, const DeviceMap& devices,
                         const std::vector<StepPlanning>& planning, const LayoutOptions& options,

@@ -72,11 +72,11 @@ void Recorder::after(Call& call, const torch::jit::Stack& stack) {
       recorded.tensors.back().output = static_cast<int32_t>(output);
     };
     if (result.isNone()) {
-      recorded.shape.push_back(-1);
+      recorded.shape.push_back(RecordedCall::kNone);
     } else if (result.isTensor() && !result.toTensor().defined()) {
-      recorded.shape.push_back(-3);
+      recorded.shape.push_back(RecordedCall::kUndefinedTensor);
     } else if (result.isTensor()) {
-      recorded.shape.push_back(-2);
+      recorded.shape.push_back(RecordedCall::kTensor);
       add(result.toTensor(), r);
     } else if (result.isTensorList()) {
       const auto members = result.toTensorVector();
@@ -84,7 +84,7 @@ void Recorder::after(Call& call, const torch::jit::Stack& stack) {
       for (size_t i = 0; i < members.size(); ++i) add(members[i], call.unpackList ? i : r);
     } else {
       recorded.returnsOther = true;
-      recorded.shape.push_back(-1);
+      recorded.shape.push_back(RecordedCall::kNone);
     }
   }
   call.recorded = std::move(recorded);

@@ -9,7 +9,8 @@
 namespace gravure {
 namespace {
 
-int32_t indexOf(const std::string& group, std::vector<std::string>& groups) {
+/// Adds a group that is new.
+int32_t indexAmong(std::vector<std::string>& groups, const std::string& group) {
   const auto at = std::find(groups.begin(), groups.end(), group);
   const auto index = static_cast<int32_t>(at - groups.begin());
   if (at == groups.end()) groups.push_back(group);
@@ -82,7 +83,7 @@ ProgramCollectives findCollectives(std::vector<EntryCode>& codes) {
   const auto add = [&](const Node* node, const std::string& where, Launch* launch) {
     if (!factsOf(node).collective) return;
     const std::string name = groupNameOf(node);
-    const int32_t group = indexOf(name, found.groups);
+    const int32_t group = indexAmong(found.groups, name);
     found.lines.push_back(lineOf(node, where, group));
     if (!launch) return;
     found.captured = true;

@@ -65,8 +65,8 @@ class Operands {
 
 /// One tensor that a call returned in a recorded run, for a capture that computes nothing.
 struct RecordedTensor {
-  int32_t ordinal =
-      -1;  // the call's own allocation that holds it; -1: it shares an operand's storage
+  /// The call's own allocation that holds it; -1: it shares an operand's storage.
+  int32_t ordinal = -1;
   int32_t operand = -1;  // that operand's position among the tensors of the stack; -1: unknown
   Slot operandSlot = kNoSlot;  // where that operand came from
   int32_t output = -1;         // position among the node's outputs
@@ -85,8 +85,8 @@ struct RecordedCall {
   bool recorded = false;
   bool returnsOther = false;            // something besides tensors, None and lists of tensors
   std::vector<RecordedTensor> tensors;  // in the order of the stack, lists flattened
-  std::vector<int32_t> shape;           // one a result: -1 None, -2 a tensor, -3 an undefined
-                                        // one, n >= 0 a list of n tensors
+  static constexpr int32_t kNone = -1, kTensor = -2, kUndefinedTensor = -3;
+  std::vector<int32_t> shape;  // one a result: one of these, or n >= 0: a list of n tensors
 };
 
 /// Arena memory that nobody reads after a call.
@@ -117,6 +117,10 @@ struct Call {
   RecordedCall recorded;         // from warm-up
   std::vector<DeadBlock> dying;  // planned blocks that die with this call; only for poisoning
 
+  /// What it draws from: a generator, a saved state, or None for the device's default generator.
+  c10::IValue rngIn(const Frame& frame) const {
+    return rng == kNoSlot ? c10::IValue() : frame[rng];
+  }
   /// Pushes the operands taken from `frame`.
   void push(const Frame& frame, torch::jit::Stack& stack) const;
   /// Calls the operator; `stack` holds the operands before and the results after.
@@ -137,7 +141,7 @@ void addLocation(c10::Error& error, const Node* node);
 /// A partition: calls that are captured together, or run one by one.
 struct Launch {
   const Node* node = nullptr;
-  int64_t index = -1;
+  int64_t index = -1;  // of the partition
   std::vector<Call> calls;
   std::vector<Slot> operands;
   std::vector<Slot> outputs;    // distinct slots read after it, operands passed through left out
@@ -151,9 +155,9 @@ struct Stage {
   int64_t step = -1;
   std::vector<Slot> from, to;
   std::vector<Slot> releases;
-  std::vector<int64_t>
-      remainders;  // addressRemainder of each in the last warm-up, once there was one
-  std::vector<c10::DispatchKeySet> reads;  // readsOf each, likewise
+  // As they were in the last warm-up, once there was one:
+  std::vector<int64_t> remainders;         // addressRemainder of each
+  std::vector<c10::DispatchKeySet> reads;  // readsOf each
 };
 
 /// How a value of the arena is handed to the caller.

@@ -3,6 +3,7 @@
 #include "ir/core/program.h"
 #include "ir/facts/op_facts.h"
 #include "ir/torch_private/tensor_prefetch.h"
+#include "runtime/program/quick_call.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
@@ -19,20 +20,9 @@
 namespace gravure {
 namespace {
 
-bool isOneNumber(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
-         tensor.dim() == 0 && !tensor.is_neg() && !tensor.is_conj() &&
-         (tensor.scalar_type() == c10::kFloat || tensor.scalar_type() == c10::kDouble);
-}
-
 double valueAt(const void* address, bool isFloat) {
   return isFloat ? static_cast<double>(*static_cast<const float*>(address))
                  : *static_cast<const double*>(address);
-}
-
-bool isOne(const Operand& operand) {
-  if (operand.kind != Operand::Kind::Constant || !operand.constant.isScalar()) return false;
-  return operand.constant.toScalar().toDouble() == 1;
 }
 
 enum class CallKind : uint8_t { None, Binary, Negate, Read, Same, CountOne, CountAll };
@@ -241,11 +231,11 @@ class NumberCompiler {
         cells_[call.outputs[0]] = cells_[operands[0].slot];
         return true;
       case CallKind::CountOne:
-        if (!isOne(operands[2]) || !count(operands[0], operands[1])) return false;
+        if (!isConstantOne(operands[2]) || !count(operands[0], operands[1])) return false;
         if (outputs == 1) cells_[call.outputs[0]] = cells_[operands[0].slot];
         return outputs <= 1;
       case CallKind::CountAll:
-        if (operands[0].kind != Operand::Kind::List || outputs != 0 || !isOne(operands[2]))
+        if (operands[0].kind != Operand::Kind::List || outputs != 0 || !isConstantOne(operands[2]))
           return false;
         for (const Operand& member : operands[0].members)
           if (!count(member, operands[1])) return false;

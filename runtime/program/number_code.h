@@ -18,8 +18,8 @@ namespace gravure {
 class NumberCode {
  public:
   /// Of an entry all of whose instructions are launches and calls on numbers: floats among its inputs, and
-  /// plain CPU tensors of one float or double, which no launch reads where it counts in them. nullopt, and
-  /// `why`, for another one.
+  /// plain CPU tensors of one float or double; those that it counts in no launch reads. nullopt, and `why`,
+  /// for another one.
   /// `watched`: inputs that are such tensors, whose values counts() says.
   static std::optional<NumberCode> of(const EntryCode& code, const std::vector<c10::IValue>& inputs,
                                       const std::vector<int64_t>& watched, std::string& why);

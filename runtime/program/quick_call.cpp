@@ -8,6 +8,18 @@
 #include <cmath>
 
 namespace gravure {
+
+bool isOneNumber(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
+         tensor.dim() == 0 && !tensor.is_neg() && !tensor.is_conj() &&
+         (tensor.scalar_type() == c10::kFloat || tensor.scalar_type() == c10::kDouble);
+}
+
+bool isConstantOne(const Operand& operand) {
+  if (operand.kind != Operand::Kind::Constant || !operand.constant.isScalar()) return false;
+  return operand.constant.toScalar().toDouble() == 1;
+}
+
 namespace {
 
 /// nullptr for a list or a tuple.
@@ -45,13 +57,6 @@ bool negate(const Call& call, Frame& frame) {
   return true;
 }
 
-/// A plain CPU tensor of one float or double.
-bool isOneNumber(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
-         tensor.numel() == 1 && tensor.dim() == 0 && !tensor.is_neg() && !tensor.is_conj() &&
-         (tensor.scalar_type() == c10::kFloat || tensor.scalar_type() == c10::kDouble);
-}
-
 double numberOf(const at::Tensor& tensor) {
   if (tensor.scalar_type() == c10::kLong)
     return static_cast<double>(*tensor.const_data_ptr<int64_t>());
@@ -67,12 +72,6 @@ bool read(const Call& call, Frame& frame) {
   const double number = numberOf(tensor);
   frame[call.outputs[0]] = number;
   return true;
-}
-
-/// A constant 1, for alpha.
-bool isOne(const Operand& operand) {
-  if (operand.kind != Operand::Kind::Constant || !operand.constant.isScalar()) return false;
-  return operand.constant.toScalar().toDouble() == 1;
 }
 
 const at::Tensor* tensorOf(const Operand& operand, const Frame& frame) {
@@ -110,7 +109,7 @@ bool countOne(const Call& call, Frame& frame) {
   const at::Tensor* const counter = tensorOf(call.operands[0], frame);
   const at::Tensor* const other = numberTensor(call.operands[1], frame);
   const bool plain = counter && other && call.operands[0].kind == Operand::Kind::FromSlot &&
-                     isOne(call.operands[2]) && addsAlike(*counter, *other);
+                     isConstantOne(call.operands[2]) && addsAlike(*counter, *other);
   if (!plain) return false;
   count(*counter, numberOf(*other));
   if (!call.outputs.empty()) frame[call.outputs[0]] = frame[call.operands[0].slot];
@@ -122,7 +121,7 @@ bool countAll(const Call& call, Frame& frame) {
   const Operand& counters = call.operands[0];
   const at::Tensor* const other = tensorOf(call.operands[1], frame);
   if (!other || counters.kind != Operand::Kind::List || !call.outputs.empty() ||
-      !isOne(call.operands[2]))
+      !isConstantOne(call.operands[2]))
     return false;
   for (const Operand& member : counters.members) {
     const at::Tensor* const counter = tensorOf(member, frame);

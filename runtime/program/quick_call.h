@@ -9,4 +9,9 @@ namespace gravure {
 /// number, counting in such tensors. nullptr for all else.
 QuickCall quickCallOf(const Call& call);
 
+/// A plain CPU tensor of one float or double, without dimensions.
+bool isOneNumber(const at::Tensor& tensor);
+/// A constant 1: the `alpha` of an addition that counts.
+bool isConstantOne(const Operand& operand);
+
 }  // namespace gravure

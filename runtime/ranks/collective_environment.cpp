@@ -30,8 +30,7 @@ constexpr Switch kSwitches[] = {
      "nothing tells which collective it was"},
     {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
      "a step that runs uncaptured on one rank would use registered buffers, and a replay on "
-     "another "
-     "rank would not"},
+     "another rank would not"},
 };
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "runtime/results/bits.h"
 
+#include "runtime/results/tensor_copies.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <llvm/ADT/StringExtras.h>
@@ -15,15 +17,6 @@ std::string list(at::IntArrayRef numbers) {
   std::string text = "[";
   for (int64_t number : numbers) text += (text.size() > 1 ? ", " : "") + std::to_string(number);
   return text + "]";
-}
-
-/// Strides that decide where an element lies.
-bool sameLayout(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() < 2) return true;
-  for (int64_t i = 0; i < a.dim(); ++i) {
-    if (a.size(i) > 1 && a.stride(i) != b.stride(i)) return false;
-  }
-  return true;
 }
 
 /// One row of bytes an element.
@@ -63,8 +56,9 @@ std::string differentTensors(const at::Tensor& a, const at::Tensor& b) {
   }
   if (a.sizes() != b.sizes()) return "shape " + list(a.sizes()) + " and " + list(b.sizes());
   if (a.device() != b.device()) return "device " + a.device().str() + " and " + b.device().str();
-  if (!sameLayout(a, b)) return "strides " + list(a.strides()) + " and " + list(b.strides());
   if (a.numel() == 0) return "";
+  if (!isLaid(a, b.sizes(), b.strides()))
+    return "strides " + list(a.strides()) + " and " + list(b.strides());
   const at::Tensor left = bytesOf(a), right = bytesOf(b);
   if (at::equal(left, right)) return "";
   const at::Tensor differs = left.ne(right).any(-1);

@@ -1,5 +1,5 @@
 #pragma once
-// What becomes of a step's results: owned copies, or saved values lent from the arena.
+// What becomes of a step's results: copies that are the caller's, or loans of the arena's memory.
 
 #include "ir/core/program.h"
 #include "runtime/device/device.h"

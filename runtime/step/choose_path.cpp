@@ -218,10 +218,10 @@ void Runtime::Impl::watchResults(const EntryState& begins) {
   }
 }
 
-/// True if a replay would write over a lent result that somebody holds: of the entry's own, or of one
-/// another one if it was dropped in time when the arena was laid out: writesOver(). Such a result is copied
-/// from now on; if it is held for many steps more, the arena is laid out anew, and the old one is left to
-/// the holder.
+/// True if a replay would write over a lent result that somebody holds: one of the entry's own, or one of
+/// another entry's that was dropped in time when the arena was laid out (writesOver()). Such a result is
+/// copied from now on; if it is held for many steps more, the arena is laid out anew, and the old one is left
+/// to the holder.
 bool Runtime::Impl::resultsHeld(EntryState& entry) {
   bool held = false, still = false;
   for (EntryState& lender : entries_) {
@@ -346,7 +346,10 @@ std::string Runtime::Impl::inputsDiffer(EntryState& entry, const std::vector<c10
   for (; next < inputs.size(); ++next) entry.inputs.checks[next].check(inputs[next]);
   if (!changed.empty()) {  // captures beside these may hold, though results of theirs are held, too
     const Seal* beside = entry.seals.findBeside(inputs);
-    if (beside && takeUp(entry, *beside)) changed.clear();
+    if (beside && takeUp(entry, *beside)) {
+      changed.clear();
+      found.clear();
+    }
   }
   if (!entry.inputs.moving->empty()) {
     const int64_t index = entry.inputs.moving->firstUncopyable(inputs);
@@ -363,7 +366,8 @@ std::string Runtime::Impl::inputsDiffer(EntryState& entry, const std::vector<c10
   const char* const remedy = remedyFor(changed, layouts_ > 0);
   if (acceptChanges(entry, inputs, std::move(changed), found)) return "";
   ranUncaptured(entry, found, remedy);
-  return missed(std::to_string(first), "guard-failed", found + "; this step ran uncaptured");
+  return missed(entry.code->entry->name + " " + std::to_string(first), "guard-failed",
+                found + "; this step ran uncaptured");
 }
 
 /// Inputs differ from what was captured. True if the step is captured anew: because they lie where they
@@ -401,32 +405,33 @@ bool Runtime::Impl::acceptChanges(EntryState& entry, const std::vector<c10::IVal
 
 namespace {
 
-constexpr size_t kMostPlaces = 4;  // that an entry is captured for
+constexpr size_t kMostAddressSets = 4;  // of its inputs, that an entry is captured for
 
 }  // namespace
 
-/// Inputs that all lie elsewhere than where they were captured: whether they go to and fro between a few
-/// places, which are all there at once. Then each gets captures of its own, and nothing is copied. An input
-/// that is made anew in each step is gone from its last place. `again`: they have lain here before.
+/// Of inputs that all lie elsewhere than where they were captured: whether they go to and fro between a few
+/// sets of addresses, whose memory is all there at once. Then each set gets captures of its own, and nothing
+/// is copied. (An input that is made anew in each step is gone from where it lay.) `again`: they have lain
+/// here before.
 bool Runtime::Impl::standsBeside(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                  const std::vector<ChangedInput>& changed, bool& again) {
   if (communication_ || !entry.seals.current()) return false;
   auto& seen = entry.inputs.seen;
-  std::erase_if(seen, [](const SeenPlaces& each) { return each.memory.isGone(); });
+  std::erase_if(seen, [](const SeenAddresses& each) { return each.memory.isGone(); });
   entry.seals.dropGone();
-  const auto here = [&](const SeenPlaces& each) { return each.changed == changed; };
+  const auto here = [&](const SeenAddresses& each) { return each.changed == changed; };
   again = llvm::any_of(seen, here);
   std::erase_if(seen, here);
   if (again) return true;
   const bool others = !seen.empty();
-  if (seen.size() + entry.seals.count() >= kMostPlaces) return false;
-  SeenPlaces& places = seen.emplace_back();
-  places.changed = changed;
+  if (seen.size() + entry.seals.count() >= kMostAddressSets) return false;
+  SeenAddresses& addresses = seen.emplace_back();
+  addresses.changed = changed;
   for (const ChangedInput& each : changed) {
     const at::Tensor& value = inputs[each.input].toTensor();
-    if (value.has_storage()) places.memory.add(value.storage());
+    if (value.has_storage()) addresses.memory.add(value.storage());
   }
-  places.memory.letGo();
+  addresses.memory.letGo();
   return others;
 }
 
@@ -434,9 +439,9 @@ bool Runtime::Impl::standsBeside(EntryState& entry, const std::vector<c10::IValu
 /// there again.
 void Runtime::Impl::captureBeside(EntryState& entry) {
   std::erase_if(entry.inputs.seen,
-                [&](const SeenPlaces& each) { return each.changed == entry.inputs.changed; });
+                [&](const SeenAddresses& each) { return each.changed == entry.inputs.changed; });
   if (communication_ || !entry.seals.current()) return forgetCaptures(entry);
-  entry.seals.setAside(kMostPlaces - 1);
+  entry.seals.setAside(kMostAddressSets - 1);
   forgetPartitions(entry);
 }
 
@@ -548,8 +553,8 @@ std::string Runtime::Impl::liesOtherwise(EntryState& entry,
                             std::to_string(bytes) +
                             " bytes past a multiple of 16, otherwise than in the warm-up, and "
                             "kernels round by that";
-  const std::string why =
-      missed(std::to_string(input), "guard-failed", found + "; this step ran uncaptured");
+  const std::string why = missed(entry.code->entry->name + " " + std::to_string(input),
+                                 "guard-failed", found + "; this step ran uncaptured");
   ranUncaptured(entry, found, "give a tensor of its own (`clone()`) instead of a part of another");
   if (again) planForNewLayout(found);
   return why;

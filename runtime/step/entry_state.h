@@ -36,9 +36,9 @@ struct ChangedInput {
 };
 
 /// Where inputs lay in a step that ran uncaptured for that.
-struct SeenPlaces {
+struct SeenAddresses {
   std::vector<ChangedInput> changed;
-  ReadMemory memory;  // known
+  ReadMemory memory;  // theirs, let go of: it shows when it has gone
 };
 
 /// What inputs must be, and how they came so far.
@@ -51,7 +51,7 @@ struct EntryInputs {
   // Of the last of these runs, where they differed:
   std::vector<ChangedInput> changed;
   std::vector<std::pair<size_t, int64_t>> remainders;  // addressRemainder of staged ones
-  std::vector<SeenPlaces> seen;                        // that nothing was captured for yet
+  std::vector<SeenAddresses> seen;                     // that nothing was captured for yet
 
   /// All inputs of this run are what was captured.
   void held() {
@@ -66,8 +66,8 @@ struct EntryRecording;  // shared_warm_up.h
 /// The recorded runs before memory is planned.
 struct EntryWarmUp {
   AllocationRecord record;  // of the last one
-  std::shared_ptr<const EntryRecording>
-      recording;                  // what is known behind it, where others know it, too
+  /// What is known behind that run, where others know it, too.
+  std::shared_ptr<const EntryRecording> recording;
   std::vector<int64_t> unsteady;  // steps that are planned in part, since two runs differed there
   std::thread::id thread;         // of the last one
   int64_t runs = 0;               // in the device's pool

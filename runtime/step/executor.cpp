@@ -256,7 +256,9 @@ bool Executor::numbersHold(Partition& partition, Launch& launch) {
             (ours ? ours->what_without_backtrace() : error.what());
     }
   }
-  remarks_.missed("guard-failed", launch.node, why + "; its calls run one by one");
+  // Said once an operand: behind the colon is a value, which may be another one in each step.
+  remarks_.missedAs(why.substr(0, why.find(':')), "guard-failed", launch.node,
+                    why + "; its calls run one by one");
   return false;
 }
 
@@ -265,8 +267,6 @@ void Executor::replay(const CapturedPartition& captured, Launch& launch) {
   const StepMark mark([&] { return nameOf("replay", launch); });
   try {
     captured.replay(launch, frame_);
-    ++stats_.replays;
-    if (communication_ && !launch.groups.empty()) communication_->launched(launch);
   } catch (const PartialReplay& partial) {
     std::rethrow_exception(partial.cause);
   } catch (const c10::Error& error) {
@@ -276,8 +276,11 @@ void Executor::replay(const CapturedPartition& captured, Launch& launch) {
     }
     remarks_.missed("launch-failed", launch.node,
                     std::string(error.what_without_backtrace()) + "; its calls run one by one");
-    runCalls(launch);
+    return runCalls(launch);
   }
+  ++stats_.replays;
+  // What this throws must not be taken for a launch that failed: the calls would run twice.
+  if (communication_ && !launch.groups.empty()) communication_->launched(launch);
 }
 
 /// Says what becomes of the numbers that a captured partition takes.

@@ -30,9 +30,12 @@ class RemarkOnce {
   /// `key` instead of `message` tells whether it was made before: addresses differ from step to step.
   void missedAs(const std::string& key, const std::string& name, const Node* node,
                 const std::string& message);
-  /// No loss, and said each time: so many captures of `node` had failed before.
+  // No losses, and made at each capture:
+  /// So many captures of `node` had failed before.
   void capturedLate(const Node* node, int failures);
+  /// The number `operand` stays as it was captured.
   void baked(const Node* node, size_t operand, const std::string& why);
+  /// These numbers are written before each replay.
   void patched(const Node* node, const NumberPatches& patches);
 
  private:
@@ -43,8 +46,8 @@ class RemarkOnce {
 /// What one entry keeps from step to step once its memory is planned.
 struct ServedEntry {
   std::vector<Partition> partitions;  // one a launch
-  std::vector<std::vector<at::Tensor>>
-      staged;                    // [stage][operand]: buffers in the arena, or undefined
+  /// [stage][operand]: buffers in the arena, or undefined.
+  std::vector<std::vector<at::Tensor>> staged;
   std::vector<DeadBlock> dying;  // planned blocks that die with the entry; only for poisoning
 };
 

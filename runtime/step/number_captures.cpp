@@ -194,15 +194,12 @@ LaunchNumbers numbersOf(const Launch& launch, const Frame& frame, bool draws) {
 
 void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
                   ArenaSession& session) {
-  const auto rngOf = [&](const Call& call) {
-    return call.rng == kNoSlot ? c10::IValue() : frame[call.rng];
-  };
   for (const Call& call : launch.calls) {
     session.enterStep(-1);
     call.push(frame, stack);
     session.enterStep(call.step);
     try {
-      capture.call(call, rngOf(call), stack);
+      capture.call(call, call.rngIn(frame), stack);
     } catch (c10::Error& error) {
       addLocation(error, call.node);
       throw;

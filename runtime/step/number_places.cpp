@@ -190,6 +190,7 @@ class PlaceFinder {
     for (const NumberCast cast : kCasts) {
       if (widthOf(cast) != width) continue;
       for (const int32_t number : numbers) {
+        // DenseMap keeps the two largest keys for itself; a NaN may be one.
         if (const auto bits = bitsOf(cast, second.values[number]); bits && *bits < ~uint64_t{1})
           byBits[*bits].push_back({number, cast});
       }

@@ -16,17 +16,13 @@ bool isNumber(const std::vector<OperandTag>& tags, size_t operand) {
   return operand < tags.size() && tags[operand].kind == OperandKind::Guarded;
 }
 
-c10::IValue rngOf(const Call& call, const Frame& frame) {
-  return call.rng == kNoSlot ? c10::IValue() : frame[call.rng];
-}
-
 /// The generators that the calls draw from, each once.
 std::vector<at::Generator> generatorsOf(const Launch& launch, const Frame& frame,
                                         c10::Device device) {
   std::vector<at::Generator> generators;
   for (const Call& call : launch.calls) {
     if (!call.draws && call.rng == kNoSlot) continue;
-    const c10::IValue state = rngOf(call, frame);
+    const c10::IValue state = call.rngIn(frame);
     if (state.isTensor())
       refuseCapture(describe(call.node) + ": draws from a saved state, which is set on the host");
     const at::Generator generator =
@@ -170,6 +166,9 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
     if (watched) {
       captured->patches =
           findPatches(numbers, *captured->executable, {launch, frame, stack, device, session});
+    } else {
+      for (const PatchedNumber& each : numbers.numbers)
+        numbers.baked.emplace_back(each.operand, "the device cannot say what it records");
     }
   } catch (...) {
     stack.clear();

@@ -1,7 +1,5 @@
 #include "runtime/runtime.h"
 
-#include "ir/core/cudagraph_ops.h"
-#include "ir/facts/value_types.h"
 #include "ir/torch_private/tensor_prefetch.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
@@ -45,16 +43,6 @@ class Running {
   void set(bool value) { running_.store(value, std::memory_order_relaxed); }
 
   std::atomic<bool>& running_;
-};
-
-/// Drops a step's values also when it throws.
-class FrameCleaner {
- public:
-  explicit FrameCleaner(Executor& executor) : executor_(executor) {}
-  ~FrameCleaner() { executor_.clear(); }
-
- private:
-  Executor& executor_;
 };
 
 }  // namespace
@@ -128,10 +116,6 @@ EntryState& Runtime::Impl::find(const std::string& name) {
   std::string known;
   for (const Entry& entry : program_.entries) known += (known.empty() ? "" : ", ") + entry.name;
   TORCH_CHECK(false, "the program has no entry '", name, "'; it has ", known);
-}
-
-const EntryState& Runtime::Impl::find(const std::string& name) const {
-  return const_cast<Impl*>(this)->find(name);
 }
 
 std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
@@ -277,7 +261,7 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
   stats_.copiedResultBytes = 0;
   if (!served) ++stats_.uncapturedSteps;
   const KeptInputs kept(*entry.code, inputs);
-  FrameCleaner cleaner(*entry.executor);
+  const auto cleaner = c10::make_scope_exit([&] { entry.executor->clear(); });
   const MovedInputs moved(*entry.inputs.moving, inputs, served);
   fillFrame(*entry.code, entry.executor->frame(), inputs, served);
   if (served) {
@@ -459,7 +443,7 @@ const RuntimeStats& Runtime::stats() const {
 Remarks& Runtime::remarks() { return impl_->remarks_; }
 
 std::vector<PartitionState> Runtime::partitionStates(const std::string& entry) const {
-  const EntryState& state = const_cast<const Impl&>(*impl_).find(entry);
+  const EntryState& state = impl_->find(entry);
   std::vector<PartitionState> states;
   for (const Partition& partition : state.served.partitions) states.push_back(partition.state());
   return states;
@@ -506,12 +490,11 @@ void Runtime::learnFrom(const Runtime& other) {
 
 bool Runtime::holdsSaved() const { return impl_->loans_->outstanding() > 0; }
 bool Runtime::readsSaved(const std::string& entry) const {
-  const auto& infos = const_cast<const Impl&>(*impl_).find(entry).code->entry->inputs;
+  const auto& infos = impl_->find(entry).code->entry->inputs;
   return llvm::any_of(infos, [](const InputInfo& each) { return each.role == InputRole::Saved; });
 }
 bool Runtime::hasSaved(const std::string& entry, const std::vector<c10::IValue>& inputs) const {
-  const Impl& impl = *impl_;
-  return impl.givenLentValues(impl.find(entry), inputs);
+  return impl_->givenLentValues(impl_->find(entry), inputs);
 }
 
 void Runtime::dropCaptures(const std::string& group) {

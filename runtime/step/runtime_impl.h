@@ -1,4 +1,5 @@
 #pragma once
+// One runtime: what it keeps from step to step, and its functions, by the file of this folder that has them.
 
 #include "runtime/layout/arena_layout.h"
 #include "runtime/ranks/communication.h"
@@ -35,7 +36,8 @@ class KeptInputs {
   std::vector<c10::IValue> values_;  // None where nothing needs it; empty where nothing needs any
 };
 
-/// Gives moving inputs back also when the step throws.
+/// Has a served step read its moving inputs from their copies; what was written there goes back to the
+/// caller's tensors also when the step throws.
 class MovedInputs {
  public:
   MovedInputs(MovingInputs& moving, std::vector<c10::IValue>& inputs, bool served)
@@ -78,7 +80,6 @@ class Runtime::Impl {
   void joinInFlight();
 
   EntryState& find(const std::string& entry);
-  const EntryState& find(const std::string& entry) const;
 
   // Which path a step takes (choose_path.cpp). The straight one is a seal that holds; all else is the slow
   // way to one.
@@ -187,32 +188,39 @@ class Runtime::Impl {
   std::vector<EntryCode> codes_;  // flat_'s, with what runs have taught
   std::vector<EntryState> entries_;
   std::unique_ptr<Communication> communication_;  // none without collectives in partitions
-  std::vector<StepPlanning> planning_;            // by step
-  std::shared_ptr<SharedWarmUp> shared_;          // with programs of the same text
-  std::shared_ptr<const SharedWarmUp> taught_;    // by one of other sizes, if there is one
-  int64_t followed_ = 0;                          // version of shared_
-  bool apart_ = false;                            // its inputs are laid out otherwise than others'
-  std::shared_ptr<const ArenaLayout>
-      layout_;  // of a LaidOut, which programs of the same text may have
-  MemoryPlan noPlan_;
+
+  // Warm-up.
+  std::vector<StepPlanning> planning_;          // by step of the timeline
+  std::shared_ptr<SharedWarmUp> shared_;        // with programs of the same text
+  std::shared_ptr<const SharedWarmUp> taught_;  // by one of other sizes, if there is one
+  int64_t followed_ = 0;                        // version of shared_
+  bool apart_ = false;                          // its inputs are laid out otherwise than others'
+
+  // The arena in force.
+  std::shared_ptr<const ArenaLayout> layout_;  // of a LaidOut; nullptr while none is planned
+  MemoryPlan noPlan_;                          // memoryPlan() then
   std::shared_ptr<Slab> slab_;
-  std::shared_ptr<LoanBook> loans_ = std::make_shared<LoanBook>();
-  std::atomic<bool> lentOverwritten_ =
-      false;                              // the entry that reads them has run over the lent values
-  int64_t arenaRetryAt_ = 0;              // step from which making the arena is tried again
-  bool callerCaptures_ = false;           // the stream of this step
-  bool timed_ = false;                    // its calls are marked, if it runs uncaptured
-  KernelSettings settings_;               // in force as it began
+  std::shared_ptr<LoanBook> loans_ = std::make_shared<LoanBook>();  // of saved values
+  /// The entry that reads the lent values has run over them.
+  std::atomic<bool> lentOverwritten_ = false;
+  bool planned_ = false;       // there was one at least once
+  int64_t arenaRetryAt_ = 0;   // step from which making it is tried again
+  int threads_ = 0;            // at::get_num_threads() when it was planned
+  int layouts_ = 0;            // of inputs, that it was planned for
+  bool layoutWanted_ = false;  // another one is, once no saved values are lent
+
+  // The step that runs.
+  bool callerCaptures_ = false;  // its stream
+  bool timed_ = false;           // its calls are marked, if it runs uncaptured
+  KernelSettings settings_;      // in force as it began
+
+  // Threads.
   std::mutex turn_;                       // one step at a time
   std::atomic<bool> running_ = false;     // somebody's turn
   std::mutex arena_;                      // of slab_, which a step inside of another one reads
   std::atomic<int64_t> insideSteps_ = 0;  // not noted yet
   std::atomic<bool> alive_ = true;
   const pid_t process_ = getpid();
-  int threads_ = 0;            // that the plan was recorded with
-  int layouts_ = 0;            // of inputs, that the arena was planned for
-  bool layoutWanted_ = false;  // another one is, once no saved values are lent
-  bool planned_ = false;       // at least once
 };
 
 }  // namespace gravure

@@ -82,10 +82,11 @@ class Seal {
   /// Whether it launches what `partitions` have.
   bool launches(const std::vector<Partition>& partitions) const;
 
-  /// Of the memory outside the arena that its captures read.
+  // The memory outside the arena that its captures read (ReadMemory).
   void letGoOfMemory() const;
-  /// False where some of it is gone: it cannot hold any more, and the seal is of no use.
+  /// False where some of it is gone: the seal cannot hold any more, and is of no use.
   bool holdMemory() const;
+  /// Whether some of it, which was let go of, is gone.
   bool isMemoryGone() const;
 
  private:

@@ -37,8 +37,8 @@ struct EntryRecording {
 /// How an arena was laid out, and of what: where that is the same, so is the layout.
 struct LaidOut {
   std::shared_ptr<const FlatProgram> flat;
-  std::vector<std::shared_ptr<const EntryRecording>>
-      recordings;  // by entry; none of one that has not run
+  /// By entry; nullptr for one that has not run.
+  std::vector<std::shared_ptr<const EntryRecording>> recordings;
   std::vector<StepPlanning> planning;
   std::vector<Exclusive> reserved;
 

@@ -45,8 +45,7 @@ class ResultTaker {
     using How = HandOut::How;
     const Slot slot = code_.outputs[output];
     const c10::IValue& value = frame_[slot];
-    const OutputInfo* info =
-        output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
+    const OutputInfo* info = infoOf(output);
     if (info && info->role == OutputRole::Mutation && info->input >= 0)
       return {How::Input, false, info->input};
     if (code_.sources[slot] == SlotSource::Input) return {How::Input, false, slot};
@@ -83,12 +82,10 @@ class ResultTaker {
     using How = HandOut::How;
     const Slot slot = code_.outputs[output];
     const HandOut now = decide(output);
-    const bool structural = code_.sources[slot] == SlotSource::Input ||
-                            (output < code_.entry->outputs.size() &&
-                             code_.entry->outputs[output].role == OutputRole::Mutation);
+    const OutputInfo* info = infoOf(output);
+    const bool structural =
+        code_.sources[slot] == SlotSource::Input || (info && info->role == OutputRole::Mutation);
     if (structural) return now;
-    const OutputInfo* info =
-        output < code_.entry->outputs.size() ? &code_.entry->outputs[output] : nullptr;
     const bool alias = info && info->role == OutputRole::Alias;
     if (alias || !frame_[slot].isTensor() || !handedOn(slot)) return {};
     const at::Tensor& handed = entry_.results.statics[output];
@@ -119,6 +116,12 @@ class ResultTaker {
       case How::Members: return takeList(output, value);
     }
     return value;
+  }
+
+  /// nullptr where the entry says nothing of the output.
+  const OutputInfo* infoOf(size_t output) const {
+    const auto& infos = code_.entry->outputs;
+    return output < infos.size() ? &infos[output] : nullptr;
   }
 
   /// Whether a partition made the value, as it is or as an Own instruction hands it on.

@@ -6,8 +6,8 @@
 
 namespace gravure {
 
-/// The seal by which `entry` goes straight, if it holds for these inputs; nullptr else: the current one,
-/// since the slow way makes another one current. What the numbers come to is found anew where seals have
+/// The current seal of `entry`, if it holds for these inputs and the entry can go straight; nullptr else.
+/// (Where another seal holds, run() makes it current.) The code of the numbers is made anew where seals have
 /// changed.
 const Seal* Runtime::Impl::straightSeal(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                         const std::vector<int64_t>& watched) {
@@ -30,8 +30,8 @@ const Seal* Runtime::Impl::straightSeal(EntryState& entry, const std::vector<c10
   return seal;
 }
 
-/// True if what launches take of numbers is in the frame. Where tensors that were equal differ, or lie
-/// elsewhere, the operations are found anew, once.
+/// Puts the numbers that launches take into the frame; false where that cannot be. Where tensors that were
+/// equal differ now, or lie elsewhere, the code is made anew first.
 bool Runtime::Impl::computeNumbers(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                    const std::vector<int64_t>& watched) {
   StraightStep& straight = entry.straight;

@@ -20,8 +20,8 @@ struct StraightStep {
   uint64_t madeFor = ~uint64_t{0};    // Seals::changes() then
   std::optional<NumberCode> numbers;  // none: the entry has no such steps, `why`
   std::string why;
-  std::vector<std::pair<size_t, const InputCheck*>>
-      free;  // inputs that only the program's types bind
+  /// Inputs that only the program's types bind.
+  std::vector<std::pair<size_t, const InputCheck*>> free;
 };
 
 }  // namespace gravure

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import resource
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from gravure.library.load import program_class
 from running import bits, need_library
 from torch import Tensor
 from training import Net, eager_step, leaves, state_of
@@ -436,6 +438,42 @@ def test_inductors_gradients_are_added_too(device: str) -> None:
                 ours.zero_grad(set_to_none=i == 4)
             step(*batch)
         assert state_of(sides[0][0]) == state_of(sides[1][0]), f"step {i}"
+
+
+def float_of(elements: int) -> str:
+    return f"Float({elements}, strides=[1], device=cpu)"
+
+
+@pytest.fixture
+def scarce() -> Iterator[Callable[[], None]]:
+    """What it gives leaves the process 20 MB more, until the test ends."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+
+    def limit() -> None:
+        size = next(s for s in Path("/proc/self/status").read_text().split("\n") if "VmSize" in s)
+        now = int(size.split()[1]) << 10
+        resource.setrlimit(resource.RLIMIT_AS, (now + 20_000_000, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_law_6_a_step_without_memory_for_its_gradients_leaves_none(
+    scarce: Callable[[], None],
+) -> None:
+    large = 30_000_000
+    text = f"""gravure 1
+graph step(%a : {float_of(4)} {{parameter "a"}}, %b : {float_of(large)} {{parameter "b"}}):
+  %ga : {float_of(4)} = aten::mul.Scalar(%a, 3.0)
+  %gb : {float_of(large)} = aten::mul.Scalar(%b, 2.0)
+  return (%ga {{gradient "a"}}, %gb {{gradient "b"}})
+"""
+    program = program_class().of_text(text, "host", {"results": "accumulate"})
+    a, b = torch.ones(4, requires_grad=True), torch.ones(large, requires_grad=True)
+    scarce()
+    with pytest.raises(RuntimeError, match="allocate"):
+        program.run_step("step", [a, b, None, None], False)
+    assert a.grad is None and b.grad is None
 
 
 def test_autograd_accumulates_by_itself() -> None:

@@ -226,3 +226,28 @@ def test_law_5_results_outlive_the_program(small: tuple[models.Model, Path]) -> 
     junk = [torch.full((64,), 7.0) for _ in range(100)]
     assert {name: bits(value) for name, value in results.items()} == before
     del junk
+
+
+def test_a_guard_that_fails_is_said_of_each_entry(tmp_path: Path) -> None:
+    """Inputs of two entries that have one position."""
+    of = "Float(4, 4, strides=[4, 1], device=cpu)"
+    lines = ["gravure 1"]
+    for entry in ("forward", "backward"):
+        lines += [
+            f'graph {entry}(%w : {of} {{parameter "w"}}, %x : {of} {{user_input "x"}}):',
+            f"  %s : {of} = aten::mul.Tensor(%w, %x)",
+            f"  %y : {of} = aten::add.Tensor(%s, %w)",
+            '  return (%y {output "y"})',
+        ]
+    path = tmp_path / "two.gv"
+    path.write_text("\n".join([*lines, ""]))
+    program = gravure.load(path)
+    x, moved = torch.rand(4, 4), torch.rand(4, 4)
+    for w in [torch.rand(4, 4)] * STEPS + [moved]:
+        for entry in program.entries:
+            program.run([w, x], entry=entry)
+    said = [r["message"] for r in program.remarks() if r["name"] == "guard-failed"]
+    assert [message.split(":")[0] for message in said] == [
+        'parameter "w" (input 0 of forward)',
+        'parameter "w" (input 0 of backward)',
+    ]

@@ -16,7 +16,8 @@ std::vector<int64_t> listNamed(const AutogradPlan::Lists& lists, const char* nam
 void checkRange(const std::vector<int64_t>& numbers, int64_t least, size_t end, const char* name) {
   for (int64_t number : numbers) {
     const bool fits = number >= least && number < static_cast<int64_t>(end);
-    TORCH_CHECK(fits, "set_autograd: ", number, " in \"", name, "\" is not below ", end);
+    TORCH_CHECK(fits, "set_autograd: ", number, " in \"", name, "\" is not from ", least,
+                " to below ", end);
   }
 }
 

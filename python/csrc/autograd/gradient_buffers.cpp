@@ -79,7 +79,12 @@ bool belongsTo(const GradientMemory& memory, const at::Tensor& owner) {
 std::shared_ptr<GradientMemory> memoryOf(const at::Tensor& owner) {
   static auto* mutex = new std::mutex;
   static auto* known = new std::unordered_map<const void*, std::weak_ptr<GradientMemory>>;
+  static size_t most = 64;
   const std::lock_guard lock(*mutex);
+  if (known->size() >= most) {  // models come and go
+    std::erase_if(*known, [](const auto& each) { return each.second.expired(); });
+    most = 2 * known->size() + 64;
+  }
   auto& entry = (*known)[owner.unsafeGetTensorImpl()];
   std::shared_ptr<GradientMemory> found = entry.lock();
   if (found && belongsTo(*found, owner)) return found;
@@ -115,6 +120,8 @@ void GradientBuffers::check(const std::vector<c10::IValue>& inputs, bool hooks) 
 void GradientBuffers::prepare(std::vector<c10::IValue>& inputs, Remarks& remarks) {
   const c10::AutoGradMode noGraph(false);
   begun_.clear();
+  // Before any of them changes: abandon() goes by it, should this throw.
+  for (Buffer& buffer : buffers_) buffer.none = !inputs[buffer.owner].toTensor().grad().defined();
   for (Buffer& buffer : buffers_)
     inputs[buffer.input] = choose(buffer, inputs[buffer.owner].toTensor(), remarks);
   separate(inputs, remarks);
@@ -125,8 +132,7 @@ void GradientBuffers::prepare(std::vector<c10::IValue>& inputs, Remarks& remarks
 
 at::Tensor GradientBuffers::choose(Buffer& buffer, const at::Tensor& owner, Remarks& remarks) {
   at::Tensor& grad = owner.mutable_grad();
-  buffer.none = !grad.defined();
-  if (!buffer.apart.defined() && !buffer.none) {
+  if (!buffer.apart.defined() && grad.defined()) {
     if (fits(grad, owner)) {
       const void* at = grad.const_data_ptr();
       const bool moved = buffer.last != nullptr && at != buffer.last;

@@ -36,7 +36,7 @@ class GradientBuffers {
   void prepare(std::vector<c10::IValue>& inputs, Remarks& remarks);
   /// After the step, with the same inputs.
   void finish(const std::vector<c10::IValue>& inputs);
-  /// Instead of finish(), if the step threw: what was None is None again.
+  /// Instead of finish(), if prepare() or the step threw: what was None is None again.
   void abandon(const std::vector<c10::IValue>& inputs);
 
  private:

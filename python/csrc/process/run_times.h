@@ -1,5 +1,5 @@
 #pragma once
-// How long the calls of an entry take, by the path that they take.
+// How long the runs of an entry take, by the path that they take.
 
 #include "runtime/runtime.h"
 
@@ -11,8 +11,8 @@
 
 namespace gravure {
 
-/// Of some calls of one entry, in nanoseconds of the thread that calls.
-struct CallTimes {
+/// Of some runs of one entry, in nanoseconds of the thread that calls.
+struct PathTimes {
   int64_t runs = 0, total = 0, least = 0;
 
   void add(int64_t time) {
@@ -27,11 +27,11 @@ struct CallTimes {
   }
 };
 
-/// A call that captures, or fails, counts as neither.
+/// A run that captures, or fails, counts as neither.
 struct RunTimes {
-  CallTimes uncaptured, replayed;
-  CallTimes plain;                        // uncaptured, and nothing is recorded: what a shadow took
-  int64_t launches = 0, stagedBytes = 0;  // in the last call that was replayed
+  PathTimes uncaptured, replayed;
+  PathTimes plain;                        // uncaptured, and nothing is recorded: what a shadow took
+  int64_t launches = 0, stagedBytes = 0;  // in the last run that was replayed
 
   void add(const RuntimeStats& before, const RuntimeStats& after, std::chrono::nanoseconds time) {
     if (after.uncapturedSteps > before.uncapturedSteps) {

@@ -191,8 +191,8 @@ std::string whyHost(const Node* node, c10::Device device) {
 }  // namespace
 
 bool isRequested(const Node* node, std::string_view request) {
-  const size_t space = request.find("::");
-  if (space == std::string_view::npos) return isPathPrefix(moduleOf(node), request);
+  const bool isOperator = request.find("::") != std::string_view::npos;
+  if (!isOperator) return isPathPrefix(moduleOf(node), request);
   const std::string_view kind = node->kind().toQualString();
   if (request.substr(0, kind.size()) != kind) return false;
   const std::string_view overload = request.substr(kind.size());

@@ -139,10 +139,10 @@ class Emitter {
     return node;
   }
 
-  Value* addCopy(Node* node, const Value* value, const char* suffix) {
+  static Value* addCopy(Node* node, const Value* value, const char* ending) {
     Value* copy = node->addOutput();
     copy->setType(value->type());
-    if (value->hasDebugName()) copy->setDebugName(freshName(graph_, value->debugName() + suffix));
+    nameAfter(copy, value, ending);
     return copy;
   }
 
@@ -174,11 +174,7 @@ class Emitter {
   /// take quadratic time in their number.
   static Value* successor(Value* old, Value* value) {
     value->setType(old->type());
-    if (old->hasDebugName()) {
-      const std::string name = old->debugName();
-      old->setDebugName("");
-      value->setDebugName(name);
-    }
+    takeName(value, old);
     return value;
   }
 

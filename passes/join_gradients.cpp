@@ -152,7 +152,7 @@ void join(Graph& graph, Value* value, const Sum& sum) {
   copyLocation(joined, last);
   joined->insertBefore(last);
   joined->output()->setType(value->type());
-  joined->output()->setDebugName(freshName(graph, value->debugName() + ".joined"));
+  nameAfter(joined->output(), value, ".joined");
 
   Node* settled = graph.create(kAdd, {joined->output()}, 1);
   setOverload(settled, "Scalar");
@@ -160,11 +160,10 @@ void join(Graph& graph, Value* value, const Sum& sum) {
   copyLocation(settled, last);
   settled->insertBefore(last);
   settled->output()->setType(value->type());
-  const std::string name = value->debugName();
   value->replaceAllUsesWith(settled->output());
+  takeName(settled->output(), value);
   for (Node* add : llvm::reverse(sum.adds)) add->destroy();
   for (const Part& part : sum.parts) part.node->destroy();
-  settled->output()->setDebugName(name);
 }
 
 bool hasPlacedGradients(const Entry& entry) {

@@ -21,17 +21,18 @@ enum class PartitionOrder : uint8_t { Levels, Program };
 
 /// Options of every pass; each says what it changes. Same program and options, same result.
 struct PassOptions {
-  /// Operators ("aten::mm", "aten::add.Tensor") and module paths ("blocks.3.moe", with all below)
-  /// that the user wants outside graphs. From `--host`.
+  /// classify-capturability: operators ("aten::mm", "aten::add.Tensor") and module paths
+  /// ("blocks.3.moe", with all below) that the user wants outside graphs.
   std::vector<std::string> hostRequests;
-  /// Operators that take a float which the host reads in the same step may be captured: the runtime
-  /// writes it into their kernels before a replay, or runs their partition uncaptured.
+  /// classify-capturability: operators that take a float which the host reads in the same step may be
+  /// captured; the runtime writes it into their kernels before a replay, or runs their partition
+  /// uncaptured.
   bool writeNumbers = false;
-  /// How partition-graph orders nodes.
+  /// partition-graph: how it orders nodes.
   PartitionOrder order = PartitionOrder::Levels;
-  /// Partitions of fewer operator calls become host nodes.
+  /// partition-graph: partitions of fewer operator calls become host nodes.
   int64_t minPartitionSize = 2;
-  /// With levels: planned peak bytes may grow over program order by this share of it, or by
+  /// partition-graph by levels: planned peak bytes may grow over program order's by this share, or by
   /// memorySlack bytes, whichever is more: a share of a tiny peak is next to nothing.
   double memoryGrowth = 0.10;
   int64_t memorySlack = int64_t{64} << 20;

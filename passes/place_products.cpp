@@ -119,10 +119,9 @@ class PlacementWriter {
     Node* split = makePlaces(whole->output());
     const std::vector<Value*> pieces(cat_->inputs().begin(), cat_->inputs().end());
     for (size_t p = 0; p < pieces.size(); ++p) place(pieces[p], split->output(p));
-    const std::string name = cat_->output()->debugName();
     cat_->output()->replaceAllUsesWith(whole->output());
+    takeName(whole->output(), cat_->output());
     cat_->destroy();
-    whole->output()->setDebugName(name);
   }
 
  private:
@@ -166,9 +165,8 @@ class PlacementWriter {
 
   void place(Value* piece, Value* place) {
     Node* old = piece->node();
-    const std::string name = piece->debugName();
     place->setType(piece->type());
-    place->setDebugName(freshName(graph_, name + ".place"));
+    nameAfter(place, piece, ".place");
     auto args = c10::make_intrusive<ArgList>(argsOf(old));
     std::vector<Value*> inputs(old->inputs().begin(), old->inputs().end());
     args->args.emplace_back(InputArg{static_cast<uint32_t>(inputs.size())});
@@ -176,8 +174,8 @@ class PlacementWriter {
     Node* product = insert(kMm, "out", inputs, 1, std::move(args), old, old);
     product->output()->setType(piece->type());
     piece->replaceAllUsesWith(product->output());
+    takeName(product->output(), piece);
     old->destroy();
-    product->output()->setDebugName(name);
   }
 
   Graph& graph_;

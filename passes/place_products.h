@@ -17,11 +17,12 @@
 // What it is for: products of unknown size run on the host, each with an allocation of its own; the
 //   cat is one more call, and copies all that they wrote.
 // Legal where a product has the same bits wherever its result lies, at multiples of
-//   PassOptions::pieceAlignment bytes: cuBLAS chooses the same algorithms at multiples of 16 (tests/cuda/alignment.py). Products
-//   other than aten::mm stay: those of aten::addmm are cuBLASLt's.
+//   PassOptions::pieceAlignment bytes: cuBLAS chooses the same algorithms at multiples of 16
+//   (tests/cuda/alignment.py). Products other than aten::mm stay: those of aten::addmm are cuBLASLt's.
 // Refuses: pieces that the caller gets, by a view too, that are written to, or whose number of rows is
 //   not there before the first product; cats of unknown size, or that are written to; what must not lie
-//   in one memory (passes/analysis/sharing.h), as a whole that the caller gets and pieces that a backward needs.
+//   in one memory (passes/analysis/sharing.h), as a whole that the caller gets and pieces that a backward
+//   needs.
 // Order: the whole and its places stand before the first product, all else keeps its order.
 // Complexity: linear in nodes plus edges.
 

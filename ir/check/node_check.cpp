@@ -9,6 +9,7 @@
 #include "ir/text/constant_text.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"
+#include "ir/text/type_reader.h"
 
 #include <llvm/ADT/STLExtras.h>
 
@@ -102,7 +103,10 @@ std::string checkReadHost(const Node* node) {
 
 std::string checkSaveRngState(const Node* node) {
   const auto& args = argsOf(node).args;
-  if (args.size() != 1 || !args[0].is<std::string>()) return "its argument is not a device's name";
+  const bool named = args.size() == 1 && args[0].is<std::string>();
+  if (!named || !deviceFromText(args[0].as<std::string>())) {
+    return "its argument is not a device's name";
+  }
   if (node->outputs().size() != 1 || !tensorTypeOf(node->output(0)))
     return "its output is no tensor";
   return "";

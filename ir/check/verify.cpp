@@ -10,6 +10,7 @@
 #include "ir/facts/value_types.h"
 #include "ir/text/program_text.h"
 #include "ir/text/type_printer.h"
+#include "ir/text/type_reader.h"
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/STLExtras.h>
@@ -23,6 +24,11 @@ namespace {
 
 bool isRealNumber(const Value* value) {
   return isNumber(value) && value->type()->kind() != c10::TypeKind::ComplexType;
+}
+
+/// True for "cuda:0", for the paired state "cuda:0#1", and for a state without a name.
+bool namesGenerator(std::string_view name) {
+  return name.empty() || deviceFromText(name.substr(0, name.find('#')));
 }
 
 /// Rules of one entry; each check throws naming entry, node and source line.
@@ -49,9 +55,9 @@ class EntryVerifier {
   const Entry& entry_;
   /// The block that defines each value, by its index: blocks are numbered as they are entered.
   llvm::DenseMap<const Value*, uint32_t> scopeOf_;
-  std::vector<bool> open_;
-  uint32_t scope_ = 0;
-  uint32_t barrier_ = 0;
+  std::vector<bool> open_;     // by scope: its block has not ended
+  uint32_t scope_ = 0;         // the current one
+  uint32_t barrier_ = 0;       // values of scopes before this one are not seen
   bool communicates_ = false;  // starts a collective
 };
 
@@ -99,6 +105,10 @@ void EntryVerifier::checkInputRoles() {
     }
     if (info.role == InputRole::Saved && !saved.insert(info.name).second) {
       fail("two inputs are saved '" + info.name + "'");
+    }
+    if (info.role == InputRole::RngState && !namesGenerator(info.name)) {
+      fail("the input %" + inputs[i]->debugName() + " is the random state of '" + info.name +
+           "', which is no device");
     }
   }
 }

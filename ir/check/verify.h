@@ -9,7 +9,7 @@ namespace gravure {
 /// - roles describe inputs and outputs one by one; mutation and alias outputs name tensor inputs;
 /// - each value is defined once, before its uses, in scope; blocks of cudagraph:: nodes are isolated;
 /// - each operator is known, its arguments fit its schema's types, its outputs the schema's returns;
-/// - `rng(…)` is a Generator or a saved state; a node that needs one and has an unusable one fails;
+/// - `rng(…)` is a Generator or a saved state; inputs that are RNG states name devices;
 /// - `forward`'s saved outputs and `backward`'s saved inputs match by name and type;
 /// - each result of a collective is waited for, by whatever name (ir/memory/storage_accesses.h);
 /// - only known attributes of cudagraph:: nodes occur.

@@ -88,8 +88,8 @@ struct ArgList final : torch::CustomClassHolder {
 /// The arguments of `node`. A node on which none were set has its inputs in order.
 const ArgList& argsOf(const torch::jit::Node* node);
 void setArgs(torch::jit::Node* node, c10::intrusive_ptr<ArgList> args);
-/// The int that stands at `at` among the arguments, `byDefault` if none is given; nullopt for a value
-/// and for a constant of another type.
+/// The int at position `at` of the arguments, `byDefault` if none is given there; nullopt for a value and
+/// for a constant of another type.
 std::optional<int64_t> constantInt(const torch::jit::Node* node, size_t at,
                                    std::optional<int64_t> byDefault = std::nullopt);
 /// (in0, number), the arguments of a node with one input and an int behind it.

@@ -1,5 +1,5 @@
 #pragma once
-// A look at a node's attributes that asks nothing.
+// A look at a node's attributes without PyTorch's checks of their names.
 //
 // Node::hasAttribute asks of each name whether it is an attribute's, and of names that are not
 // PyTorch's own with a lock; passes look for attributes that most nodes do not have.

@@ -9,4 +9,16 @@ std::string freshName(const Graph& graph, const std::string& wished) {
   return name;
 }
 
+void nameAfter(Value* value, const Value* origin, const std::string& ending) {
+  if (!origin->hasDebugName()) return;
+  value->setDebugName(freshName(*value->owningGraph(), origin->debugName() + ending));
+}
+
+void takeName(Value* value, Value* old) {
+  if (!old->hasDebugName()) return;
+  const std::string name = old->debugName();
+  old->setDebugName("");
+  value->setDebugName(name);
+}
+
 }  // namespace gravure

@@ -16,7 +16,7 @@
 namespace gravure {
 
 /// Source line and module path of `node`, "" where unknown ("model.py:88", "blocks.3.moe").
-/// Valid as long as the node stays where it came from.
+/// Valid as long as the node keeps its location.
 const std::string& sourceOf(const Node* node);
 std::string_view moduleOf(const Node* node);
 

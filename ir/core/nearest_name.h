@@ -1,5 +1,5 @@
 #pragma once
-// The name that was most likely meant by one that there is not.
+// For messages about an unknown name: the known one that was most likely meant.
 
 #include <llvm/ADT/ArrayRef.h>
 #include <llvm/ADT/StringRef.h>

@@ -72,13 +72,4 @@ std::optional<HostReason> reasonFromName(std::string_view name) {
   return std::nullopt;
 }
 
-const std::vector<HostReason>& allReasons() {
-  static const std::vector<HostReason> all = [] {
-    std::vector<HostReason> reasons;
-    for (const Row& row : kRows) reasons.push_back(row.reason);
-    return reasons;
-  }();
-  return all;
-}
-
 }  // namespace gravure

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 namespace gravure {
 
@@ -33,6 +32,5 @@ const char* reasonName(HostReason reason);
 std::optional<HostReason> reasonFromName(std::string_view name);
 /// What to do about it, in one sentence; the cure column of docs/remarks.md.
 const char* reasonCure(HostReason reason);
-const std::vector<HostReason>& allReasons();
 
 }  // namespace gravure

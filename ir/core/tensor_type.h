@@ -12,8 +12,9 @@ namespace gravure {
 /// Sizes or strides, each known or not.
 using Dims = std::vector<std::optional<int64_t>>;
 
-/// The tensor type with these sizes and strides, one of each a dimension, in the form that types read
-/// from text have: TensorType::create makes none with strides known and a size not.
+/// The tensor type with these sizes and strides, one of each a dimension. TensorType::create cannot make
+/// one whose strides are known and a size is not. The reader of text makes its types here, too: equal ones
+/// have one form.
 c10::TensorTypePtr makeTensorType(std::optional<at::ScalarType> dtype,
                                   std::optional<c10::Device> device, const Dims& sizes,
                                   const Dims& strides, std::optional<bool> requiresGrad);

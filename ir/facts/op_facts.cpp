@@ -218,7 +218,8 @@ std::unique_ptr<OpFacts> makeFacts(c10::Symbol kind, const std::string& overload
   auto facts = std::make_unique<OpFacts>();
   if (auto handle = c10::Dispatcher::singleton().findSchema(name)) {
     facts->handle = handle;
-    facts->schema = &handle->schema();
+    facts->ownSchema = std::make_shared<const FunctionSchema>(handle->schema());
+    facts->schema = facts->ownSchema.get();
   } else if (auto op = torch::jit::findOperatorFor(name)) {
     facts->jitOperator = op;
     facts->schema = &op->schema();
@@ -244,6 +245,47 @@ struct KeyHash {
   }
 };
 
+/// The facts that were asked for. Never destroyed: operators are taken away until the process ends.
+struct FactsCache {
+  std::shared_mutex mutex;
+  std::unordered_map<Key, std::unique_ptr<OpFacts>, KeyHash> known;
+  std::unordered_map<c10::OperatorName, Key> keys;  // in `known`, of the dispatcher's operators
+  std::vector<std::unique_ptr<OpFacts>> gone;       // programs may still have them
+  std::optional<c10::RegistrationHandleRAII> listener;
+};
+
+/// Forgets the facts of an operator that is taken away: what is registered under its name afterwards, by a
+/// cell of a notebook that runs once more, is another one. PyTorch takes all of them away when the process
+/// ends, without its table of symbols: so names are looked for, and no symbol is made.
+class FactsForgetter final : public c10::OpRegistrationListener {
+ public:
+  explicit FactsForgetter(FactsCache& cache) : cache_(cache) {}
+
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    std::unique_lock lock(cache_.mutex);
+    const auto key = cache_.keys.find(op.operator_name());
+    if (key == cache_.keys.end()) return;
+    const auto at = cache_.known.find(key->second);
+    cache_.gone.push_back(std::move(at->second));
+    cache_.known.erase(at);
+    cache_.keys.erase(key);
+  }
+
+ private:
+  FactsCache& cache_;
+};
+
+FactsCache& factsCache() {
+  static FactsCache& cache = []() -> FactsCache& {
+    auto& made = *new FactsCache;
+    made.listener = c10::Dispatcher::singleton().addRegistrationListener(
+        std::make_unique<FactsForgetter>(made));
+    return made;
+  }();
+  return cache;
+}
+
 /// Calls `visit` for each input of `node` that fills one of the schema parameters in `parameters`.
 template <typename Visit>
 void forEachInputOf(const Node* node, const ParameterSet& parameters, Visit&& visit) {
@@ -254,30 +296,21 @@ void forEachInputOf(const Node* node, const ParameterSet& parameters, Visit&& vi
   }
 }
 
-/// The constant that fills the parameter called `name`, nullptr if a value or nothing does.
-const Arg* constantArg(const Node* node, const FunctionSchema& schema, std::string_view name) {
-  const ArgList& list = argsOf(node);
-  for (size_t i = 0; i < list.args.size() && i < schema.arguments().size(); ++i) {
-    if (schema.arguments()[i].name() == name) return &list.args[i];
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 const OpFacts* findOpFacts(c10::Symbol kind, std::string_view overload) {
-  static std::shared_mutex mutex;
-  static std::unordered_map<Key, std::unique_ptr<OpFacts>, KeyHash> known;
+  FactsCache& cache = factsCache();
   Key key{kind, std::string(overload)};
   {
-    std::shared_lock lock(mutex);
-    if (auto at = known.find(key); at != known.end()) return at->second.get();
+    std::shared_lock lock(cache.mutex);
+    if (auto at = cache.known.find(key); at != cache.known.end()) return at->second.get();
   }
   auto facts = makeFacts(kind, key.overload);
   // An unknown operator may be registered later, by a library not loaded yet.
   if (!facts) return nullptr;
-  std::unique_lock lock(mutex);
-  return known.try_emplace(std::move(key), std::move(facts)).first->second.get();
+  std::unique_lock lock(cache.mutex);
+  if (facts->handle) cache.keys.try_emplace(facts->handle->operator_name(), key);
+  return cache.known.try_emplace(std::move(key), std::move(facts)).first->second.get();
 }
 
 const OpFacts& factsOf(const Node* node) {
@@ -305,13 +338,24 @@ bool drawsRandom(const Node* node) {
   const OpFacts& facts = factsOf(node);
   if (!facts.random || !facts.schema) return facts.random;
   for (const char* name : {"dropout_p", "dropout"}) {
-    const Arg* rate = constantArg(node, *facts.schema, name);
-    if (rate && rate->is<double>() && rate->as<double>() == 0.0) return false;
-    // Attention's own default is no dropout.
-    if (rate && rate->is<AbsentArg>()) return false;
+    const c10::IValue rate = constantArgument(node, *facts.schema, name);
+    if (rate.isDouble() && rate.toDouble() == 0.0) return false;
   }
-  const Arg* train = constantArg(node, *facts.schema, "train");
-  return !(train && train->is<bool>() && !train->as<bool>());
+  const c10::IValue train = constantArgument(node, *facts.schema, "train");
+  return !(train.isBool() && !train.toBool());
+}
+
+c10::IValue constantArgument(const Node* node, const FunctionSchema& schema, const char* name) {
+  const auto at = schema.argumentIndexWithName(name);
+  if (!at) return {};
+  const ArgList& list = argsOf(node);
+  const bool given = *at < static_cast<int>(list.args.size()) && !list.args[*at].is<AbsentArg>();
+  if (!given) return schema.arguments()[*at].default_value().value_or(c10::IValue());
+  const Arg& arg = list.args[*at];
+  if (arg.is<bool>()) return arg.as<bool>();
+  if (arg.is<int64_t>()) return arg.as<int64_t>();
+  if (arg.is<double>()) return arg.as<double>();
+  return {};
 }
 
 llvm::SmallVector<Value*, 2> aliasedInputs(const Node* node, size_t index) {

@@ -27,11 +27,13 @@ using ParameterSet = llvm::SmallBitVector;
 struct OpFacts {
   /// nullptr for structural nodes (prim::If, cudagraph::*), whose arguments are positional.
   const c10::FunctionSchema* schema = nullptr;
-  /// The dispatcher's entry; none for operators that only TorchScript knows (aten::add.int).
+  /// The dispatcher's entry; none for operators that only TorchScript knows (aten::add.int), which have
+  /// `jitOperator` instead.
   std::optional<c10::OperatorHandle> handle;
   std::shared_ptr<torch::jit::Operator> jitOperator;
 
-  /// Host reason that holds wherever the operator is called, whatever its operands are.
+  /// Host reason that holds wherever the operator is called, whatever its operands are. One that depends
+  /// on them, as with an index by a boolean mask, is for passes/analysis/verdict.h to find.
   std::optional<HostReason> reason;
   bool random = false;       // draws from a generator
   bool collective = false;   // starts or performs communication among ranks
@@ -46,27 +48,32 @@ struct OpFacts {
   /// For return r: the parameters whose storage the output may share.
   llvm::SmallVector<ParameterSet, 1> aliasedArgs;
 
-  /// Hidden reads of device data that depend on constants, e.g. index with a boolean mask, are
-  /// decided by classify-capturability.
+  /// What `schema` points to where there is a handle: it stays when the operator is taken away.
+  std::shared_ptr<const c10::FunctionSchema> ownSchema;
 };
 
-/// Facts of an operator; nullptr if PyTorch does not know it. `overload` "" is the default one.
-/// The result lives for the life of the process. Thread-safe.
+/// Facts of an operator as it is registered now; nullptr if PyTorch does not know it. `overload` "" is the
+/// default one. The result lives for the life of the process; after torch.library has taken the operator
+/// away, its handle may not be called. Thread-safe.
 const OpFacts* findOpFacts(c10::Symbol kind, std::string_view overload);
 /// Facts of the operator that `node` calls; TORCH_CHECK naming the node if it is unknown. Cached in
 /// an attribute of the node, so one graph must not be asked from two threads at once.
 const OpFacts& factsOf(const Node* node);
-/// What factsOf(node) gives from now on, and whose overload overloadOf(node) is.
+/// From now on factsOf(node) gives `facts`, and overloadOf(node) the overload that they are of; null: both
+/// are found anew by the node's kind and overload.
 void keepFacts(Node* node, const OpFacts* facts);
-/// After `node` has come to call another operator than the one that its attributes were copied from.
+/// To be called where `node` has its attributes from a node of another operator.
 inline void forgetFacts(Node* node) { keepFacts(node, nullptr); }
 
 /// True if the operator only makes views: every result shares an operand's storage, nothing is written,
 /// and nothing is waited for.
 bool isView(const OpFacts& facts);
 /// True if `node` draws from a generator when it runs: its operator is random, and no constant
-/// argument (dropout_p=0., train=False) keeps it from drawing.
+/// argument, given or by default (dropout_p=0., train=False), keeps it from drawing.
 bool drawsRandom(const Node* node);
+/// The number or bool that fills the parameter called `name` of `schema`, the node's; the parameter's
+/// default if the node gives none; None for a value, for other constants, and if there is no such parameter.
+c10::IValue constantArgument(const Node* node, const c10::FunctionSchema& schema, const char* name);
 
 /// Inputs of `node` whose storage output `index` may share. Lists count member by member.
 llvm::SmallVector<Value*, 2> aliasedInputs(const Node* node, size_t index);

@@ -15,11 +15,10 @@ struct OpRow {
   std::optional<HostReason> reason;
   /// Names of parameters that are written, though the schema does not say so.
   llvm::ArrayRef<const char*> writes;
-  bool writesAll = false;  // may write any tensor that it is given
-  bool aliasesFirst =
-      false;                // returns its first tensor's storage, though the schema does not say so
-  bool aliasesAll = false;  // may return any operand's storage
-  bool random = false;      // draws from, or sets, a generator, though it has no tag
+  bool writesAll = false;     // may write any tensor that it is given
+  bool aliasesFirst = false;  // may return its first tensor's storage; the schema does not say so
+  bool aliasesAll = false;    // may return any operand's storage
+  bool random = false;        // draws from, or sets, a generator, though it has no tag
   bool effects = false;
   bool collective = false;
   bool wait = false;

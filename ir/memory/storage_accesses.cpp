@@ -272,8 +272,8 @@ void StorageAccesses::joinTensors(StagedOperands staged) {
       joinNode(numbering_.node(i));
     }
   }
-  llvm::DenseMap<const Value*, const Value*>
-      copies;  // by operand: the first parameter that sees it
+  // By operand: the first parameter that sees its copy.
+  llvm::DenseMap<const Value*, const Value*> copies;
   struct CopyMade {
     const Value* operand;
     const Value* parameter;
@@ -392,7 +392,8 @@ llvm::DenseSet<int32_t> resultStorages(const Entry& entry, const StorageAccesses
   llvm::DenseSet<int32_t> storages;
   for (size_t o = 0; o < entry.outputs.size(); ++o) {
     if (entry.outputs[o].role == OutputRole::Saved) continue;
-    storages.insert(accesses.storageOf(entry.graph->outputs()[o]));
+    const int32_t storage = accesses.storageOf(entry.graph->outputs()[o]);
+    if (storage >= 0) storages.insert(storage);
   }
   return storages;
 }

@@ -92,7 +92,8 @@ class StorageAccesses {
   /// -1 for values that hold no storage.
   int32_t storageOf(int32_t index) const { return storage_[index]; }
   int32_t storageOf(const Value* value) const { return storage_[Numbering::indexOf(value)]; }
-  /// True for a node's result, by index, that shares an operand's storage. Branches' are none.
+  /// True for a node's result, by index, whose operator may alias an operand with it. Not for results of
+  /// prim::If and of partitions, which share storage with what ends their blocks.
   bool isAlias(int32_t index) const { return alias_[index]; }
   /// The first value in it: an input of the entry if there is one.
   Value* firstOf(int32_t storage) const { return numbering_.value(first_[storage]); }
@@ -183,7 +184,8 @@ class StorageAccesses {
   llvm::DenseSet<int32_t> leftOpen_;
 };
 
-/// Storages of what the caller gets of `entry`, who may count on each having its own.
+/// Storages of the results that the caller gets of `entry`, saved values left out: he may count on each
+/// having its own.
 llvm::DenseSet<int32_t> resultStorages(const Entry& entry, const StorageAccesses& accesses);
 
 }  // namespace gravure

@@ -65,21 +65,21 @@ class TimelineBuilder {
   /// Saved inputs of entry `e` are the outputs of that name of an earlier entry.
   void joinSaved(size_t e) {
     const Entry& entry = program_.entries[e];
-    PlacedEntry& memory = entries_[e];
+    PlacedEntry& placed = entries_[e];
     for (size_t i = 0; i < entry.inputs.size(); ++i) {
       if (entry.inputs[i].role != InputRole::Saved) continue;
       const auto from = saved_.find(entry.inputs[i].name);
-      const int32_t storage = memory.accesses.storageOf(entry.graph->inputs()[i]);
+      const int32_t storage = placed.accesses.storageOf(entry.graph->inputs()[i]);
       if (from == saved_.end() || storage < 0) continue;
-      memory.isTaken[i] = true;
-      classes_.join(from->second.storage, memory.firstStorage + storage);
+      placed.isTaken[i] = true;
+      classes_.join(from->second.storage, placed.firstStorage + storage);
       entries_[from->second.entry].isKept[from->second.output] = true;
     }
     for (size_t o = 0; o < entry.outputs.size(); ++o) {
       if (entry.outputs[o].role != OutputRole::Saved) continue;
-      const int32_t storage = memory.accesses.storageOf(entry.graph->outputs()[o]);
+      const int32_t storage = placed.accesses.storageOf(entry.graph->outputs()[o]);
       if (storage < 0) continue;
-      saved_.try_emplace(entry.outputs[o].name, SavedOutput{memory.firstStorage + storage, e, o});
+      saved_.try_emplace(entry.outputs[o].name, SavedOutput{placed.firstStorage + storage, e, o});
     }
   }
 
@@ -88,71 +88,71 @@ class TimelineBuilder {
     return !numbering.facts(i).schema && numbering.node(i)->kind() == cg::own;
   }
 
-  StorageLife& lifeOf(const PlacedEntry& memory, int32_t storage) {
-    return out_.storages_[classes_[memory.firstStorage + storage]];
+  StorageLife& lifeOf(const PlacedEntry& placed, int32_t storage) {
+    return out_.storages_[classes_[placed.firstStorage + storage]];
   }
 
   void makeStorages() {
     out_.storages_.resize(classes_.getNumClasses());
-    for (const PlacedEntry& memory : entries_) {
-      for (int32_t s = 0; s < memory.accesses.storageCount(); ++s) {
-        StorageLife& life = lifeOf(memory, s);
-        life.written |= memory.accesses.isWrittenByNode(s);
+    for (const PlacedEntry& placed : entries_) {
+      for (int32_t s = 0; s < placed.accesses.storageCount(); ++s) {
+        StorageLife& life = lifeOf(placed, s);
+        life.written |= placed.accesses.isWrittenByNode(s);
         if (life.first) continue;
-        life.first = memory.accesses.firstOf(s);
+        life.first = placed.accesses.firstOf(s);
         life.bytes = storageBytes(*life.first->type());
-        life.begin = memory.firstStep;
+        life.begin = placed.firstStep;
       }
     }
   }
 
   void addLives(size_t e) {
-    const PlacedEntry& memory = entries_[e];
-    const std::vector<Life> lives = livesInProgramOrder(memory.accesses);
-    for (int32_t s = 0; s < memory.accesses.storageCount(); ++s) {
-      StorageLife& life = lifeOf(memory, s);
-      if (memory.accesses.isLeftOpen(s)) life.end = step();
+    const PlacedEntry& placed = entries_[e];
+    const std::vector<Life> lives = livesInProgramOrder(placed.accesses);
+    for (int32_t s = 0; s < placed.accesses.storageCount(); ++s) {
+      StorageLife& life = lifeOf(placed, s);
+      if (placed.accesses.isLeftOpen(s)) life.end = step();
       if (lives[s].isEmpty()) continue;
       // Of several that are one storage in a later entry, the first one begins it.
       const bool begins =
-          memory.accesses.makerOf(s) >= 0 && memory.accesses.firstOf(s) == life.first;
-      if (begins) life.begin = memory.firstStep + lives[s].begin;
-      life.end = std::max(life.end, memory.firstStep + lives[s].end);
+          placed.accesses.makerOf(s) >= 0 && placed.accesses.firstOf(s) == life.first;
+      if (begins) life.begin = placed.firstStep + lives[s].begin;
+      life.end = std::max(life.end, placed.firstStep + lives[s].end);
     }
   }
 
   void noteOrigins(size_t e) {
-    const PlacedEntry& memory = entries_[e];
+    const PlacedEntry& placed = entries_[e];
     const auto inputs = program_.entries[e].graph->inputs();
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const int32_t s = memory.accesses.storageOf(inputs[i]);
-      if (s < 0 || memory.isTaken[i]) continue;
-      StorageLife& life = lifeOf(memory, s);
+      const int32_t s = placed.accesses.storageOf(inputs[i]);
+      if (s < 0 || placed.isTaken[i]) continue;
+      StorageLife& life = lifeOf(placed, s);
       life.origin = StorageOrigin::External;
-      life.end = std::max(life.end, memory.firstStep + 1);
+      life.end = std::max(life.end, placed.firstStep + 1);
     }
-    for (int32_t i = 0; i < memory.numbering.size(); ++i) {
-      if (!isOwn(memory.numbering, i)) continue;
-      for (const Value* output : memory.numbering.node(i)->outputs()) {
-        const int32_t s = memory.accesses.storageOf(output);
-        if (s >= 0) lifeOf(memory, s).origin = StorageOrigin::External;
+    for (int32_t i = 0; i < placed.numbering.size(); ++i) {
+      if (!isOwn(placed.numbering, i)) continue;
+      for (const Value* output : placed.numbering.node(i)->outputs()) {
+        const int32_t s = placed.accesses.storageOf(output);
+        if (s >= 0) lifeOf(placed, s).origin = StorageOrigin::External;
       }
     }
   }
 
   /// A saved output that no entry takes is a result too.
   void noteResults(size_t e) {
-    const PlacedEntry& memory = entries_[e];
+    const PlacedEntry& placed = entries_[e];
     const auto outputs = program_.entries[e].graph->outputs();
     for (size_t o = 0; o < outputs.size(); ++o) {
-      const int32_t s = memory.accesses.storageOf(outputs[o]);
-      if (s >= 0 && !memory.isKept[o]) lifeOf(memory, s).result = true;
+      const int32_t s = placed.accesses.storageOf(outputs[o]);
+      if (s >= 0 && !placed.isKept[o]) lifeOf(placed, s).result = true;
     }
   }
 
   void noteValues(size_t e) {
-    const PlacedEntry& memory = entries_[e];
-    const Numbering& numbering = memory.numbering;
+    const PlacedEntry& placed = entries_[e];
+    const Numbering& numbering = placed.numbering;
     Timeline::EntryStorages& values = out_.storageOf_.emplace_back();
     values.graph = program_.entries[e].graph.get();
     values.storage.assign(numbering.valueBound(), -1);
@@ -161,19 +161,19 @@ class TimelineBuilder {
     for (int32_t t = 0; t < numbering.tensorCount(); ++t) {
       const int32_t value = numbering.valueOfTensor(t);
       values.storage[value] =
-          static_cast<int32_t>(classes_[memory.firstStorage + memory.accesses.storageOf(value)]);
+          static_cast<int32_t>(classes_[placed.firstStorage + placed.accesses.storageOf(value)]);
     }
     for (int32_t i = 0; i < numbering.size(); ++i) {
       const auto results = numbering.results(i);
       for (int32_t result : results) {
-        values.allocates[result] = memory.accesses.storageOf(result) >= 0 &&
-                                   !memory.accesses.isAlias(result) && !numbering.isNested(i) &&
+        values.allocates[result] = placed.accesses.storageOf(result) >= 0 &&
+                                   !placed.accesses.isAlias(result) && !numbering.isNested(i) &&
                                    !isOwn(numbering, i);
       }
       if (results.empty()) {
-        out_.stepOf_[numbering.node(i)] = memory.firstStep + i;
+        out_.stepOf_[numbering.node(i)] = placed.firstStep + i;
       } else {
-        values.step[results.front()] = static_cast<int32_t>(memory.firstStep + i);
+        values.step[results.front()] = static_cast<int32_t>(placed.firstStep + i);
       }
     }
   }

@@ -4,7 +4,8 @@
 // Step: one leaf node, that is a node that calls an operator. cudagraph::partition and launch are
 //   entered, so the nodes of their blocks are steps; prim::If with all that its blocks do is one step.
 //   Entries follow one another: forward, then backward.
-// Storage, life: those of storage_accesses.h and storage_lives.h, with partitions entered. What forward
+// Storage, life: those of storage_accesses.h and storage_lives.h, with partitions entered; but a
+//   collective that is never waited for keeps what it has open to the end of the program. What forward
 //   saves and backward takes is one storage. An operator that may alias either of two values joins them
 //   in one storage, which then holds two allocations: allocates() tells them.
 

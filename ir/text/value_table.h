@@ -67,14 +67,13 @@ class ValueTable {
   Named& add(const Token& name);
 
   const TextLexer& lexer_;
-  std::vector<Named> names_;  // in the order of their definition
-  llvm::DenseMap<llvm::StringRef, uint32_t>
-      index_;  // of a name in `names_`; the text holds the keys
+  std::vector<Named> names_;                         // in the order of their definition
+  llvm::DenseMap<llvm::StringRef, uint32_t> index_;  // in `names_`; the text holds the keys
   std::vector<FoldedConstant> folded_;
-  std::vector<bool> open_{true};
-  std::vector<uint32_t> outer_;
-  uint32_t scope_ = 0;
-  uint32_t barrier_ = 0;
+  std::vector<bool> open_{true};  // by scope: its block has not ended
+  std::vector<uint32_t> outer_;   // the scopes around the current one
+  uint32_t scope_ = 0;            // the current one
+  uint32_t barrier_ = 0;          // names of scopes before this one are not seen
 };
 
 }  // namespace gravure

@@ -1,10 +1,10 @@
 #pragma once
 // Private: torch::jit::Node::values_, the attributes of a node.
 //
-// For a look at a node's attributes that asks nothing: Node::hasAttribute asks of each name whether it
-// is an attribute's, and of names that are not PyTorch's own with a lock; and for an attribute of a kind
-// that PyTorch does not have. Without it passes would take half as long again, and what is known of a
-// node's operator would have to be kept beside the graph.
+// For a look at a node's attributes without checks of their names: Node::hasAttribute asks of each name
+// whether it is an attribute's, and of names that are not PyTorch's own with a lock; and for an attribute
+// of a kind that PyTorch does not have. Without it passes would take half as long again, and what is known
+// of a node's operator would have to be kept beside the graph.
 
 #include <torch/csrc/jit/ir/ir.h>
 

@@ -14,7 +14,8 @@
 
 namespace gravure {
 
-// How many tensors a loop fetches ahead; and of those, which blocks are there to be read for the next.
+// How many tensors ahead a loop fetches: far ahead the tensor itself; near ahead, where the tensor has
+// come by then, what it points to.
 inline constexpr size_t kFarAhead = 8, kNearAhead = 4;
 
 inline void prefetchTensor(const c10::TensorImpl* tensor) {

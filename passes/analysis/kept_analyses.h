@@ -28,7 +28,7 @@ class KeptAnalyses {
  public:
   /// Partitions as nodes.
   std::shared_ptr<const EntryMemory> memoryOf(const Entry& entry) const;
-  /// Partitions entered; their operands are what they are tagged, if copies count.
+  /// Partitions entered. `staged`: whether they read operands that are tagged `staged`, or copies of them.
   std::shared_ptr<const EntryMemory> enteredMemoryOf(const Entry& entry,
                                                      StagedOperands staged) const;
   std::shared_ptr<const Dependences> dependencesOf(const Entry& entry) const;

@@ -16,7 +16,7 @@ namespace {
 
 /// `%g : Generator {rng_state "cuda:0"}` is the default generator of that device; "cuda:0#1" is not.
 std::optional<c10::Device> defaultGeneratorDevice(const Entry& entry, const Value* state) {
-  if (state->node()->kind() != c10::prim::Param) return std::nullopt;
+  if (state->node() != entry.graph->param_node()) return std::nullopt;
   const size_t at = state->offset();
   if (at >= entry.inputs.size() || entry.inputs[at].role != InputRole::RngState)
     return std::nullopt;

@@ -3,9 +3,10 @@
 //
 // Terms. Port: a tensor among the inputs and results of an entry, of any role. Class: ports that may
 //   lie in one memory: in one storage of their entry (ir/memory/storage_accesses.h), and from what one
-//   entry saves to what a later one takes under that name. Private class: saved values that a later entry takes, all of them, to
-//   which no entry writes that takes them. All else the caller sees: he may write into it whenever he
-//   likes, and autograd notices it only where PyTorch's own tensors would share memory.
+//   entry saves to what a later one takes under that name. Private class: saved values alone, all of which
+//   a later entry takes, and to which no entry writes that takes them. All else the caller sees: he may
+//   write into it whenever he likes, and autograd notices it only where PyTorch's own tensors would share
+//   memory.
 // Rule. Classes may become one if one of them at most has ports, or all that have ports are private.
 //   So no result shares memory with another one, with an input or with a saved value unless the
 //   program as it was given says so; what is saved may be parts of one memory, which is only read.

@@ -143,7 +143,7 @@ std::optional<std::vector<size_t>> SizeRules::dimsAt(size_t at, size_t dims) con
   return found;
 }
 
-/// A list of ints, none of which is -1 or another sign.
+/// A list of sizes. None may be a negative constant: -1 asks the operator to work the size out.
 std::optional<SizeRules::Sizes> SizeRules::listAt(size_t at) const {
   const Arg* list = arg(at);
   if (!list || !list->elements()) return std::nullopt;

@@ -1,7 +1,6 @@
 #include "passes/analysis/size_terms.h"
 
 #include "ir/facts/value_types.h"
-#include "passes/analysis/piece_rows.h"
 #include "passes/analysis/size_rules.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -86,8 +85,8 @@ std::optional<SizeTerms::Sizes> SizeTerms::sizesOf(const Value* tensor) {
   const auto known = sizes_.find(tensor);
   if (known != sizes_.end()) return known->second;
   Sizes sizes;
-  const auto closed = type->sizes().concrete_sizes();
-  for (int64_t size : *closed) sizes.emplace_back(size);
+  const auto concrete = type->sizes().concrete_sizes();
+  for (int64_t size : *concrete) sizes.emplace_back(size);
   return sizes;
 }
 
@@ -129,7 +128,7 @@ void SizeTerms::addRelation(LinearSum zero) {
 llvm::DenseMap<int32_t, Value*> SizeTerms::numbersByUnknown(Graph& graph) {
   llvm::DenseMap<int32_t, Value*> numbers;
   const auto add = [&](Value* value) {
-    if (value->type()->kind() != c10::TypeKind::IntType) return;
+    if (!isInt(value)) return;
     if (const auto unknown = ofNumber(value).unknown()) numbers.try_emplace(*unknown, value);
   };
   for (Value* input : graph.inputs()) add(input);

@@ -45,7 +45,8 @@ class SizeTerms {
   /// Sizes of a tensor, one a dimension; nullopt where their number is unknown.
   std::optional<std::vector<LinearSum>> sizesOf(const Value* tensor);
 
-  /// The first int of the entry, all of which was learnt, that is one unknown, by the unknown.
+  /// By unknown: the first int of the entry that is this unknown, alone and once. The whole entry must have
+  /// been learnt.
   llvm::DenseMap<int32_t, Value*> numbersByUnknown(Graph& graph);
 
   /// The number that the sum is in every step, by its terms or by a relation.

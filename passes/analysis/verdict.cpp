@@ -215,21 +215,6 @@ bool isRepeatInterleaveWithoutSize(const Node* node, const c10::FunctionSchema& 
   return list.args[*at].is<AbsentArg>() || list.args[*at].is<NoneArg>();
 }
 
-/// The constant that fills the parameter called `name`, its default if nothing does; none for a value.
-c10::IValue constantOf(const Node* node, const c10::FunctionSchema& schema, const char* name) {
-  const auto at = schema.argumentIndexWithName(name);
-  if (!at) return {};
-  const ArgList& list = argsOf(node);
-  const auto& parameter = schema.arguments()[*at];
-  const bool given = *at < static_cast<int>(list.args.size()) && !list.args[*at].is<AbsentArg>();
-  if (!given) return parameter.default_value().value_or(c10::IValue());
-  const Arg& arg = list.args[*at];
-  if (arg.is<bool>()) return arg.as<bool>();
-  if (arg.is<int64_t>()) return arg.as<int64_t>();
-  if (arg.is<double>()) return arg.as<double>();
-  return {};
-}
-
 /// True if the products of the groups are kernels of their own, whose sizes the host reads from the
 /// offsets: all but bfloat16's on a GPU (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h).
 /// A GPU without a grouped kernel for bfloat16 is not seen here; a capture on it fails, and says so.
@@ -270,13 +255,13 @@ std::string readsOnHost(const Node* node, const c10::FunctionSchema* schema,
   }
   // Without a range, or with an empty one, the range is that of the data.
   if (name == "aten::histc") {
-    const c10::IValue min = constantOf(node, *schema, "min"),
-                      max = constantOf(node, *schema, "max");
+    const c10::IValue min = constantArgument(node, *schema, "min"),
+                      max = constantArgument(node, *schema, "max");
     const bool given =
         min.isScalar() && max.isScalar() && min.toScalar().toDouble() != max.toScalar().toDouble();
     if (!given) reason = "reads its range from the data, on the host";
   }
-  const c10::IValue checks = constantOf(node, *schema, "check_errors");
+  const c10::IValue checks = constantArgument(node, *schema, "check_errors");
   if (checks.isBool() && checks.toBool()) reason = "checks on the host whether it succeeded";
   return reason;
 }
@@ -287,7 +272,8 @@ std::string readsOnHost(const Node* node, const c10::FunctionSchema* schema,
 bool hasDataDependentOperands(const Node* node, const c10::FunctionSchema* schema) {
   if (!schema) return false;
   const std::string& name = schema->name();
-  if (name == "aten::one_hot") return constantOf(node, *schema, "num_classes") == c10::IValue(-1);
+  if (name == "aten::one_hot")
+    return constantArgument(node, *schema, "num_classes") == c10::IValue(-1);
   const bool put = isIndexPut(name);
   if (!put && name != "aten::index" && name != "aten::_unsafe_index") {
     return isRepeatInterleaveWithoutSize(node, *schema);

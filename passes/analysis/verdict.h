@@ -19,7 +19,7 @@ struct Verdict {
 struct ValueFacts {
   std::vector<bool> staticShape;    // tensors whose sizes and strides are all known
   std::vector<bool> runtimeNumber;  // numbers, and sizes of tensors, that come from device data
-  std::vector<bool> hostConstant;   // see classify_capturability.h
+  std::vector<bool> hostConstant;   // CPU tensors without dimensions, with one number in every step
   bool writeNumbers = false;        // PassOptions::writeNumbers
 
   void set(std::vector<bool>& bits, const Value* value) {

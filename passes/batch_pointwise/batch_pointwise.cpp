@@ -94,9 +94,7 @@ class BatchWriter {
     return withSizes(*type, sizes);
   }
 
-  void name(Value* whole, const Value* piece) {
-    whole->setDebugName(freshName(graph_, piece->debugName() + ".whole"));
-  }
+  static void name(Value* whole, const Value* piece) { nameAfter(whole, piece, ".whole"); }
 
   /// A tensor of the entry, or the piece that stands for it.
   Value* current(const Value* value) const {
@@ -130,7 +128,7 @@ class BatchWriter {
     args->args.emplace_back(inputList(0, pieces.size()));
     setArgs(cat, std::move(args));
     cat->output()->setType(wholeType(pieces.front(), rows));
-    name(cat->output(), pieces.front());
+    name(cat->output(), values.front());
     unit.nodes.push_back(cat);
     wholes_[index] = cat->output();
     unitOfWhole_[index] = static_cast<int32_t>(units_.size());
@@ -182,11 +180,9 @@ class BatchWriter {
     setArgs(split, std::move(args));
     for (size_t p = 0; p < batch.members.size(); ++p) {
       Value* old = numbering_.node(batch.members[p])->output();
-      const std::string stem = old->debugName();
       split->output(p)->setType(old->type());
       old->replaceAllUsesWith(split->output(p));
-      old->setDebugName(freshName(graph_, stem + ".piece"));
-      split->output(p)->setDebugName(stem);
+      takeName(split->output(p), old);
       pieces_[old] = split->output(p);
     }
     splits_.push_back(split);
@@ -212,7 +208,7 @@ class BatchWriter {
     setOverload(size, "int");
     setArgs(size, inputAndInt(0));
     size->output()->setType(c10::IntType::get());
-    size->output()->setDebugName(freshName(graph_, member->output()->debugName() + ".rows"));
+    nameAfter(size->output(), member->output(), ".rows");
     unit.nodes.push_back(size);
     return size->output();
   }
@@ -285,38 +281,39 @@ bool hasPieces(const Entry& entry) {
   });
 }
 
+/// Writes the batches that `entry` has now; `terms` has learnt it. True if there were any, and there may
+/// be more: a whole that one batch put together may make another one pay.
+bool batchOnce(Program& program, Entry& entry, SizeTerms& terms, c10::Device device,
+               PassContext& context) {
+  if (!hasPieces(entry)) return false;
+  Sharing sharing(program, context.analyses);
+  const auto dependences = context.analyses.dependencesOf(entry);
+  auto plan = PointwiseBatches::find(entry, *dependences, terms, sharing,
+                                     context.options.pieceAlignment, device);
+  const bool limited = leaveOut(plan, dependences->numbering(), context.rewrites);
+  if (plan.batches.empty()) return false;
+  BatchWriter(entry, *dependences, terms, plan, context.remarks).run();
+  context.unchanged = false;
+  context.analyses.forget(entry);
+  return !limited;
+}
+
 }  // namespace
 
 void batchPointwise(Program& program, PassContext& context) {
   context.unchanged = true;
   if (llvm::none_of(program.entries, hasPieces)) return;
-  SizeTerms before;
   const c10::Device device = computeDevice(program);
+  SizeTerms saved;  // of what earlier entries save
   for (Entry& entry : program.entries) {
-    // A whole that one batch put together may make another one pay.
-    bool again = true;
-    while (again) {
-      SizeTerms terms = before;
+    SizeTerms terms = saved;
+    terms.learnAll(entry);
+    while (batchOnce(program, entry, terms, device, context)) {
+      terms = saved;
       terms.learnAll(entry);
-      again = hasPieces(entry);
-      if (again) {
-        Sharing sharing(program, context.analyses);
-        const auto dependences = context.analyses.dependencesOf(entry);
-        auto plan = PointwiseBatches::find(entry, *dependences, terms, sharing,
-                                           context.options.pieceAlignment, device);
-        const bool last = leaveOut(plan, dependences->numbering(), context.rewrites);
-        again = !plan.batches.empty();
-        if (again) {
-          BatchWriter(entry, *dependences, terms, plan, context.remarks).run();
-          context.unchanged = false;
-          context.analyses.forget(entry);
-        }
-        again &= !last;
-      }
-      if (again) continue;
-      terms.leave(entry);
-      before = std::move(terms);
     }
+    terms.leave(entry);
+    saved = std::move(terms);
   }
 }
 

@@ -25,9 +25,9 @@
 // Legal where each element of a result follows from the operands' elements at its index alone, and in
 //   the same way wherever it lies: PyTorch's tag `pointwise`; on the CPU, whose vectors and their
 //   remainders may round otherwise, for operators with one exact rounding only. Pieces then lie within
-//   a whole, at multiples of PassOptions::pieceAlignment bytes: what reads them must not care. cuBLAS chooses the
-//   same algorithms for operands at multiples of 16 bytes (tests/cuda/alignment.py), reductions and
-//   pointwise kernels vectorise up to 64.
+//   a whole, at multiples of PassOptions::pieceAlignment bytes: what reads them must not care. cuBLAS
+//   chooses the same algorithms for operands at multiples of 16 bytes (tests/cuda/alignment.py),
+//   reductions and pointwise kernels vectorise up to 64.
 // Refuses: pieces that the caller gets, or that are written to; pieces that must not lie in one memory
 //   (passes/analysis/sharing.h); a cat of them that the caller gets stays where they are saved, too.
 // Order: a batch stands where its last piece stood; what used an earlier piece moves behind it, all

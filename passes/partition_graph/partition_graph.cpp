@@ -5,8 +5,9 @@
 #include "ir/facts/op_facts.h"
 #include "passes/partition_graph/partition_rewrite.h"
 
-#include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
+
+#include <unordered_map>
 
 namespace gravure {
 namespace {
@@ -160,7 +161,7 @@ class RewriteChecker {
 
   const Entry& entry_;
   int64_t& index_;
-  llvm::DenseMap<int64_t, int64_t> homes_;  // by fate
+  std::unordered_map<int64_t, int64_t> homes_;  // by fate, which a text may number as it likes
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <llvm/Support/raw_ostream.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace gravure {
 namespace {
@@ -42,6 +43,8 @@ class Planner {
         dependences_(*kept_), live_(dependences_.accesses()) {
     const Numbering& numbering = dependences_.numbering();
     base_.dependences = &dependences_;
+    // A text that somebody wrote may number them as it likes.
+    std::unordered_map<int64_t, int32_t> fates;
     for (int32_t i = 0; i < numbering.size(); ++i) {
       const Node* node = numbering.node(i);
       TORCH_CHECK(!isPartition(node), "partition-graph: entry '", entry.name, "': ", describe(node),
@@ -51,9 +54,11 @@ class Planner {
       base_.captured.push_back(!host && !numbers);
       isNumberNode_.push_back(!host && numbers);
       calls_.push_back(callsOf(node, numbering.facts(i)));
-      base_.fate.push_back(static_cast<int32_t>(fateOf(node).value_or(-1)));
-      base_.fates = std::max(base_.fates, base_.fate.back() + 1);
+      const auto fate = fateOf(node);
+      const auto next = static_cast<int32_t>(fates.size());
+      base_.fate.push_back(fate ? fates.try_emplace(*fate, next).first->second : -1);
     }
+    base_.fates = static_cast<int32_t>(fates.size());
     openBrokenFates();
   }
 

@@ -26,8 +26,8 @@ struct PlannedRun {
 /// A node that the plan itself keeps on the host, though its operator could be captured.
 struct PlannedHost {
   Node* node = nullptr;
-  HostReason reason =
-      HostReason::TooSmall;  // or OpenCollective: program order cuts through its fate
+  /// TooSmall, or OpenCollective: program order cuts through its fate.
+  HostReason reason = HostReason::TooSmall;
 };
 
 struct PartitionPlan {
@@ -36,12 +36,11 @@ struct PartitionPlan {
   std::vector<PlannedRun> runs;
   PartitionOrder order = PartitionOrder::Levels;
   std::vector<PlannedHost> keptOnHost;  // in program order
-  int64_t programOrderPartitions = 0;   // what each order gives, both printed
-  int64_t levelPartitions = 0;
-  int64_t programOrderRuns = 0;  // captured and host runs together
-  int64_t levelRuns = 0;
-  int64_t programOrderPeak = 0;  // peak live bytes of static-shaped storages in each order
-  int64_t levelPeak = 0;
+  // What each order gives, whichever is taken: partitions; captured and host runs together; peak live
+  // bytes of storages of known size.
+  int64_t programOrderPartitions = 0, levelPartitions = 0;
+  int64_t programOrderRuns = 0, levelRuns = 0;
+  int64_t programOrderPeak = 0, levelPeak = 0;
   /// Parts of the program that levels were taken in, one after the other, to keep the peak down.
   int32_t levelParts = 1;
   /// Why levels were wished for and not taken, "" if they were.

@@ -41,7 +41,7 @@ void PartitionRewriter::makeResults() {
     for (Value* inner : captured_[p]->outputs) {
       Value* result = partition->addOutput();
       result->setType(inner->type());
-      name(result, inner, ".out");
+      nameAfter(result, inner, ".out");
       inner->replaceAllUsesAfterNodeWith(partition, result);
       partition->blocks()[0]->registerOutput(inner);
       if (inner->unique() >= outer_.size()) outer_.resize(inner->unique() + 1, nullptr);
@@ -66,7 +66,7 @@ void PartitionRewriter::makeParameters() {
       Value* value = outerOf(used);
       Value* parameter = partitions_[p]->blocks()[0]->addInput();
       parameter->setType(value->type());
-      name(parameter, value, ending);
+      nameAfter(parameter, value, ending);
       if (value->unique() >= indexIn.size()) indexIn.resize(value->unique() + 1, -1);
       int32_t& index = indexIn[value->unique()];
       if (index < 0) {
@@ -116,11 +116,6 @@ void PartitionRewriter::connectOperands() {
   for (size_t p = 0; p < partitions_.size(); ++p) {
     for (Value* used : captured_[p]->inputs) partitions_[p]->addInput(outerOf(used));
   }
-}
-
-void PartitionRewriter::name(Value* value, const Value* origin, const std::string& ending) {
-  if (!origin->hasDebugName()) return;
-  value->setDebugName(freshName(graph_, origin->debugName() + ending));
 }
 
 }  // namespace gravure

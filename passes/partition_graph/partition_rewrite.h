@@ -8,7 +8,6 @@
 
 #include <llvm/ADT/ArrayRef.h>
 
-#include <string>
 #include <vector>
 
 namespace gravure {
@@ -31,8 +30,6 @@ class PartitionRewriter {
   void connectOperands();
   void routeUses(Value* value, llvm::ArrayRef<Entrance> entrances);
   Value* outerOf(Value* value) const;
-  /// Names `value` after `origin` with `ending`; leaves it anonymous if `origin` is.
-  void name(Value* value, const Value* origin, const std::string& ending);
 
   Graph& graph_;
   const PartitionPlan& plan_;

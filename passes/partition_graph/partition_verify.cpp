@@ -12,6 +12,7 @@
 #include <llvm/ADT/DenseMap.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace gravure {
 namespace {
@@ -93,7 +94,7 @@ class PlanVerifier {
   }
 
   std::string checkFates() {
-    llvm::DenseMap<int64_t, const Known*> first;
+    std::unordered_map<int64_t, const Known*> first;
     for (const Known& known : nodes_) {
       if (known.fate < 0) continue;
       const Known& other = *first.try_emplace(known.fate, &known).first->second;
@@ -192,10 +193,10 @@ class PlanVerifier {
         if (facts.effects || facts.reason == HostReason::OpaqueCallable) after(effect, "effects");
         const auto source = facts.random ? randomSource(entry_, node) : std::nullopt;
         if (!source) return;
-        auto known =
+        auto drawn =
             std::find_if(draws.begin(), draws.end(), [&](auto& d) { return d.first == *source; });
-        if (known == draws.end()) known = draws.insert(known, {*source, -1});
-        after(known->second, "random draws");
+        if (drawn == draws.end()) drawn = draws.insert(drawn, {*source, -1});
+        after(drawn->second, "random draws");
       });
       if (!clash.empty()) return clash;
     }

@@ -42,6 +42,23 @@ TEST_CASE("an operator PyTorch does not know has no facts") {
   CHECK(findOpFacts(c10::Symbol::fromQualString("aten::add"), "no_such_overload") == nullptr);
 }
 
+TEST_CASE("an operator that is defined anew has new facts, and the old ones can still be read") {
+  const auto define = [](const char* schema) {
+    auto library = std::make_unique<torch::Library>(torch::Library::FRAGMENT, "gravure_test",
+                                                    std::nullopt, __FILE__, __LINE__);
+    library->def(schema);
+    return library;
+  };
+  auto library = define("redefined(Tensor x) -> Tensor");
+  const OpFacts& before = facts("gravure_test::redefined");
+  CHECK_FALSE(before.writes);
+  library.reset();
+  CHECK(findOpFacts(c10::Symbol::fromQualString("gravure_test::redefined"), "") == nullptr);
+  library = define("redefined(Tensor(a!) x, int n) -> ()");
+  CHECK(facts("gravure_test::redefined").writes);
+  CHECK(before.schema->arguments().size() == 1);
+}
+
 TEST_CASE("views alias their source, marked in the schema or not") {
   CHECK(positions(facts("aten::view").aliasedArgs[0]) == Positions{0});
   CHECK(positions(facts("aten::_unsafe_view").aliasedArgs[0]) == Positions{0});
@@ -164,6 +181,12 @@ TEST_CASE("a random operator whose arguments keep it from drawing does not draw"
       "%y : Float(4, strides=[1], device=cpu), %m : Bool(4, strides=[1], device=cpu) = ";
   CHECK(draws(two + "aten::native_dropout(%x, 0.1, True)"));
   CHECK_FALSE(draws(two + "aten::native_dropout(%x, 0.1, False)"));
+  // Attention's own default is no dropout, left out or passed over.
+  const std::string attention =
+      "%y : Float(4, strides=[1], device=cpu) = aten::scaled_dot_product_attention";
+  CHECK_FALSE(draws(attention + "(%x, %x, %x)"));
+  CHECK_FALSE(draws(attention + "(%x, %x, %x, is_causal=True)"));
+  CHECK(draws(attention + "(%x, %x, %x, None, 0.1)"));
   CHECK(draws("%y : Float(4, strides=[1], device=cpu) = aten::rand_like(%x)"));
   CHECK_FALSE(draws("%y : Float(4, strides=[1], device=cpu) = aten::neg(%x)"));
 }

@@ -220,8 +220,10 @@ TEST_CASE("cudagraph nodes have the shape that belongs to them") {
         "entry 'step': %x = cudagraph::read_host: it reads one tensor, not its 2 operands");
   CHECK(verdict("%x : Tensor = cudagraph::read_host(%a)") ==
         "entry 'step': %x = cudagraph::read_host: its outputs are not all int, float or bool");
-  CHECK(verdict("%x : Tensor = cudagraph::save_rng_state(%a)") ==
-        "entry 'step': %x = cudagraph::save_rng_state: its argument is not a device's name");
+  for (const char* argument : {"%a", "\"gpu\""}) {
+    CHECK(verdict("%x : Tensor = cudagraph::save_rng_state(" + std::string(argument) + ")") ==
+          "entry 'step': %x = cudagraph::save_rng_state: its argument is not a device's name");
+  }
 }
 
 TEST_CASE("attributes of any node are of their kinds") {
@@ -278,6 +280,9 @@ TEST_CASE("roles describe inputs and outputs one by one") {
         "entry 'step': the input %a is a symint and cannot be of type Tensor");
   CHECK(roles("%a : Tensor {rng_state \"cpu\"}", "") ==
         "entry 'step': the input %a is a rng_state and cannot be of type Tensor");
+  CHECK(roles("%g : Generator {rng_state \"gpu:0\"}", "") ==
+        "entry 'step': the input %g is the random state of 'gpu:0', which is no device");
+  CHECK(roles("%g : Generator {rng_state \"cuda:0#1\"}, %h : Generator {rng_state}", "") == "");
   CHECK(roles("%a : int", "%a {loss}") ==
         "entry 'step': the output %a is the loss and cannot be of type int");
   CHECK(roles("%a : Tensor, %n : int", "%a {mutation %n}") ==

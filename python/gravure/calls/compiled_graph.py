@@ -22,6 +22,7 @@ from ..torch_api.aot_autograd import boxed
 from ..torch_api.aot_metadata import Metadata
 from ..torch_api.autograd import keeps_graph
 from ..torch_api.compile_lock import compile_lock
+from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import expression_of, is_nested_number, unset_fake_temporarily
 from ..torch_api.operators import OpOverload
 from . import reports
@@ -395,7 +396,7 @@ class CompiledGraph:
         except Exception as error:
             if self.options.raises:
                 raise
-            first.unrepeatable = _first_line(error)
+            first.unrepeatable = first_line(error)
         told = f"no further instance for calls in flight: {first.unrepeatable}"
         logger.warning("%s: %s; they run uncaptured", self.label, told)
         first.missed.append(f"saved-values-held: {told}")
@@ -594,7 +595,7 @@ class CompiledGraph:
         except Exception as error:
             if raises or self.options.raises:
                 raise
-            self.failure = _first_line(error)
+            self.failure = first_line(error)
             logger.warning(
                 "%s runs as it is, without a program: %s",
                 self.label,
@@ -615,10 +616,6 @@ class CompiledGraph:
         with compile_lock, unset_fake_temporarily():
             known = dict(zip(self._symbols, sizes, strict=False))
             return self._maker.make(known, keeps=keeps, captures=captures, like=like)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _ending(graph: weakref.ref[CompiledGraph]) -> Callable[[Instance], None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ExportError
+from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import FakeTensorMode, mode_of_any
 from ..torch_api.operators import pytree
 from .compiled_ops import CompiledCode, Layout
@@ -231,7 +232,7 @@ class _Cutter:
         try:
             run = self._compiler(region.module)
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             logger.warning(
                 "%s: Inductor cannot compile %d of its operators, which run as they are: %s",
                 label, calls, reason,

@@ -34,12 +34,14 @@ from ..torch_api.autograd import may_require_gradient, saved_tensor_hooks_are_se
 from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.dynamo import with_one_input
+from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import FakeTensor, memory_of
 from .compiled_graph import CompiledGraph
 from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
 from .step_clock import StepClock
+from .weak_tensors import WeakTensors
 
 logger = logging.getLogger("gravure")
 
@@ -144,19 +146,18 @@ class _Shared:
     def __init__(self, specs: Sequence[InputSpec | None], inputs: Sequence[Any]) -> None:
         roles = [spec.role if spec is not None else "" for spec in specs]
         self._pick = picker([i for i, role in enumerate(roles) if role in ("parameter", "buffer")])
-        self._ids: list[int] = []  # of the last look
+        self._looked_at = WeakTensors()  # the last time
         self._last: tuple[int, ...] = ()
         self.first = self.now(inputs)
 
     def now(self, args: Sequence[Any]) -> tuple[int, ...]:
         """For each the first one with the same memory; nothing where none is shared."""
         kept = self._pick(args)
-        ids = list(map(id, kept))
-        if ids != self._ids:
+        if not self._looked_at.are(kept):
             memory = list(map(memory_of, kept))
             shared = len(set(memory)) < len(memory)
             self._last = tuple(map(memory.index, memory)) if shared else ()
-            self._ids = ids
+            self._looked_at.exchange(kept)
         return self._last
 
     def changed(self, args: Sequence[Any]) -> bool:
@@ -324,7 +325,7 @@ def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeErro
     """Why a graph, compiled in a call, fails there: PyTorch knows less of it than Dynamo did."""
     return RuntimeError(
         f"{label}: {what} compiled, and it cannot be compiled in a call "
-        f"({str(error).strip().splitlines()[0]}); call torch._dynamo.reset() after {when}"
+        f"({first_line(error)}); call torch._dynamo.reset() after {when}"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gravure.errors import ExportError
 from gravure.graphs.known_numbers import KnownNumbers
-from gravure.graphs.names import FrameNamer, InputSpec
+from gravure.graphs.names import FrameNamer, InputSpec, Namer
 from gravure.graphs.trace import trace
 from gravure.graphs.traced_graphs import OutputSpec, TracedGraphs, backward_inputs, input_specs
 from gravure.graphs.undivided import undivided
@@ -103,6 +103,11 @@ def test_a_paired_draw_has_a_state_on_either_side() -> None:
     assert torch.equal(*states)  # so that it draws the same
     assert roles(traced.arguments) == [("parameter", "w"), ("user_input", "x")]
     assert [node.name for node in traced.saved_inputs] == ["primals_1", "primals_2"]
+
+
+def test_an_empty_key_adds_no_word_to_a_name() -> None:
+    assert FrameNamer().name("L['batch']['']") == "batch"
+    assert Namer(lambda batch: batch, ({},)).name("L['args'][0]['']['x']") == "batch.x"
 
 
 @pytest.mark.parametrize("joined", [False, True])

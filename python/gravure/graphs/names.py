@@ -15,7 +15,7 @@ import torch
 from ..torch_api.modules import BUFFERS, MEMBERS, WRAPPED
 
 _TOKEN = re.compile(r"""\.(?P<attr>\w+)|\[(?P<index>-?\d+)\]|\[(?P<q>['"])(?P<key>.*?)(?P=q)\]""")
-_SILENT = MEMBERS | {"__dict__", "__func__", "__self__", WRAPPED, "cell_contents"}
+_SILENT = MEMBERS | {"", "__dict__", "__func__", "__self__", WRAPPED, "cell_contents"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class Namer:
             match = _TOKEN.match(source, at)
             if match is None:
                 return None
-            tokens.append(match["attr"] or match["key"] or int(match["index"]))
+            index = match["index"]
+            tokens.append(int(index) if index else match["attr"] or match["key"])
             at = match.end()
         return tokens
 

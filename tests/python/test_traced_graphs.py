@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gravure.graphs.trace import trace
 from gravure.graphs.traced_graphs import OutputSpec, TracedGraphs, backward_inputs, input_specs
 from gravure.graphs.undivided import undivided
 from gravure.text.entries import graph_entries, joint_entries, step_entry
+from gravure.text.source_lines import Locations
 from gravure.torch_api.aot_metadata import Argument, Metadata, Result
 from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd.descriptors import (
@@ -103,6 +105,14 @@ def test_a_paired_draw_has_a_state_on_either_side() -> None:
     assert torch.equal(*states)  # so that it draws the same
     assert roles(traced.arguments) == [("parameter", "w"), ("user_input", "x")]
     assert [node.name for node in traced.saved_inputs] == ["primals_1", "primals_2"]
+
+
+def test_torchvisions_lines_are_not_torchs() -> None:
+    own = os.path.dirname(torch.__file__)
+    files = (__file__, f"{own}vision/models/resnet.py", f"{own}/nn/modules/conv.py")
+    node = fx.Graph().placeholder("x")
+    node.meta["stack_trace"] = "".join(f'  File "{file}", line 5, in forward\n' for file in files)
+    assert Locations(FrameNamer()).source(node) == "torchvision/models/resnet.py:5"
 
 
 def test_an_empty_key_adds_no_word_to_a_name() -> None:

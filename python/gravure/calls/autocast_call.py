@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import unserializable_hook
 
 from ..graphs.cached_casts import cast_inputs
 from ..graphs.devices import give_back_cache
@@ -135,6 +136,7 @@ class AutocastCall:
     def _follow(self, results: Any, region: CastRegion | None, call: CastCall | None) -> None:
         found = self._found
 
+        @unserializable_hook  # a result may be saved, without a word of this
         def note(_: torch.Tensor) -> None:
             if not found:
                 found.append(in_autocast())

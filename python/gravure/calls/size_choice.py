@@ -71,6 +71,7 @@ class SizeChoice:
         if len(self._gone) >= _REMEMBERED:
             self._gone.clear()
         self._gone.add(oldest)
+        self._last.pop(oldest, None)
         return True, oldest
 
     def _take(self, sizes: Sizes) -> None:

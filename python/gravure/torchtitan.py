@@ -223,7 +223,7 @@ def _register_pipeline() -> None:
 
 
 class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls `then` with one module, right after its first import."""
+    """Calls `then` with one module, right after its first import that succeeds."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name, self._then = name, then
@@ -247,8 +247,8 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
-        sys.meta_path.remove(self)
         self._loader.exec_module(module)
+        sys.meta_path.remove(self)
         self._then(module)
 
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import fx
 from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
 from ..graphs.devices import SPARE, free_bytes
+from ..graphs.node_facts import is_collective
 from ..graphs.traced_graphs import TracedGraphs
 from ..options import PAGE_AT_EXIT, WRITTEN_TO, CompileOptions
 from ..torch_api.aot_autograd import boxed
@@ -39,7 +40,6 @@ _PENDING = 4096  # backwards that are still to come, at most
 _MOST_UNREPLAYED = 8  # programs in a row whose module was gone before they were replayed
 _MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
 _KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces of operators
-_COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor", "symm_mem"}
 _PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
 logger = logging.getLogger("gravure")
 
@@ -248,16 +248,14 @@ class CompiledGraph:
         """What AOTAutograd found out; None before it has, and of what it did not trace."""
         return self._made_by.traced.metadata if self._made_by is not None else None
 
-    @property
-    def has_foreign_operators(self) -> bool:
-        """Whether it calls operators of the user's."""
-        return not self._namespaces <= _KNOWN
+    def _nodes(self) -> Iterator[fx.Node]:
+        return (node for module in self._maker.traced.modules for node in module.graph.nodes)
 
     @functools.cached_property
-    def _namespaces(self) -> set[str]:
-        nodes = (node for module in self._maker.traced.modules for node in module.graph.nodes)
-        targets = (node.target for node in nodes if node.op == "call_function")
-        return {t.namespace for t in targets if isinstance(t, OpOverload)}
+    def has_foreign_operators(self) -> bool:
+        """Whether it calls operators of the user's."""
+        targets = (node.target for node in self._nodes())
+        return any(isinstance(t, OpOverload) and t.namespace not in _KNOWN for t in targets)
 
     @functools.cached_property
     def _may_be_several(self) -> bool:
@@ -267,7 +265,7 @@ class CompiledGraph:
         """
         options = self.options
         wanted = options.max_in_flight > 1 and options.results in ("owned", "copied")
-        return wanted and not options.uncaptured and not self._namespaces & _COLLECTIVES
+        return wanted and not options.uncaptured and not any(map(is_collective, self._nodes()))
 
     def run_native(self, args: Sequence[Any]) -> list[Any] | None:
         """The results of the graph, as a node of autograd's; None, and nothing has run, where it

@@ -12,13 +12,21 @@ from ..torch_api.operators import higher_order_name, pytree, schema_of
 from .known_numbers import KnownNumbers
 
 KINDLESS = (operator.getitem,)
-_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d")
+# As ir/facts/op_table.cpp has them: all operators of some namespaces, and one of DTensor's own.
+_COLLECTIVES = (
+    "_c10d_functional.",
+    "c10d_functional.",
+    "_c10d_functional_autograd.",
+    "c10d.",
+    "symm_mem.",
+    "_dtensor.shard_dim_alltoall",
+)
 _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 
 def is_collective(node: fx.Node) -> bool:
-    return getattr(node.target, "namespace", "") in _COLLECTIVES
+    return hasattr(node.target, "namespace") and str(node.target).startswith(_COLLECTIVES)
 
 
 def schema(node: fx.Node) -> Any:

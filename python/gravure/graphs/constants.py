@@ -35,7 +35,8 @@ _COPIES = (aten.where.self, aten.index.Tensor, aten.index_put.default)
 
 
 def _is_made(constant: fx.Node) -> bool:
-    """Whether the traced code made it. Another constant may be a tensor that somebody writes."""
+    """Whether the traced code made it: tracing lifts such a one. Another constant may be a tensor
+    that somebody writes."""
     return all(user.target in _LIFTS for user in constant.users)
 
 

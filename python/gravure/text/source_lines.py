@@ -1,4 +1,4 @@
-"""Where a node of a graph comes from: source line and module path."""
+"""Where a node of a graph comes from: its location, a source line and the path of a module."""
 
 from __future__ import annotations
 

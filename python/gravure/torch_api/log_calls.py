@@ -5,9 +5,9 @@ Dynamo would end the graph there, though many libraries warn once of a setting i
 graph that may be another value.
 
 Private, of Dynamo's: `LoggingLoggerVariable` is a logger, `DebuggingVariable` a call that is made
-behind the graph, an `AttrSource` says where the method is found, and a `ConstantVariable` is
-the None that the call returns. Settings of `_dynamo` say what others do with such calls. Without them such
-code breaks graphs.
+behind the graph, an `AttrSource` says where the method is found, and a `ConstantVariable` is the
+None that the call returns. Settings of `_dynamo` say what others want of such calls. Without them
+such code breaks graphs.
 """
 
 from __future__ import annotations

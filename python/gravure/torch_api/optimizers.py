@@ -73,7 +73,8 @@ def step_name(optimizer: Optimizer) -> str:
 
 
 def chooses_foreach(kind: type[Optimizer], group: dict[str, Any], taken: list[Tensor]) -> bool:
-    """What eager chooses by the types of those parameters of a group that have a gradient.
+    """Whether eager takes foreach kernels, by the types of those parameters of a group that have a
+    gradient.
 
     Without it stand-ins are asked, and the program's kernels, and bits, are others than eager's.
     """

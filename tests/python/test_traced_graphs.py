@@ -10,7 +10,7 @@ import pytest
 import torch
 from gravure.errors import ExportError
 from gravure.graphs.known_numbers import KnownNumbers
-from gravure.graphs.names import FrameNamer, InputSpec, Namer
+from gravure.graphs.names import FrameNamer, InputSpec, Namer, tied_names
 from gravure.graphs.trace import trace
 from gravure.graphs.traced_graphs import OutputSpec, TracedGraphs, backward_inputs, input_specs
 from gravure.graphs.undivided import undivided
@@ -113,6 +113,14 @@ def test_torchvisions_lines_are_not_torchs() -> None:
     node = fx.Graph().placeholder("x")
     node.meta["stack_trace"] = "".join(f'  File "{file}", line 5, in forward\n' for file in files)
     assert Locations(FrameNamer()).source(node) == "torchvision/models/resnet.py:5"
+
+
+def test_a_variable_without_a_value_is_tied_to_nothing() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return later(x) if x.dim() > 2 else x.sum()
+
+    assert tied_names(loss, []) == {}
+    later = torch.sin
 
 
 def test_an_empty_key_adds_no_word_to_a_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -194,7 +195,8 @@ def tied_names(fn: Callable[..., Any], specs: list[InputSpec]) -> dict[str, list
     if isinstance(fn, types.FunctionType):
         cells = fn.__closure__ or ()
         for variable, cell in zip(fn.__code__.co_freevars, cells, strict=True):
-            roots[variable] = cell.cell_contents
+            with contextlib.suppress(ValueError):  # nothing was assigned to it yet
+                roots[variable] = cell.cell_contents
     for prefix, module in roots.items():
         if not isinstance(module, torch.nn.Module):
             continue

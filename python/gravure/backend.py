@@ -67,7 +67,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Dynamo's graph as a program that is warmed up, captured and replayed.
 
-    `mode` is short for that option alone. Raises ValueError for an option that there is not;
+    `mode` is short for `options={"mode": mode}`. Raises ValueError for an option that there is not;
     ExportError, with `on_missed="raise"`, for a graph that cannot become a program. Without it such
     a graph runs as it is, with a warning; and so does the function itself, where this torch lacks
     what graphs are made with.

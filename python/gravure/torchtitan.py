@@ -55,10 +55,10 @@ def teardown() -> None:
 def cudagraph_pass(
     gm: Any, example_inputs: Sequence[Any], is_forward: bool = True, **step: Any
 ) -> Any:
-    """torchtitan's pass: `is_forward` tells 0.2.x's graphs apart.
+    """torchtitan's pass: what calls `gm` runs programs of it from then on.
 
-    From 0.3 on there is one graph for the step, and `static_input_indices` among the arguments.
-    torchtitan 0.2.x knows the pass by this function's name.
+    Of 0.2.x, which knows the pass by this function's name, `is_forward` tells the two graphs apart.
+    From 0.3 on there is one graph for the step, and `static_input_indices` in `step`.
     """
     if not isinstance(gm, fx.GraphModule):
         logger.warning(
@@ -127,6 +127,7 @@ def _noting(passes: Sequence[Any], regions: MarkedRegions) -> list[Any]:
 
 
 def _sign_regions_pass(gm: fx.GraphModule, _: Any, *, regions: MarkedRegions) -> fx.GraphModule:
+    """Behind all passes: a graph that goes into a file keeps what its regions were seen to do."""
     if isinstance(gm, fx.GraphModule):
         regions.allow(gm)
     return gm
@@ -223,7 +224,7 @@ def _register_pipeline() -> None:
 
 
 class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls `then` with one module, right after its first import."""
+    """Calls `then` with one module, right after its first import that succeeds."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name, self._then = name, then
@@ -247,8 +248,8 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
-        sys.meta_path.remove(self)
         self._loader.exec_module(module)
+        sys.meta_path.remove(self)
         self._then(module)
 
 

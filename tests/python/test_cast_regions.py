@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +120,15 @@ def test_a_report_has_the_program_that_is_called() -> None:
 
     (graph,) = report_of(6, step).graphs
     assert graph.programs[0].stats["replays"] and not graph.failure
+
+
+def test_a_result_is_saved_without_a_word() -> None:
+    model = torch.compile(Narrow(), backend="gravure")
+    with casts():
+        result = model(rows(0)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save(result, io.BytesIO())
 
 
 @pytest.mark.parametrize("forward", [together, in_a_row, written_inside])

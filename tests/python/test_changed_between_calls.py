@@ -731,6 +731,16 @@ def tied_memory(m: Net, patch: pytest.MonkeyPatch) -> None:
 
 
 @row
+def tied_memory_by_a_former_id(m: Net, patch: pytest.MonkeyPatch) -> None:
+    """The new tensor's object lies where that of the former one lay, unless a step holds that."""
+    norm, memory = m.blocks[1].norm, m.blocks[0].norm.running_mean
+    former = id(norm.running_mean)
+    del norm.running_mean
+    views = [memory.view(4) for _ in range(100)]
+    norm.register_buffer("running_mean", next((v for v in views if id(v) == former), views[0]))
+
+
+@row
 def weight_norm(m: Net, patch: pytest.MonkeyPatch) -> None:
     parametrizations.weight_norm(m.blocks[0].linear)
 
@@ -827,7 +837,7 @@ WHOLE = [
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", WHOLE)
 def test_next_step_is_eagers(name: str, side: str) -> None:
-    if (name, side) == ("tied memory", "step"):  # refused from the first call on, too
+    if name.startswith("tied memory") and side == "step":  # refused from the first call on, too
         with pytest.raises(gravure.ExportError, match="share memory, and one of them is written"):
             run(SIDES[side], ROWS[name])
         return

@@ -224,6 +224,20 @@ def test_where_an_operator_would_copy_them_to_they_lie_already() -> None:
     assert all(node.users for node in module.graph.find_nodes(op="get_attr"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_where_that_device_is_missing_they_stay_where_they_are() -> None:
+    def chosen(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask, x, torch.tensor(0.5))
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, mask = torch.empty(3, device="cuda"), torch.empty(3, device="cuda", dtype=torch.bool)
+        module = make_fx(chosen)(x, mask)
+    fold_constants(module)
+    target = torch.ops.aten.where.self
+    (where,) = module.graph.find_nodes(op="call_function", target=target)
+    assert [tensor.device.type for tensor in constants_of(where)] == ["cpu"]
+
+
 def constants_of(node: fx.Node) -> list[Tensor]:
     module = node.graph.owning_module
     return [getattr(module, i.target) for i in node.all_input_nodes if i.op == "get_attr"]

@@ -192,3 +192,14 @@ def test_a_size_in_flight_stays() -> None:
         choice.called(sizes, after=())
         result = choice.admit(sizes, {(1,)}, {(1,)}, 1)
     assert result == (False, None)
+
+
+def test_sizes_whose_program_is_gone_are_not_remembered_for_good() -> None:
+    choice, made = SizeChoice("graph"), {(0,)}
+    for i in range(1, 1000):
+        for sizes in ((i,), (-i,), (i,)):
+            choice.called(sizes, after=())
+            admitted, gone = choice.admit(sizes, made, set(), 1)
+            if admitted and gone is not None:
+                made = {sizes}
+    assert made == {(999,)} and len(choice._last) < 1000

@@ -7,6 +7,7 @@ with a warning that says why.
 from __future__ import annotations
 
 import logging
+import operator
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -136,6 +137,24 @@ def test_a_region_that_writes_is_not(passes: GraphPasses, caplog: pytest.LogCapt
     expected = graph_results(compiled(marked(writes)[0]), args)
     assert all(map(torch.equal, graph_results(ours, args), expected))
     assert replays() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "communicates"),
+    [
+        ("_c10d_functional.all_reduce", True),
+        ("symm_mem.one_shot_all_reduce", True),
+        ("_dtensor.shard_dim_alltoall", True),
+        ("aten.relu", False),
+    ],
+)
+def test_a_region_that_meets_other_ranks_is_not_carried(name: str, communicates: bool) -> None:
+    graph = fx.Graph()
+    target = operator.attrgetter(name)(torch.ops).default
+    graph.output(graph.call_function(target, (graph.placeholder("x"),)))
+    regions = MarkedRegions()
+    regions.note(fx.GraphModule({}, graph), whole=True)
+    assert ("communicates" in regions.obstacle) is communicates
 
 
 def test_a_second_look_keeps_what_the_first_one_saw() -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +138,22 @@ def test_closing_the_trainer_tears_down(
     graph_trainer.registry.POST_INIT_HOOKS["cudagraph"](trainer)
     trainer.close()
     assert order == ["trainer", "programs"]
+
+
+@v03
+def test_a_module_whose_import_failed_once_is_changed_when_it_comes(
+    plugin: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "comes_late.py").write_text("import os; os.environ['COMES_LATE']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    changed: list[str] = []
+    plugin._when_imported("comes_late", lambda module: changed.append(module.__name__))
+    with pytest.raises(KeyError):
+        importlib.import_module("comes_late")
+    monkeypatch.setenv("COMES_LATE", "1")
+    importlib.import_module("comes_late")
+    assert changed == ["comes_late"]
+    assert not any(getattr(finder, "_name", "") == "comes_late" for finder in sys.meta_path)
 
 
 @v03

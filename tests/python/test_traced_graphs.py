@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
 import torch
 from gravure.errors import ExportError
 from gravure.graphs.known_numbers import KnownNumbers
-from gravure.graphs.names import FrameNamer, InputSpec
+from gravure.graphs.names import FrameNamer, InputSpec, Namer, tied_names
 from gravure.graphs.trace import trace
 from gravure.graphs.traced_graphs import OutputSpec, TracedGraphs, backward_inputs, input_specs
 from gravure.graphs.undivided import undivided
 from gravure.text.entries import graph_entries, joint_entries, step_entry
+from gravure.text.source_lines import Locations
 from gravure.torch_api.aot_metadata import Argument, Metadata, Result
 from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd.descriptors import (
@@ -103,6 +105,27 @@ def test_a_paired_draw_has_a_state_on_either_side() -> None:
     assert torch.equal(*states)  # so that it draws the same
     assert roles(traced.arguments) == [("parameter", "w"), ("user_input", "x")]
     assert [node.name for node in traced.saved_inputs] == ["primals_1", "primals_2"]
+
+
+def test_torchvisions_lines_are_not_torchs() -> None:
+    own = os.path.dirname(torch.__file__)
+    files = (__file__, f"{own}vision/models/resnet.py", f"{own}/nn/modules/conv.py")
+    node = fx.Graph().placeholder("x")
+    node.meta["stack_trace"] = "".join(f'  File "{file}", line 5, in forward\n' for file in files)
+    assert Locations(FrameNamer()).source(node) == "torchvision/models/resnet.py:5"
+
+
+def test_a_variable_without_a_value_is_tied_to_nothing() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return later(x) if x.dim() > 2 else x.sum()
+
+    assert tied_names(loss, []) == {}
+    later = torch.sin
+
+
+def test_an_empty_key_adds_no_word_to_a_name() -> None:
+    assert FrameNamer().name("L['batch']['']") == "batch"
+    assert Namer(lambda batch: batch, ({},)).name("L['args'][0]['']['x']") == "batch.x"
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
+from pathlib import Path
 from typing import Any
 
 import gravure
@@ -106,6 +108,17 @@ def test_it_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "gravure"):
         torch.compile(optimizers[0].step, backend="gravure")()
     assert any("gravure.compile_optimizer" in r.getMessage() for r in caplog.records)
+
+
+def test_a_model_in_a_folder_of_that_name_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "learn-torch" / "optim"
+    folder.mkdir(parents=True)
+    (folder / "doubled.py").write_text("def doubled(x):\n    return (x * 2).sum()\n")
+    monkeypatch.syspath_prepend(folder)
+    doubled = importlib.import_module("doubled").doubled
+    torch.compile(doubled, backend="gravure", options={"on_missed": "raise"})(torch.ones(2))
 
 
 def test_it_is_an_error_where_all_must_be_captured() -> None:

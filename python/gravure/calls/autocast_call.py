@@ -1,4 +1,4 @@
-"""A graph that is called under autocast, whose backward runs under it or without, as eager's does.
+"""A graph that is called under autocast: its backward runs under autocast where eager's would.
 
 Eager's backward runs under the autocast of the line that calls it, and nobody knows that line when
 the graph is compiled. Nor does anybody know which calls share the casts of eager's cache
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import unserializable_hook
 
 from ..graphs.cached_casts import cast_inputs
 from ..graphs.devices import give_back_cache
@@ -44,7 +45,8 @@ class AutocastCall:
     def __init__(
         self, behind: FrameCall, inside: FrameRequest, inputs: Sequence[Any], *, bundles: bool
     ) -> None:
-        """`behind`: whose backward runs without. `inside`: to be compiled if it runs under it."""
+        """`behind`: compiled for a backward that is called behind the autocast. `inside`: what is
+        compiled, too, once a backward is called inside of it. `inputs`: the graph's."""
         self._behind = behind
         self._inside = inside
         self._graph = as_it_is(inside.graph)
@@ -53,15 +55,17 @@ class AutocastCall:
         self._pick = picker(cast)
         self._device = inputs[cast[0]].device if cast else None
         self._watched: CastRegion | None = None  # in which it runs as it is
-        self._unwatched: CastRegion | None = None  # in which it was seen to repeat
-        self._keeps_cache = False  # PyTorch's allocator, for these calls
-        self._found: list[bool] = []  # whether a backward was under autocast
-        self._chosen: FrameCall | None = None
+        # Where it was seen to share casts while its program ran: it is watched in the next region.
+        self._unwatched: CastRegion | None = None
+        self._keeps_cache = False  # PyTorch's allocator keeps blocks for calls as it is
+        # Whether its first backward was under autocast; empty before. Hooks hold it, and not this.
+        self._found: list[bool] = []
+        self._chosen: FrameCall | None = None  # once that is known
         self._was_called = False
-        self._ran = False  # a program of it
+        self._ran = False  # as a program
         self._unseen = False  # reports say that its calls have no backward
-        self._repeats = False  # in one autocast, so its backwards are followed
-        self._stays = False  # as it is, as it shares casts with other calls
+        self._repeats = False  # it shares casts in one autocast, so its backwards are followed
+        self._stays = False  # for good as it is, since it shares casts with other calls
 
     def __call__(self, *args: Any) -> Any:
         if any(isinstance(arg, FakeTensor) for arg in args):
@@ -135,6 +139,7 @@ class AutocastCall:
     def _follow(self, results: Any, region: CastRegion | None, call: CastCall | None) -> None:
         found = self._found
 
+        @unserializable_hook  # a result may be saved, without a word of this
         def note(_: torch.Tensor) -> None:
             if not found:
                 found.append(in_autocast())

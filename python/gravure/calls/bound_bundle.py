@@ -10,22 +10,29 @@ from ..text.entry_call import Call
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a forward bundles and its backward takes apart, and how both are called."""
+    """What a forward bundles and its backward takes apart, and how both are called.
 
-    calls: list[Call]
-    outputs: list[int]  # of the forward, bundled
-    inputs: list[int]  # of the backward
-    members: list[int]  # and which of the bundled ones each is
+    Its numbers are positions among the outputs and inputs of entries.
+    """
+
+    calls: list[Call]  # of the forward and the backward, with the bundle as one value
+    outputs: list[int]  # of the forward: the members of the bundle
+    inputs: list[int]  # of the backward: those that are members
+    members: list[int]  # for each of `inputs`, which of `outputs` it is
 
     def bind(self, program: Any) -> None:
-        """Tells `program` so."""
+        """Has `program` make the bundle, and take it apart."""
         forward, backward = self.calls
         program.bundle_outputs(forward.entry, self.outputs)
         program.bundle_inputs(backward.entry, self.inputs, self.members)
 
 
 def bundle_of(calls: list[Call], results: range, inputs: range) -> Bundle:
-    """`results`, `inputs`: members among the forward's results, the backward's placeholders."""
+    """The bundle of a program that is called by `calls`, which know nothing of it.
+
+    `results`, `inputs`: its members, by position among the forward's results and the backward's
+    placeholders.
+    """
     forward, backward = calls
     plain = {p for i, (p, _) in enumerate(forward.results) if i not in results}
     positions = sorted({forward.results[i][0] for i in results} - plain - {-1})

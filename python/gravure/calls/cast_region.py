@@ -19,13 +19,14 @@ from ..torch_api.compile_lock import one_at_a_time
 
 
 class CastCall:
-    """One call, the weights that it casts, and by which backward it is differentiated."""
+    """One call of `owner` (an AutocastCall), the weights that it casts, each by its `id`, and by
+    which backward it is differentiated."""
 
     def __init__(self, owner: Any, weights: frozenset[int]) -> None:
         self.owner = weakref.ref(owner)
         self.weights = weights
-        self.written = -1  # how often these weights were written before, if it is known
-        self.backward = -1
+        self.written = -1  # how often these weights were written before; -1 if nobody looked
+        self.backward = -1  # autograd's number of it; -1 before
 
     def shares(self, other: CastCall) -> bool:
         return other is not self and not self.weights.isdisjoint(other.weights)
@@ -38,14 +39,14 @@ class CastCall:
 
 
 class CastRegion:
-    """From one clearing of autocast's cache to the next."""
+    """The calls from one clearing of autocast's cache to the next, which `mark` tells."""
 
     def __init__(self, mark: Any) -> None:
         self.mark = mark
         self.calls: list[CastCall] = []
 
     def earlier(self, call: CastCall) -> CastCall | None:
-        """The last call that cast some of its weights."""
+        """The last one before `call` that cast some of its weights."""
         return next(filter(call.shares, reversed(self.calls)), None)
 
 
@@ -57,7 +58,8 @@ _leaves: dict[torch.device, tuple[Tensor, Tensor]] = {}
 def region_of(device: torch.device) -> CastRegion | None:
     """The one that a call is in; None where autocast keeps nothing.
 
-    The mark of a region is a cast that autocast keeps: of a tensor without elements.
+    The mark of a region is autograd's node of a cast that autocast keeps, that of a tensor without
+    elements: as long as the cache is not cleared, it is the same one.
     """
     mark = None
     with contextlib.suppress(RuntimeError), torch.enable_grad():

@@ -7,7 +7,7 @@ import itertools
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -16,12 +16,14 @@ from torch import fx
 from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
 from ..graphs.devices import SPARE, free_bytes
+from ..graphs.node_facts import is_collective
 from ..graphs.traced_graphs import TracedGraphs
 from ..options import PAGE_AT_EXIT, WRITTEN_TO, CompileOptions
 from ..torch_api.aot_autograd import boxed
 from ..torch_api.aot_metadata import Metadata
 from ..torch_api.autograd import keeps_graph
 from ..torch_api.compile_lock import compile_lock
+from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import expression_of, is_nested_number, unset_fake_temporarily
 from ..torch_api.operators import OpOverload
 from . import reports
@@ -34,11 +36,10 @@ from .weak_tensors import WeakTensors
 from .written_program import LoadedFrom
 
 _NUMBERS = itertools.count(1)
-_PENDING = 4096  # backwards that are still to come, at most
+_PENDING = 4096  # backwards that are still to come, of which it is known whose they are
 _MOST_UNREPLAYED = 8  # programs in a row whose module was gone before they were replayed
 _MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
-_KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces of operators
-_COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor", "symm_mem"}
+_KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces that are not the user's
 _PATIENCE = 4  # calls with the same module, before it gets a program nevertheless
 logger = logging.getLogger("gravure")
 
@@ -71,29 +72,31 @@ class CompiledGraph:
         self.clock: StepClock | None = None  # with the option times
         self.style = style
         self.made_for: int | None = None  # the settings of kernels that it was traced under
-        self._made_by: ProgramMaker | None = None  # once the graphs are here
+        self._made_by: ProgramMaker | None = None  # None before AOTAutograd's graphs are here
         self._instances: dict[Key, list[Instance]] = {}
-        self._ended: list[ProgramReport] = []  # programs that are gone, for a report at exit
-        self._last_report: GraphReport | None = None  # once it is shut down
-        self._any: Instance | None = None  # for all sizes and modules
+        self._ended: list[ProgramReport] = []  # of programs that are gone, for a report at exit
+        self._last_report: GraphReport | None = None  # what it was when it was shut down
+        self._any: Instance | None = None  # for all sizes and modules that have none of their own
         self._spare: Instance | None = None  # made while compiling, for the first call
         self._current: Instance | None = None  # of the last call
         self._sizes = SizeChoice(label)
         self._absent: tuple[int, ...] = ()  # gradients of outputs that backwards come without
         # Arguments of a native call that need another program than this graph's.
         self.refuses: Callable[[Sequence[Any]], bool] = lambda _: False
-        self._several = False  # or were: a backward may be of one that is gone
-        self._is_around = False
-        self._told: weakref.WeakSet[Instance] = weakref.WeakSet()  # that there are no further ones
+        # There is more than one instance, or was: a backward may be that of one that is gone.
+        self._several = False
+        self._is_around = False  # made by around()
+        # First instances whose lack of a further one was logged.
+        self._told: weakref.WeakSet[Instance] = weakref.WeakSet()
         self._symbols: dict[Any, SizeSource] = {}
-        self._backward_symbols: dict[Any, SizeSource] = {}  # those that it is given, too
+        self._backward_symbols: dict[Any, SizeSource] = {}  # those that the backward is given, too
         self._kept: list[int] = []  # positions of parameters and buffers
         self._owners: list[int] | None = None  # and of those that a program belongs to
-        self._unreplayed = 0
-        self._unserved = WeakTensors()  # of the last call for which no program was made
-        self._unserved_calls = 0
-        self._marker: tuple[int, int] | None = None
-        # By the address of what their forward saved.
+        self._unreplayed = 0  # instances in a row whose module was gone before a replay
+        self._unserved = WeakTensors()  # owners of the last call for which no program was made
+        self._unserved_calls = 0  # such calls in a row with the same owners
+        self._marker: tuple[int, int] | None = None  # ProgramMaker.marker()
+        # Instances whose backward is still to come, by the address of what their forward saved.
         self._pending: weakref.WeakValueDictionary[int, Instance] = weakref.WeakValueDictionary()
 
     def __del__(self) -> None:
@@ -103,7 +106,8 @@ class CompiledGraph:
 
     @classmethod
     def around(cls, label: str, options: CompileOptions, instance: Instance) -> CompiledGraph:
-        """What is loaded already, and loads itself when it is called after it was let go of."""
+        """One of `instance`, which is loaded already and loads itself again when it is called
+        after it was let go of."""
         graph = cls(label, options)
         graph._any, graph._is_around = instance, True
         return graph
@@ -196,7 +200,8 @@ class CompiledGraph:
         instance.let_go()
 
     def end_unrun(self) -> bool:
-        """Lets go of the program that no call has taken. Returns whether none is left."""
+        """Lets go of the program that was made while compiling, if no call has taken it. Returns
+        whether no program is left."""
         if self._spare is not None:
             spare, self._spare = self._spare, None
             spare.let_go()
@@ -239,7 +244,7 @@ class CompiledGraph:
 
     @property
     def may_run_native(self) -> bool:
-        """Whether the program that was made first can be a node of autograd's."""
+        """Whether a program that there is can be a node of autograd's."""
         return any(instance.native is not None for instance in self.all_instances())
 
     @property
@@ -247,16 +252,14 @@ class CompiledGraph:
         """What AOTAutograd found out; None before it has, and of what it did not trace."""
         return self._made_by.traced.metadata if self._made_by is not None else None
 
-    @property
-    def has_foreign_operators(self) -> bool:
-        """Whether it calls operators of the user's."""
-        return not self._namespaces <= _KNOWN
+    def _nodes(self) -> Iterator[fx.Node]:
+        return (node for module in self._maker.traced.modules for node in module.graph.nodes)
 
     @functools.cached_property
-    def _namespaces(self) -> set[str]:
-        nodes = (node for module in self._maker.traced.modules for node in module.graph.nodes)
-        targets = (node.target for node in nodes if node.op == "call_function")
-        return {t.namespace for t in targets if isinstance(t, OpOverload)}
+    def has_foreign_operators(self) -> bool:
+        """Whether it calls operators of the user's."""
+        targets = (node.target for node in self._nodes())
+        return any(isinstance(t, OpOverload) and t.namespace not in _KNOWN for t in targets)
 
     @functools.cached_property
     def _may_be_several(self) -> bool:
@@ -266,7 +269,7 @@ class CompiledGraph:
         """
         options = self.options
         wanted = options.max_in_flight > 1 and options.results in ("owned", "copied")
-        return wanted and not options.uncaptured and not self._namespaces & _COLLECTIVES
+        return wanted and not options.uncaptured and not any(map(is_collective, self._nodes()))
 
     def run_native(self, args: Sequence[Any]) -> list[Any] | None:
         """The results of the graph, as a node of autograd's; None, and nothing has run, where it
@@ -287,7 +290,8 @@ class CompiledGraph:
         return results
 
     def _heard(self, first: Instance, instance: Instance, args: Sequence[Any]) -> bool:
-        """Whether another program runs from now on, by which gradients a backward was given.
+        """Whether `instance` has another program from now on, since its last backward was given
+        other gradients than its program is for: fewer, or more.
 
         `first`: the instance for these sizes and this module, whose further one `instance` may be.
         """
@@ -324,7 +328,7 @@ class CompiledGraph:
                 if not self._maker.goes_without(absent):
                     return None
                 return self._maker.make(known, keeps=True, absent=absent, like=like)
-        except Exception as error:  # the one that there is does it, too
+        except Exception as error:  # the whole program is right, too, and slower
             logger.debug("%s: not without %s: %r", self.label, absent, error)
             return None
 
@@ -332,7 +336,7 @@ class CompiledGraph:
         return self._current_for(args) or self._choose(args)
 
     def _current_for(self, args: Sequence[Any]) -> Instance | None:
-        """That of the last call, if it is for these."""
+        """The instance of the last call, if it is for these."""
         instance = self._current
         if (
             instance is None
@@ -344,10 +348,10 @@ class CompiledGraph:
         return instance
 
     def _beside(self, first: Instance, args: Sequence[Any]) -> Instance | None:
-        """Another instance for this call, where what an earlier one saved is held in `first`.
+        """Another instance for this call, where what an earlier call saved is held in `first`.
 
-        Where all are held and there is no other one to be had, it is one that runs the call
-        uncaptured.
+        Where all instances hold something, and no further one can be had, it is the last one, which
+        runs the call uncaptured. None where that is `first`.
         """
         if not first.defers or not first.holds_saved():
             return None
@@ -359,7 +363,7 @@ class CompiledGraph:
         return found
 
     def _further(self, first: Instance, args: Sequence[Any]) -> Instance | None:
-        """An instance more; the last one where there are too many, None if it is the first."""
+        """An instance more; the last one where there can be no more, None if that is `first`."""
         why = first.unrepeatable or self._in_flight_excess(first)
         if not why:
             made = self._make_further(first)
@@ -395,14 +399,14 @@ class CompiledGraph:
         except Exception as error:
             if self.options.raises:
                 raise
-            first.unrepeatable = _first_line(error)
+            first.unrepeatable = first_line(error)
         told = f"no further instance for calls in flight: {first.unrepeatable}"
         logger.warning("%s: %s; they run uncaptured", self.label, told)
         first.missed.append(f"saved-values-held: {told}")
         return None
 
     def _in_flight_excess(self, first: Instance) -> str:
-        """Why there is no further instance beside these; "" if there may be."""
+        """Why there may be no further instance beside these; "" if there may be one."""
         count = 1 + len(first.further)
         if count >= self.options.max_in_flight:
             return f"{count} calls are in flight, which max_in_flight allows"
@@ -425,7 +429,7 @@ class CompiledGraph:
 
     @boxed
     def run_backward(self, args: list[Any]) -> Any:
-        """Its backward, likewise."""
+        """The backward, likewise."""
         instance = self._current
         if instance is None or self._several:
             instance = self._instance_behind(args)
@@ -435,8 +439,8 @@ class CompiledGraph:
     def _instance_behind(self, args: list[Any]) -> Instance:
         """Whose forward this backward belongs to, by what it saved.
 
-        Where that is not known (saved values that were moved), or it is gone, it is a program for
-        the same sizes: the backward runs uncaptured there, and right.
+        Where that is not known (saved values that were moved), or that instance is gone, it is one
+        for the same sizes: the backward runs uncaptured there, and right.
         """
         found = None
         if self._marker is not None:
@@ -480,7 +484,7 @@ class CompiledGraph:
         return instance
 
     def _of_same_parameters(self, several: list[Instance], args: Sequence[Any]) -> Instance | None:
-        """Of the programs for these parameters the one for these buffers, too, if there is one.
+        """Of the instances for these parameters the one for these buffers, too, if there is one.
 
         A buffer that is another one since is the same module's if the former one is gone: else two
         modules may share their parameters.
@@ -489,7 +493,7 @@ class CompiledGraph:
         return found or (several[-1] if len(several) >= _MOST_BUFFERS else None)
 
     def _instance(self, key: Key, owners: Sequence[torch.Tensor], args: Sequence[Any]) -> Instance:
-        """A new instance, or the one for all where there are too many."""
+        """A new instance; where there are too many, the one for all that have none of their own."""
         if self._any is not None and self._any.program is None:
             return self._any
         if excess := self._excess(key, owners):
@@ -553,7 +557,8 @@ class CompiledGraph:
         return most_sizes(sum(len(module.graph.nodes) for module in self._maker.traced.modules))
 
     def _excess(self, key: Key, owners: Sequence[torch.Tensor]) -> tuple[str, str] | None:
-        """What there is too much of for another program, and the remedy."""
+        """What there is too much of for another program, and the remedy; None if there may be
+        another one."""
         if not self._has_room(key[0]):
             return (
                 f"it is called with more than {self._most_sizes} sets of sizes",
@@ -571,7 +576,7 @@ class CompiledGraph:
         return None
 
     def _stays(self, owners: Sequence[torch.Tensor]) -> bool:
-        """Whether it is the same module call after call."""
+        """Whether it is the same module call after call, so that it gets a program after all."""
         if self._unserved.are(owners):
             self._unserved_calls += 1
         else:
@@ -594,7 +599,7 @@ class CompiledGraph:
         except Exception as error:
             if raises or self.options.raises:
                 raise
-            self.failure = _first_line(error)
+            self.failure = first_line(error)
             logger.warning(
                 "%s runs as it is, without a program: %s",
                 self.label,
@@ -615,10 +620,6 @@ class CompiledGraph:
         with compile_lock, unset_fake_temporarily():
             known = dict(zip(self._symbols, sizes, strict=False))
             return self._maker.make(known, keeps=keeps, captures=captures, like=like)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _ending(graph: weakref.ref[CompiledGraph]) -> Callable[[Instance], None]:

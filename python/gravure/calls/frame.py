@@ -34,12 +34,14 @@ from ..torch_api.autograd import may_require_gradient, saved_tensor_hooks_are_se
 from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.dynamo import with_one_input
+from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import FakeTensor, memory_of
 from .compiled_graph import CompiledGraph
 from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
 from .step_clock import StepClock
+from .weak_tensors import WeakTensors
 
 logger = logging.getLogger("gravure")
 
@@ -105,7 +107,7 @@ class FrameRequest:
 class _Trained:
     """Which of a graph's inputs required a gradient at first.
 
-    Of tensors that lie in a dictionary, or in a module's, Dynamo does not look for that.
+    Dynamo does not look for that in tensors of a dictionary, such as a module's parameters.
     """
 
     def __init__(self, specs: Sequence[InputSpec | None], inputs: Sequence[Any]) -> None:
@@ -123,7 +125,8 @@ class _Trained:
         return tuple(map(_requires_grad, self._pick(args)))
 
     def changed(self, now: tuple[bool, ...]) -> dict[bool, str]:
-        """Of those that do now, and of those that no longer do, the name of the first."""
+        """By whether they require one `now`, the name of the first input that did not at first, and
+        of the first that did."""
         found: dict[bool, str] = {}
         for name, was, requires in zip(self._names, self.first, now, strict=True):
             if was != requires:
@@ -144,19 +147,18 @@ class _Shared:
     def __init__(self, specs: Sequence[InputSpec | None], inputs: Sequence[Any]) -> None:
         roles = [spec.role if spec is not None else "" for spec in specs]
         self._pick = picker([i for i, role in enumerate(roles) if role in ("parameter", "buffer")])
-        self._ids: list[int] = []  # of the last look
+        self._looked_at = WeakTensors()  # the last time
         self._last: tuple[int, ...] = ()
         self.first = self.now(inputs)
 
     def now(self, args: Sequence[Any]) -> tuple[int, ...]:
         """For each the first one with the same memory; nothing where none is shared."""
         kept = self._pick(args)
-        ids = list(map(id, kept))
-        if ids != self._ids:
+        if not self._looked_at.are(kept):
             memory = list(map(memory_of, kept))
             shared = len(set(memory)) < len(memory)
             self._last = tuple(map(memory.index, memory)) if shared else ()
-            self._ids = ids
+            self._looked_at.exchange(kept)
         return self._last
 
     def changed(self, args: Sequence[Any]) -> bool:
@@ -180,18 +182,18 @@ class FrameCall:
         self._request = request
         self._graph = graph
         self._wrapper = wrapper  # AOTAutograd's
-        self._bundles = bundles  # it was asked for
-        self._bundled = bundled  # and is there
+        self._bundles = bundles  # a bundle, or a node of ours, may be made
+        self._bundled = bundled  # a bundle was made
         self._is_native = bundles and graph.may_run_native
         self._was_called = False
-        self._was_wrapped = False
+        self._was_wrapped = False  # a call went through the wrapper
         self._layout = GradientLayout(request.label, graph.metadata)
         self._trained = trained if trained is not None and trained.first else None
         self._shared = shared
         if shared is not None:
             graph.refuses = shared.changed
-        # By settings of kernels, which inputs require a gradient or share memory, and sizes; None
-        # where it runs as the first one does.
+        # What is called instead, by settings of kernels, which inputs require a gradient or share
+        # memory, and sizes; None where nothing else is.
         self._otherwise: dict[Any, Callable[..., Any] | None] = {}
         self._unbundled: FrameCall | None = None
 
@@ -214,24 +216,24 @@ class FrameCall:
         self._graph.passed_by = why
 
     def replaced(self) -> None:
-        """Another one is called in its place."""
+        """Another one is called in its place from now on."""
         if self._graph.end_unrun():
             unfollow(self._graph)
 
     def _may_be_native(self, args: Sequence[Any]) -> bool:
-        """Of a first call: with operators of the user's the wrapper checks them in it."""
+        """Of a first call: the wrapper, which checks operators of the user's, does so in that."""
         if any(isinstance(arg, FakeTensor) for arg in args):
             return False  # DDPOptimizer runs through what it compiles
         self._was_called = True
         return not self._graph.has_foreign_operators
 
     def _for_now(self, args: Sequence[Any]) -> Callable[..., Any] | None:
-        """Another program where the graph would have been traced otherwise now.
+        """What is called instead, where the graph would be traced otherwise now; None for this.
 
-        Dynamo looks neither at the settings by which operators choose their kernels, attention's
-        for one, nor whether what it calls static requires a gradient: that of what was unfrozen
-        would be missing without a word, and that of what was frozen computed in vain. Nor whether
-        two tensors came to be one.
+        Dynamo looks for none of these: the settings by which operators choose their kernels,
+        attention's for one; whether what it calls static requires a gradient (that of what was
+        unfrozen would be missing without a word, and that of what was frozen computed in vain);
+        whether two tensors have come to share memory.
         """
         settings = program_class().kernel_settings()
         trained = self._trained.now(args) if self._trained is not None else ()
@@ -288,7 +290,7 @@ class FrameCall:
         return found
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
-        """What is one tensor by now is one input of the graph's."""
+        """The graph for these arguments. What is one tensor by now is one input of it."""
         ids = [id(arg) if isinstance(arg, torch.Tensor) else -i for i, arg in enumerate(args)]
         different = [i for i, each in enumerate(ids) if ids.index(each) == i]
         if len(different) == len(ids):
@@ -321,10 +323,11 @@ class FrameCall:
 
 
 def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeError:
-    """Why a graph, compiled in a call, fails there: PyTorch knows less of it than Dynamo did."""
+    """The error where a graph cannot be compiled in a call, in which PyTorch knows less of it than
+    under Dynamo. `what`: what has changed. `when`: behind what torch._dynamo.reset() helps."""
     return RuntimeError(
         f"{label}: {what} compiled, and it cannot be compiled in a call "
-        f"({str(error).strip().splitlines()[0]}); call torch._dynamo.reset() after {when}"
+        f"({first_line(error)}); call torch._dynamo.reset() after {when}"
     )
 
 

@@ -27,8 +27,9 @@ def located_break(graph: fx.GraphModule) -> str:
 def graph_break_of(graph: fx.GraphModule, label: str) -> str:
     """ "model.py:12: why; remedy", "" where Dynamo's `graph` ends with its function.
 
-    What would go on, with a cut at most, is warned of, once a location: a read on the host, and a
-    branch that code takes only where it isn't told that it is compiled.
+    Where a setting or an option would let the graph go on, that is warned of, once a location: a
+    read on the host, NumPy's draws, and a branch that code takes only where it isn't told that it
+    is compiled.
     """
     found = break_of(graph)
     if found is None:

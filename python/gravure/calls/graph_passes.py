@@ -134,7 +134,7 @@ class _MadeInCalls:
         self._module = _copy(module)
         self._kept = kept
         self._read: list[int] | None = None  # which arguments are meshes that it reads
-        self._made: list[tuple[list[Any], Run]] = []
+        self._made: list[tuple[list[Any], Run]] = []  # by the meshes that each is for
         self._as_it_is: Run = boxed(as_it_is(_copy(module)))
         self._was_told = False
 
@@ -155,7 +155,8 @@ class _MadeInCalls:
         return self._as_it_is(args)
 
     def _look(self, args: Sequence[Any]) -> list[int]:
-        """What it reads, once it is known what each node gives."""
+        """Which arguments are meshes that it reads, once it is known what each node gives; where
+        that cannot be known, none, and it runs as it is for all."""
         if has_examples(self._module):
             return meshes_read(self._module) or []
         try:
@@ -176,6 +177,7 @@ class _MadeInCalls:
         return _telling(run, told) if told else run
 
     def _left(self, error: Exception) -> Run:
+        """The step as it is. Raises `error` where that is to be one."""
         if self._passes.raises:
             raise error
         logger.warning("a step runs as it is, without a program: %s", error)
@@ -214,6 +216,7 @@ class _Pair:
         return self._backward is not None
 
     def entries(self) -> tuple[Run, Run] | None:
+        """What runs the forward and the backward as one program; None before both do."""
         if self._backward is None or self._pending > 0:
             return None
         return self._forward, self._backward
@@ -248,7 +251,7 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _results(module: fx.GraphModule) -> Sequence[Any]:
-    return next(iter(module.graph.find_nodes(op="output"))).args[0]
+    return module.graph.output_node().args[0]
 
 
 def _result_count(module: fx.GraphModule) -> int:
@@ -303,7 +306,7 @@ def _handing_on(run: Run, handed_on: dict[int, int]) -> Run:
 
 
 def _telling(run: Run, told: Mapping[int, Any]) -> Run:
-    """`run`, whose results at these positions are these values."""
+    """`run`, whose results at the positions that are `told` are these values."""
 
     def whole(args: list[Any]) -> list[Any]:
         results = list(run(args))

@@ -32,19 +32,23 @@ class Instance:
         native: NativeCall | None = None,
         captures: bool = True,
     ) -> None:
+        """`call`: how its first entry is called, with what a module keeps; None for no module's."""
         self.captures = captures  # or each of its calls runs uncaptured
-        self.native = native  # both, as one node of autograd's graph
-        self._own_native = native
         self.forward = forward
         self.backward = backward
+        self.native = native  # both, as one node of autograd's graph
+        # The program that runs, and where it goes without some gradients (it is lean) the one that
+        # was made first, with all of them: `whole`, with its `_own_native`.
         self.program: Any = made.program if made is not None else None
-        self.whole: Any = None  # the program that was made first, where another one runs
-        self.made = made  # that one
-        self.made_lean: LoadedFrom | None = None  # the other one
-        self.further: list[Instance] = []  # for calls while what an earlier one saved is held
+        self.whole: Any = None
+        self._own_native = native
+        self.absent: tuple[int, ...] = ()  # gradients that the backward of `program` goes without
+        self.made = made  # what was made first
+        self.made_lean: LoadedFrom | None = None
+        # For calls while what an earlier one saved is held; of the first instance.
+        self.further: list[Instance] = []
         self.number = 0  # among those, from 1; 0: the first
-        self.absent: tuple[int, ...] = ()  # gradients that the program's backward goes without
-        self.defers = False  # to one of those
+        self.defers = False  # such calls are for a further one
         self.unrepeatable = ""  # why there can be no further one
         self.sizes = sizes
         self.missed = missed or []  # remarks on how it was made
@@ -58,7 +62,7 @@ class Instance:
         self._kinds: list[Any] = []
 
     def let_go(self) -> None:
-        """Nobody will call it any more."""
+        """Nobody will call it any more: for what else one of compile_step's must let go of."""
 
     def defer(self, defers: bool) -> None:
         """Whether a call while saved values are held is another instance's."""
@@ -78,11 +82,11 @@ class Instance:
         return self._kept.are(self._pick(args))
 
     def may_hold(self, args: Sequence[Any]) -> bool:
-        """The same but for those that are gone."""
+        """The same, but that any tensor may stand where one is gone."""
         return self._kept.may_be(self._pick(args))
 
     def keep(self, args: Sequence[Any]) -> None:
-        """From now on it is for those among `args`."""
+        """From now on it is for the parameters and buffers among `args`."""
         kept = self._pick(args)
         changed = self._kept.exchange(kept)
         if changed:
@@ -115,7 +119,8 @@ class Instance:
         return any(id(tensor) in tensors for tensor in self._kept.living() if tensor is not None)
 
     def was_converted(self) -> bool:
-        """Whether its module is on another device since, or of another dtype: it cannot run so."""
+        """Whether its module is on another device since, or of another dtype, for which the program
+        is not."""
         pairs = zip(self._kept.living(), self._kinds, strict=True)
         return any(tensor is not None and _kind(tensor) != kind for tensor, kind in pairs)
 

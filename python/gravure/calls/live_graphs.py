@@ -16,13 +16,13 @@ def follow(graph: CompiledGraph) -> None:
 
 
 def follow_update(graph: CompiledGraph) -> None:
-    """The same for what an optimizer, clipping or an update calls by itself: nobody lets go of its
-    program but its owner."""
+    """The same for what an optimizer, clipping or an update calls by itself. It is not among
+    followed(), since nobody but its owner lets go of its program."""
     _UPDATES.add(graph)
 
 
 def reported() -> list[CompiledGraph]:
-    """All that reports have."""
+    """All that are alive."""
     return [*followed(), *_UPDATES]
 
 
@@ -32,11 +32,11 @@ def unfollow(graph: CompiledGraph) -> None:
 
 
 def followed() -> list[CompiledGraph]:
-    """Those that are alive."""
+    """Those of compiled models and steps: what may be dropped."""
     return list(_LIVE)
 
 
 def drop_converted() -> None:
-    """Those whose module is on another device, or of another dtype, since they were captured."""
+    """Lets go of programs whose module is on another device, or of another dtype, by now."""
     for graph in followed():
         graph.drop_converted()

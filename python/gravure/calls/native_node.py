@@ -29,7 +29,7 @@ _MOST_BITS = 62  # gradients of outputs that a number tells apart
 
 
 class _Memory(bytearray):
-    """The memory of a tensor, and what lives as long."""
+    """The memory of a tensor, which keeps alive what is held: so can C++, which has the tensor."""
 
     held: Any
 
@@ -72,7 +72,7 @@ def autograd_lists(
 
 
 def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list[int]] | None:
-    """AutogradPlan of python/csrc/autograd/autograd_plan.h without its modes, or None."""
+    """AutogradPlan of python/csrc/autograd/autograd_plan.h but for what autograd_lists() adds."""
     meta, graph, outputs = traced.metadata, traced.forward, traced.own_results
     if meta is None or traced.backward is None:
         return None
@@ -125,8 +125,8 @@ def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list
 
 
 def _edges(forward: Call, backward: Call) -> list[tuple[int, int, int]] | None:
-    """Inputs of the forward that have a gradient, which output of the backward's entry it is, and
-    which of its graph's."""
+    """Of each input of the forward that has a gradient: its position among the entry's inputs, and
+    that of the gradient among the outputs of the backward's entry, and of its graph."""
     edges = []
     for argument, (position, fixed) in enumerate(backward.results):
         if position < 0:

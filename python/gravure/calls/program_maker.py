@@ -34,7 +34,7 @@ from .reports import trace_program
 from .written_program import LoadedFrom, WrittenProgram
 
 _MOST_TEXTS = 64  # of programs that were made
-_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default  # run alone it keeps nothing for its backward
 logger = logging.getLogger("gravure")
 
 
@@ -63,9 +63,8 @@ class ProgramMaker:
         self._made_for = made_for
         self._native = native and traced.metadata is not None
         self._texts: dict[Any, WrittenProgram] = {}
-        self._known_sizes: dict[tuple[int, ...], None] = {}
-        # Those whose backward goes without some gradients.
-        self._lean: dict[tuple[int, ...], TracedGraphs] = {}
+        self._known_sizes: dict[tuple[int, ...], None] = {}  # a set that has an order
+        self._lean: dict[tuple[int, ...], TracedGraphs] = {}  # by the gradients that they lack
         self._regions: list[CompiledRegions] = []  # of all texts, whose programs call them by name
 
     def as_it_is(self) -> Instance:
@@ -126,7 +125,7 @@ class ProgramMaker:
 
     @property
     def known_sizes(self) -> list[tuple[int, ...]]:
-        """Those of all programs that were made."""
+        """The sizes for which programs were made, also where these are gone."""
         return list(self._known_sizes)
 
     @functools.cached_property
@@ -162,10 +161,11 @@ class ProgramMaker:
         return True
 
     def marker(self) -> tuple[int, int] | None:
-        """A saved tensor: its position among the forward's results and the backward's arguments.
+        """A saved tensor, by whose address a backward knows which program ran the forward: its
+        position among the forward's results, and among the backward's arguments.
 
-        One that the forward makes in memory of its own, if there is one: it tells which program
-        ran. A view of a parameter does not, which several modules may share.
+        One that the forward makes in memory of its own, if there is one. A view of a parameter
+        tells less: several modules may share it.
         """
         nodes, own = self.traced.saved, self.traced.own_results
         numbers = self.traced.saved_numbers

@@ -60,14 +60,15 @@ class ProgramReport:
 
 @dataclass
 class GraphReport:
-    """One graph. `failure` says why calls run as they are; all of them, where it has no program.
+    """One graph. `failure` says why calls run as they are: some of them, or all of them where it
+    has no program.
 
     `graph_break` says where Dynamo ended it before its function did, and why; "" where it did not.
     """
 
     number: int  # graphs are numbered as they are compiled
     label: str
-    failure: str
+    failure: str  # "" where none does
     programs: list[ProgramReport]
     graph_break: str = ""
     kernels: str = ATENS  # or Inductor's, and in which mode

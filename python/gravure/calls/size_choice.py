@@ -8,10 +8,10 @@ from collections.abc import Set
 
 Sizes = tuple[int, ...]
 
-FEWEST, _MOST = 8, 64  # sets of sizes that have programs by default
-_SHARE = 1 << 30  # bytes that their captures may take, all together
-_BYTES = 10 << 10  # of host and GPU, that a captured call takes: docs/benchmarks-log.md
-_REMEMBERED = 256  # sets of sizes that have none
+FEWEST, _MOST = 8, 64  # by default so many sets of sizes have programs, at least and at most
+_SHARE = 1 << 30  # bytes of host and GPU that their captures may take, all together
+_BYTES = 10 << 10  # of these that one captured call takes: docs/benchmarks-log.md
+_REMEMBERED = 256  # sets of sizes that have no program
 _OFTEN = 8  # programs made again that are a warning
 logger = logging.getLogger("gravure")
 
@@ -32,10 +32,10 @@ class SizeChoice:
     def __init__(self, label: str) -> None:
         self._label = label
         self._calls = 0
-        self._last: dict[Sizes, int] = {}  # call in which those with a program were the last ones
-        self._waiting: OrderedDict[Sizes, int] = OrderedDict()  # and others came
-        self._gone: set[Sizes] = set()
-        self._again = 0
+        self._last: dict[Sizes, int] = {}  # the last call with these sizes
+        self._waiting: OrderedDict[Sizes, int] = OrderedDict()  # the same, of those without program
+        self._gone: set[Sizes] = set()  # whose program was let go of
+        self._again = 0  # programs that were made for such once more
         self._warned = False
 
     def called(self, sizes: Sizes, *, after: Sizes) -> None:
@@ -71,6 +71,7 @@ class SizeChoice:
         if len(self._gone) >= _REMEMBERED:
             self._gone.clear()
         self._gone.add(oldest)
+        self._last.pop(oldest, None)
         return True, oldest
 
     def _take(self, sizes: Sizes) -> None:

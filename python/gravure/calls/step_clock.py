@@ -22,7 +22,8 @@ _KEPT = 96  # lengths of steps
 
 
 class _Last(threading.local):
-    """Of this thread: the graph that a step began with, the one that was called last, its end."""
+    """Of this thread: the clocks of the graph that a step began with, and of the one that was
+    called last; when that call ended, in nanoseconds."""
 
     first: StepClock | None = None
     clock: StepClock | None = None
@@ -79,7 +80,7 @@ class StepClock:
         _last.first, self._began = self, now
 
     def read(self) -> dict[str, Any]:
-        """GraphReport.times of reports.py."""
+        """What `GraphReport.times` of reports.py describes."""
         # Another thread may be in a step.
         outside = {line: list(known) for line, known in list(self._outside.items())}
         latest = self._latest()

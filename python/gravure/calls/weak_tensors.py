@@ -52,7 +52,7 @@ class WeakTensors:
 
 
 def _forgetting(kept: weakref.ref[WeakTensors], i: int) -> Callable[[weakref.ref[Tensor]], None]:
-    """Called when a tensor dies; it keeps nothing alive itself."""
+    """What is called when the tensor at position `i` dies; it keeps nothing alive itself."""
 
     def forget(watch: weakref.ref[Tensor], ends: Callable[[], bool] = sys.is_finalizing) -> None:
         if ends():  # the interpreter: the library cannot be called any more

@@ -17,8 +17,8 @@ __all__ = ["LIMIT", "Left", "without_graph"]
 
 
 def without_graph(fn: Callable[..., Any], modules: Iterable[nn.Module]) -> Counter[Left]:
-    """Those of left_frames that lie in `fn` or in a forward of `modules`: Dynamo says it once,
-    and leaves them so ever after."""
+    """Those of left_frames() that lie in `fn` or in a forward of `modules`, also where an earlier
+    compilation left them: Dynamo says it once, and never looks at them again."""
     forwards = {type(part).forward for module in modules for part in module.modules()}
     codes = [getattr(inspect.unwrap(each), "__code__", None) for each in (fn, *forwards)]
     lines = {line for code in codes if code is not None for line in _lines(code)}

@@ -15,7 +15,7 @@ from torch import fx
 
 _aten = torch.ops.aten
 
-# Zeros of these are zeros.
+# What is computed of zeros alone is zeros.
 _LINEAR = {
     _aten._to_copy,
     _aten._unsafe_view,
@@ -59,7 +59,7 @@ def without_tangents(backward: fx.GraphModule, absent: Sequence[int]) -> fx.Grap
             zeros.add(node)
         else:
             for each in [n for n in node.all_input_nodes if n in zeros]:
-                made = _made(graph, node, each)
+                made = _zeros_like(graph, node, each)
                 if made is None:
                     return None
                 node.replace_input_with(each, made)
@@ -99,7 +99,8 @@ def _rest_of_sum(node: fx.Node, zeros: set[fx.Node]) -> fx.Node | None:
     return terms[0] if alike else None
 
 
-def _made(graph: fx.Graph, before: fx.Node, zero: fx.Node) -> fx.Node | None:
+def _zeros_like(graph: fx.Graph, before: fx.Node, zero: fx.Node) -> fx.Node | None:
+    """A call that makes what `zero` stands for; None where its layout is not known, or has gaps."""
     value = zero.meta.get("val")
     if not isinstance(value, torch.Tensor) or not value.is_contiguous():
         return None

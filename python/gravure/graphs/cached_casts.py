@@ -53,8 +53,8 @@ def casts_as_eager(graph: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[Non
 
 
 def has_reentrant_part(graph: fx.GraphModule) -> bool:
-    """Whether a part is checkpointed by a backward of its own, which graphs as they are have not:
-    its casts would be those of the rest."""
+    """Whether a part is checkpointed in the reentrant way, by a backward of its own. A graph that
+    runs as it is has no such backward: the part would share casts with the rest."""
     modules = [m for m in graph.modules() if isinstance(m, fx.GraphModule)]
     return any(_is_reentrant(node) for m in modules for node in m.graph.nodes)
 
@@ -128,10 +128,11 @@ class _Part:
     """A graph, and what runs it if another graph does."""
 
     module: fx.GraphModule
-    leaves: dict[fx.Node, Tensor]  # by placeholder, their stand-ins
-    call: fx.Node | None = None
+    leaves: dict[fx.Node, Tensor]  # stand-ins, by the placeholder that takes each leaf
+    call: fx.Node | None = None  # of `parent`, which runs this part; None in the whole graph
     parent: _Part | None = None
-    given: dict[int, fx.Node] = field(default_factory=dict)  # placeholders for casts
+    # By the `id` of each shared cast the node that has it here: the cast, or a placeholder.
+    given: dict[int, fx.Node] = field(default_factory=dict)
 
     def placeholder(self, leaf: Tensor) -> fx.Node:
         return next(node for node, known in self.leaves.items() if known is leaf)
@@ -143,9 +144,9 @@ class _Cast:
 
     leaf: Tensor
     value: Tensor
-    grad_mode: bool  # where it was made
+    grad_mode: bool  # whether gradients were on where it was made
     users: list[tuple[_Part, fx.Node]] = field(default_factory=list)
-    times: int = 0
+    times: int = 0  # how often it was taken
 
 
 class _Casts(TorchDispatchMode):
@@ -153,10 +154,10 @@ class _Casts(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.top: dict[fx.Node, Tensor] = {}  # inputs of the whole graph
-        self.leaves: dict[int, Tensor] = {}
-        self.casts: dict[int, _Cast] = {}
-        self.apart: set[tuple[fx.Node, int]] = set()  # what takes a leaf as it is
+        self.top: dict[fx.Node, Tensor] = {}  # leaves among the inputs of the whole graph
+        self.leaves: dict[int, Tensor] = {}  # of all parts, by `id`
+        self.casts: dict[int, _Cast] = {}  # by the `id` of their value
+        self.apart: set[tuple[fx.Node, int]] = set()  # nodes that take a leaf as it is, with its id
         self.beyond: list[tuple[_Part, fx.Node, Tensor]] = []  # what is not looked into
         self.grad_mode = True
         self._at: tuple[_Part, fx.Node] | None = None

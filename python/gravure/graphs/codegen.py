@@ -30,7 +30,8 @@ Made = TypeVar("Made")
 
 
 class HostParts(Exception):
-    """The graphs have nodes for the host, which run faster as eager's own operators."""
+    """Inductor was to compile the graphs as a whole, and they have parts that it cannot: these, and
+    what lies between them, run faster as eager's own operators."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ ATEN = Style()
 
 
 def styles(options: CompileOptions, *, symbolic: bool) -> list[Style]:
-    """Those to try, one after the other where one raises HostParts."""
+    """Those to try, until one does not fail."""
     if options.codegen == "aten":
         return [ATEN]
-    # With open sizes the plan comes later than the graphs.
+    # With open sizes the plan, which tells of host nodes, comes later than the graphs.
     return [Style(inductor=True, whole=whole) for whole in (True, False)[int(symbolic) :]]
 
 
@@ -91,11 +92,11 @@ def in_first_style(
 
 @dataclass
 class CompiledRegions:
-    """Compiled regions of some graphs: what a program needs as long as it runs."""
+    """Some graphs with their regions compiled: what a program needs as long as it runs."""
 
-    modules: list[fx.GraphModule]
+    modules: list[fx.GraphModule]  # the graphs, which call `codes`
     codes: list[CompiledCode] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)  # remarks on regions that stayed as they were
 
 
 def compile_graphs(

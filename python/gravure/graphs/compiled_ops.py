@@ -39,13 +39,14 @@ class Layout:
         return None in self.size or None in self.stride
 
     def fits(self, tensor: Tensor) -> bool:
-        """True if the sizes are these."""
+        """Whether the sizes are these."""
         if not self.is_open or len(self.size) != tensor.dim():
             return tensor.shape == self.size
         sizes = zip(tensor.shape, self.size, strict=True)
         return all(wanted is None or found == wanted for found, wanted in sizes)
 
     def conforms(self, tensor: Tensor) -> bool:
+        """Whether sizes and strides are these; no stride matters where there is one element."""
         if not self.fits(tensor):
             return False
         if self.is_open or tensor.numel() == 0 or tensor.stride() == self.stride:
@@ -54,6 +55,7 @@ class Layout:
         return all(size == 1 or found == wanted for size, found, wanted in strides)
 
     def copy_of(self, tensor: Tensor) -> Tensor:
+        """A copy that lies so. Raises RuntimeError for other sizes."""
         if not self.fits(tensor):
             raise RuntimeError(
                 f"compiled code met a tensor of {list(tensor.shape)} where its graph has "
@@ -88,7 +90,8 @@ class CompiledCode:
         _LIVE[self.name] = self
 
     def __call__(self, inputs: list[Tensor], numbers: list[int]) -> list[Tensor]:
-        """Each result has memory of its own and the strides of the graph."""
+        """Each result has the strides of the graph, and memory that no input and no other result
+        has."""
         given = [
             tensor if layout.conforms(tensor) else layout.copy_of(tensor)
             for tensor, layout in zip(inputs, self._inputs, strict=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ExportError
+from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import FakeTensorMode, mode_of_any
 from ..torch_api.operators import pytree
 from .compiled_ops import CompiledCode, Layout
@@ -37,8 +38,7 @@ logger = logging.getLogger("gravure")
 Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
 # Runs of the plan: a kind, then statements by position (python/csrc/planning/planned_runs.h).
 Runs = Sequence[Sequence[int]]
-_HOST_RUN = -1
-_DRAWS = -3
+_HOST_RUN, _DRAWS = -1, -3  # kinds: what runs on the host; behind all runs, which nodes draw
 
 
 def has_host_parts(runs: Runs) -> bool:
@@ -139,20 +139,18 @@ def _alternating(
 def _ready(
     nodes: list[fx.Node], wanted: Callable[[fx.Node], bool]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Those that are wanted and may run before all others, and these others; both in order."""
     taken: list[fx.Node] = []
-    left: list[fx.Node] = []
-    waiting: set[fx.Node] = set()
-    closed = False
+    left: dict[fx.Node, None] = {}
+    writer_left = False  # nothing behind it may run before it
     for node in nodes:
-        alone = writes(node)
-        free = not closed and not (alone and left)
-        if free and wanted(node) and waiting.isdisjoint(node.all_input_nodes):
+        may_move = not writer_left and not (writes(node) and left)
+        if may_move and wanted(node) and left.keys().isdisjoint(node.all_input_nodes):
             taken.append(node)
         else:
-            left.append(node)
-            waiting.add(node)
-            closed |= alone
-    return taken, left
+            left[node] = None
+            writer_left |= writes(node)
+    return taken, list(left)
 
 
 # ---- the new graph
@@ -171,6 +169,8 @@ def say_what_constants_are(module: fx.GraphModule) -> None:
 
 
 class _Cutter:
+    """Writes the new graph: nodes are copied, or compiled as regions, in the order of the calls."""
+
     def __init__(
         self,
         module: fx.GraphModule,
@@ -217,7 +217,8 @@ class _Cutter:
         return all(is_known(n.meta.get("val"), self._known) for n in [node, *operands])
 
     def is_elsewhere(self, node: fx.Node) -> bool:
-        """On the CPU, where the program is not: a constant, or the planner had kept it out."""
+        """Whether it is on the CPU, and the program is not: in a partition a constant, since the
+        planner keeps all else of the CPU's out of partitions."""
         return not self._on_cpu and is_on_cpu(node)
 
     def compile(self, nodes: list[fx.Node]) -> None:
@@ -231,7 +232,7 @@ class _Cutter:
         try:
             run = self._compiler(region.module)
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             logger.warning(
                 "%s: Inductor cannot compile %d of its operators, which run as they are: %s",
                 label, calls, reason,
@@ -261,9 +262,10 @@ class _Cutter:
 
 
 class _Region:
-    """Some nodes as a module of their own, which returns the tensors that others need.
+    """Some nodes as a module of their own, which takes `inputs` and `numbers`, and returns the
+    `outputs` that others need; with `always` all of them.
 
-    `views`, and numbers, are needed by others too: they are made again, outside, of what the module
+    Of what others need, views and numbers (`views`) are made again, outside, of what the module
     takes and returns, so that no two of its tensors share memory.
     """
 
@@ -352,6 +354,7 @@ class _Region:
         return Layout(size, stride)
 
     def layouts(self) -> tuple[list[Layout], list[Layout]]:
+        """Of all tensors that it takes, and that it returns."""
         of = []
         for nodes in (self.inputs, self.outputs):
             leaves = pytree.tree_leaves([n.meta["val"] for n in nodes])

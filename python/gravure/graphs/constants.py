@@ -35,7 +35,8 @@ _COPIES = (aten.where.self, aten.index.Tensor, aten.index_put.default)
 
 
 def _is_made(constant: fx.Node) -> bool:
-    """Whether the traced code made it. Another constant may be a tensor that somebody writes."""
+    """Whether the traced code made it: tracing lifts such a one. Another constant may be a tensor
+    that somebody writes."""
     return all(user.target in _LIFTS for user in constant.users)
 
 
@@ -62,7 +63,7 @@ def _kept(module: fx.GraphModule) -> set[fx.Node]:
 
 
 def fold_constants(module: fx.GraphModule) -> None:
-    """Before AOTAutograd's graph is cut. Where the device is missing the graph stays as it is."""
+    """Before AOTAutograd's graph is cut. What needs a device that is missing stays as it is."""
     with without_modes(), plainly():
         try:
             values = _values(module)
@@ -75,7 +76,10 @@ def fold_constants(module: fx.GraphModule) -> None:
         computed = [n for n in wanted if n.op == "call_function" and isinstance(values[n], Tensor)]
         for i, node in enumerate(computed):
             replace_node_with_constant(module, node, values[node], f"{_NAME}{i}")
-        _move_constants(module)
+        try:
+            _move_constants(module)
+        except (AssertionError, RuntimeError) as error:  # as above, or a torch without CUDA
+            logger.debug("constants of the CPU stay there: %r", error)
     for node in reversed(module.graph.nodes):
         if not node.users and (node in values or _is_folded(node)):
             module.graph.erase_node(node)

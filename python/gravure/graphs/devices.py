@@ -1,4 +1,4 @@
-"""Which device some graphs run on."""
+"""Which device some graphs run on, and how much of its memory is free."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ def device_of(graphs: Sequence[fx.GraphModule], label: str) -> str:
 
 
 SPARE = 2  # arenas that are free when one more is made for a call in flight
-_MUCH = 64 << 20
+_MUCH = 64 << 20  # bytes of PyTorch's cache, for which emptying it is worth the wait
 
 
 def give_back_cache(values: Iterable[Any]) -> None:
-    """What PyTorch keeps for a call that ran as it is: programs have memory of their own.
+    """Empties PyTorch's cache of the devices of these values: it kept blocks for calls that ran as
+    they are, and programs have memory of their own.
 
-    As PyTorch does before a capture. Not where somebody captures, or little is kept.
+    PyTorch does the same before a capture. Not where somebody captures, or little is kept.
     """
     devices = {v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda}
     if not devices or torch.cuda.is_current_stream_capturing():
@@ -53,7 +54,7 @@ def give_back_cache(values: Iterable[Any]) -> None:
 
 
 def free_bytes(device: str) -> int | None:
-    """What can be had of its memory without taking it from anybody; None where nobody counts."""
+    """Of this device, what can be had without taking it from anybody; None where nobody counts."""
     found = torch.device("cpu" if device == "host" else device)
     if found.type != "cuda":
         return None

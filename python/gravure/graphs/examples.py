@@ -22,12 +22,14 @@ _KEPT = "gravure_results"
 
 
 def has_examples(module: fx.GraphModule) -> bool:
+    """Whether each placeholder that is used has one: then other nodes have, too."""
     nodes = module.graph.nodes
     return all("val" in n.meta for n in nodes if n.op == "placeholder" and n.users)
 
 
 def add_examples(module: fx.GraphModule, args: Sequence[Any]) -> None:
-    """Those of a call with these arguments. ExportError where a node has none."""
+    """Gives nodes those of a call with these arguments. Raises ExportError for a compiled region of
+    which nobody kept any."""
     with without_modes(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         given = [_example(mode, arg) for arg in args]
         _Examples(module).run(*given)
@@ -38,7 +40,7 @@ def _example(mode: FakeTensorMode, arg: Any) -> Any:
 
 
 def keep_example(node: fx.Node) -> None:
-    """Of what a region returns, in a form that files keep: nobody can run it on stand-ins."""
+    """Notes that of a region in a form that files keep: a region cannot be run on stand-ins."""
     example = node.meta.get("val")
     if example is not None:
         node.meta[_KEPT] = pytree.tree_map_only(Tensor, _Kept.of, example)

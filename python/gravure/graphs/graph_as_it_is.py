@@ -20,7 +20,7 @@ CHECKPOINT = "tag_activation_checkpoint"
 
 
 def as_it_is(graph: fx.GraphModule) -> Callable[..., Any]:
-    """What runs `graph` on tensors."""
+    """What runs `graph`, called with its arguments one by one."""
     modules = [m for m in graph.modules() if isinstance(m, fx.GraphModule)]
     if any(_is_checkpoint(node) for m in modules for node in m.graph.nodes):
         return lambda *args: _Checkpointing(graph).run(*args)

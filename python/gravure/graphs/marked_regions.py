@@ -33,7 +33,7 @@ class MarkedRegions:
         self._noted = False
 
     def note(self, module: fx.GraphModule, *, whole: bool) -> None:
-        """Before they are compiled. `whole`: all of the graph becomes one region."""
+        """Looks at the regions before they are compiled; `whole`: all of the graph becomes one."""
         nodes = _marked(module, whole)
         found = next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
         self.obstacle = self.obstacle if self._noted and self.obstacle else found
@@ -41,9 +41,9 @@ class MarkedRegions:
         self.draws = self.draws or any(map(_draws, nodes))
 
     def allow(self, module: fx.GraphModule) -> int:
-        """Lets a program carry the regions, if it can; how many there are.
+        """Lets a program carry the regions, if it can. Returns how many there are.
 
-        Those of a graph from a file say it themselves, where they were looked at before.
+        Those of a graph from a file carry a mark of it, where they were looked at before.
         """
         found = [n for n in module.graph.nodes if is_compiled_region(n.target)]
         if all(map(may_be_carried, found)):
@@ -56,11 +56,12 @@ class MarkedRegions:
 
 
 def may_be_carried(node: fx.Node) -> bool:
+    """Whether a program may call this compiled region."""
     return _CARRIED in node.meta
 
 
 def may_draw(node: fx.Node) -> bool:
-    """Of one that may be carried."""
+    """Whether a region that may be carried draws from the default generators."""
     return bool(node.meta.get(_CARRIED))
 
 

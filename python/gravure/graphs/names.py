@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -15,7 +16,7 @@ import torch
 from ..torch_api.modules import BUFFERS, MEMBERS, WRAPPED
 
 _TOKEN = re.compile(r"""\.(?P<attr>\w+)|\[(?P<index>-?\d+)\]|\[(?P<q>['"])(?P<key>.*?)(?P=q)\]""")
-_SILENT = MEMBERS | {"__dict__", "__func__", "__self__", WRAPPED, "cell_contents"}
+_SILENT = MEMBERS | {"", "__dict__", "__func__", "__self__", WRAPPED, "cell_contents"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class Namer:
             match = _TOKEN.match(source, at)
             if match is None:
                 return None
-            tokens.append(match["attr"] or match["key"] or int(match["index"]))
+            index = match["index"]
+            tokens.append(int(index) if index else match["attr"] or match["key"])
             at = match.end()
         return tokens
 
@@ -193,7 +195,8 @@ def tied_names(fn: Callable[..., Any], specs: list[InputSpec]) -> dict[str, list
     if isinstance(fn, types.FunctionType):
         cells = fn.__closure__ or ()
         for variable, cell in zip(fn.__code__.co_freevars, cells, strict=True):
-            roots[variable] = cell.cell_contents
+            with contextlib.suppress(ValueError):  # nothing was assigned to it yet
+                roots[variable] = cell.cell_contents
     for prefix, module in roots.items():
         if not isinstance(module, torch.nn.Module):
             continue

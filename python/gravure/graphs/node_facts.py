@@ -11,32 +11,41 @@ from torch import Tensor, fx
 from ..torch_api.operators import higher_order_name, pytree, schema_of
 from .known_numbers import KnownNumbers
 
-KINDLESS = (operator.getitem,)
-_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d")
+KINDLESS = (operator.getitem,)  # no operators: they take a member, and compute nothing
+# As ir/facts/op_table.cpp has them: all operators of some namespaces, and one of DTensor's own.
+_COLLECTIVES = (
+    "_c10d_functional.",
+    "c10d_functional.",
+    "_c10d_functional_autograd.",
+    "c10d.",
+    "symm_mem.",
+    "_dtensor.shard_dim_alltoall",
+)
 _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
-_HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)
+_HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)  # whose schemas do not say so
 
 
 def is_collective(node: fx.Node) -> bool:
-    return getattr(node.target, "namespace", "") in _COLLECTIVES
+    return hasattr(node.target, "namespace") and str(node.target).startswith(_COLLECTIVES)
 
 
 def schema(node: fx.Node) -> Any:
-    """None for what is no operator."""
+    """The schema of what it calls; None for what is no operator."""
     return schema_of(node.target)
 
 
 def is_inductors_own(node: fx.Node) -> bool:
+    """Whether it runs other graphs or kernels, without writing, in a way that Inductor compiles."""
     return higher_order_name(node.target) in _INDUCTORS_OWN
 
 
 def is_graph(node: fx.Node) -> bool:
-    """A graph that a node takes."""
+    """Whether it is a graph that another node takes."""
     return node.op == "get_attr" and "val" not in node.meta
 
 
 def writes(node: fx.Node) -> bool:
-    """Into an operand, or it may; or does something else than computing."""
+    """Whether it writes into an operand, or may, or does something else than computing."""
     found = schema(node)
     if found is None:
         return node.target not in KINDLESS and not is_inductors_own(node)
@@ -44,7 +53,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Shares its first operand's memory, or may."""
+    """Whether it shares its first operand's memory, or may."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and is_view(node.args[0])
     if node.target in _HIDDEN_VIEWS:
@@ -56,17 +65,17 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_free(node: fx.Node) -> bool:
-    """May be made anywhere, again and again: a view, or a number."""
+    """Whether it may be made anywhere, again and again: a view, or a number."""
     return is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list, dict))
 
 
 def takes_numbers(node: fx.Node) -> bool:
-    """Its kernel reads a tensor of the CPU's without dimensions as a number."""
+    """Whether its kernel takes a tensor of the CPU's without dimensions for a number."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def is_known(value: Any, known: KnownNumbers) -> bool:
-    """Plain tensors of sizes known by now, and numbers."""
+    """Whether all of it is plain tensors of sizes known by now, and such numbers."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (tuple, list)):
@@ -79,16 +88,18 @@ def is_known(value: Any, known: KnownNumbers) -> bool:
 
 
 def tensors(node: fx.Node) -> list[Tensor]:
+    """Examples of those that it gives."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def is_on_cpu(node: fx.Node) -> bool:
+    """Whether a tensor that it gives is there."""
     return any(tensor.device.type == "cpu" for tensor in tensors(node))
 
 
 def runs_on_cpu(module: fx.GraphModule) -> bool:
-    """No tensor is elsewhere."""
+    """Whether no tensor is elsewhere."""
     everything = (tensor for node in module.graph.nodes for tensor in tensors(node))
     return all(tensor.device.type == "cpu" for tensor in everything)
 

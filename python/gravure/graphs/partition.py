@@ -25,12 +25,13 @@ def partition(
     the forward while the graph is cut, or it would be lost.
     """
     unused = _unused_draws(joint)
-    end = next(iter(joint.graph.find_nodes(op="output")))
+    end = joint.graph.output_node()
     outputs = list(end.args[0])
     outputs[num_fwd_outputs:num_fwd_outputs] = unused
     end.args = (outputs,)
     if "desc" in end.meta:
         descriptions = list(end.meta["desc"])
+        # By positions that no result of the function has.
         extra = [described_result(1_000_000 + i) for i in range(len(unused))]
         descriptions[num_fwd_outputs:num_fwd_outputs] = extra
         end.meta["desc"] = descriptions
@@ -46,10 +47,10 @@ def partition(
 
 
 def _unused_draws(joint: fx.GraphModule) -> list[fx.Node]:
-    """A value of each random operator that reaches no output."""
+    """A value of each random operator that reaches no output; of several the first, as a node."""
     graph = joint.graph
     reached: set[fx.Node] = set()
-    pending = [next(iter(graph.find_nodes(op="output")))]
+    pending = [graph.output_node()]
     while pending:
         for node in pending.pop().all_input_nodes:
             if node not in reached:
@@ -70,6 +71,7 @@ def _unused_draws(joint: fx.GraphModule) -> list[fx.Node]:
 
 
 def drop_outputs(module: fx.GraphModule, dropped: Container[int]) -> None:
+    """Leaves out the results at these positions, in place."""
     end = module.graph.output_node()
 
     def kept(values: Any) -> Any:

@@ -18,6 +18,8 @@ from torch import fx
 
 from ..errors import ExportError
 
+OWN_STEP = "its own step runs"  # the remedy of all that is refused
+
 _FIRST = 0.25  # marks lie in front of 0.5, so that an operator's checks of its arguments pass
 _STEP = 2.0**-40
 
@@ -62,8 +64,11 @@ class NumberBook:
     def make(
         self, node: fx.Node, real: float, source: str | None, *, whole: bool = False
     ) -> Number:
-        """`source`: it as Python; None where only the program can compute it. `whole`: Python has
-        an int there."""
+        """A number whose value is `real`, and which `node` computes.
+
+        `source`: an expression of Python's for it, of `n` and `c` as in conditions; None where only
+        the program can compute it. `whole`: Python has an int there.
+        """
         self._at += _STEP
         number = Number(self._at)
         number.book, number.node, number.real, number.source = self, node, real, source
@@ -73,38 +78,43 @@ class NumberBook:
         return number
 
     def marked(self, value: float) -> Number | None:
-        """The number that this mark stands for."""
+        """The number that this mark stands for; None if it is none's."""
         return self._of_mark.get(value)
 
     def compute(self, function: Callable[..., Any], sign: str, *operands: Any) -> Number:
-        """One step of Python's arithmetic. `sign`: it as Python, with `{}` for each operand."""
+        """One step of Python's arithmetic. `sign`: how Python writes it, `{}` for each operand.
+
+        Raises Unrecorded where its result would not be the program's; ZeroDivisionError as Python.
+        """
         if function is operator.truediv and isinstance(operands[1], Number):
             divisor = operands[1]
             if divisor.source is not None and not divisor:  # the program would go on
                 raise ZeroDivisionError("float division by zero")
         if function is operator.pow and all(map(_is_whole, operands)):  # Python's has all digits
-            raise Unrecorded("a number of its step", "is an int that is taken to a power", _LEAVE)
+            raise Unrecorded("a number of its step", "is an int that is taken to a power", OWN_STEP)
         nodes = [o.node if isinstance(o, Number) else o for o in operands]
         real = function(*[o.real if isinstance(o, Number) else o for o in operands])
         if not isinstance(real, float):
-            raise Unrecorded("a number of its step", f"becomes a {type(real).__name__}", _LEAVE)
+            raise Unrecorded("a number of its step", f"becomes a {type(real).__name__}", OWN_STEP)
         whole = function in _OF_INTS and all(map(_is_whole, operands))
         return self.make(self.graph.call_function(function, tuple(nodes)), real,
                          _source(sign, operands), whole=whole)  # fmt: skip
 
     def decide(self, function: Callable[..., bool], sign: str, *operands: Any) -> bool:
-        """A branch: the graph holds for as long as the condition has the same outcome."""
+        """A branch: the graph holds for as long as the condition has the same outcome.
+
+        Raises Unrecorded for one that only the program can decide.
+        """
         source = _source(sign, operands)
         if source is None:
             raise Unrecorded(
-                "a branch of its step", "depends on a value that the program computes", _LEAVE
+                "a branch of its step", "depends on a value that the program computes", OWN_STEP
             )
         outcome = bool(function(*[o.real if isinstance(o, Number) else o for o in operands]))
         self.conditions.append(f"bool({source}) is {outcome}")
         return outcome
 
 
-_LEAVE = "its own step runs"
 _OF_INTS = (operator.add, operator.sub, operator.mul, operator.neg)  # an int of ints
 
 
@@ -145,7 +155,7 @@ def _compared(function: Callable[..., Any], sign: str) -> Any:
 
 def _refused(what: str) -> Any:
     def method(self: Number, *_: Any) -> Any:
-        raise Unrecorded("a number of its step", what, _LEAVE)
+        raise Unrecorded("a number of its step", what, OWN_STEP)
 
     return method
 

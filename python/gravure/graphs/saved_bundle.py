@@ -27,7 +27,7 @@ from ..torch_api.fake_tensors import FakeTensor, is_sym_node, mode_of
 from ..torch_api.operators import schema_of
 from .traced_graphs import TracedGraphs
 
-# What runs them is in the library. Neither is for a graph: addresses are others in each step.
+# What runs them is in the library. Neither may be captured: addresses are others in each step.
 _UNSAFE = (torch.Tag.cudagraph_unsafe,)
 LIBRARY.define("bundle(Tensor[] values) -> Tensor", tags=_UNSAFE)
 LIBRARY.define("unbundle(Tensor bundle, str types) -> Tensor[]", tags=_UNSAFE)
@@ -68,7 +68,8 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     plain = [node for node in saved if node.op == "placeholder"]
     bases = dict.fromkeys(viewed_input(node) for node, _ in computed)
     seen = [base for base in bases if base and base not in plain]
-    # By a saved tensor that requires one, AOTAutograd sees that a gradient's gradient is asked for.
+    # By a saved tensor that requires one, AOTAutograd sees that a gradient's gradient is asked for:
+    # one is enough. The others are in the bundle, so that a write into them is noticed.
     shown, watched = seen[:1], seen[1:]
     with mode_of(inside[0].meta["val"]):
         one = torch.empty(1, dtype=torch.uint8, device="cpu")
@@ -117,7 +118,7 @@ def viewed_input(node: fx.Node) -> fx.Node | None:
 
 
 def _descriptions(former: Any, count: int) -> list[Any]:
-    """Of as many results: what is saved is one kind."""
+    """Of `count` results. What is saved is described alike, so a result more has the last one's."""
     kept = list(former[:count])
     return kept + [former[-1]] * (count - len(kept))
 

@@ -43,13 +43,13 @@ from .traced_graphs import OutputSpec, TracedGraphs, backward_inputs, input_spec
 
 @dataclass
 class DynamoGraph:
-    """Dynamo's graph of a function, and what its inputs are."""
+    """Dynamo's graph of a function, and what its inputs and outputs are."""
 
     graph: fx.GraphModule | None = None
-    inputs: list[Any] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    examples: list[Any] = field(default_factory=list)
-    placeholders: list[Any] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)  # values
+    sources: list[str] = field(default_factory=list)  # of each input, as Dynamo writes it
+    examples: list[Any] = field(default_factory=list)  # stand-ins of the outputs
+    placeholders: list[Any] = field(default_factory=list)  # what the function returned for them
     context: TracingContext | None = None
 
 
@@ -122,7 +122,7 @@ def _dynamo(
 
 
 def output_node(graph: fx.GraphModule) -> fx.Node:
-    return next(iter(graph.graph.find_nodes(op="output")))
+    return graph.graph.output_node()
 
 
 def _example(value: Any) -> Any:
@@ -156,7 +156,10 @@ def _leaves(result: Any, name: str) -> list[tuple[str, Any]]:
 def _outputs(
     dynamo: DynamoGraph, leaves: list[tuple[str, Any]], name: str, *, step: bool
 ) -> list[OutputSpec]:
-    """Orders the graph's outputs by `leaves`, the loss first, and says what each leaf is."""
+    """Orders the graph's outputs by `leaves`, the loss first, and says what each leaf is.
+
+    With `step` all but the loss are detached.
+    """
     assert dynamo.graph is not None
     found = {id(p): i for i, p in enumerate(dynamo.placeholders)}
     inputs = {id(v): i for i, v in enumerate(dynamo.inputs) if isinstance(v, torch.Tensor)}
@@ -197,6 +200,7 @@ def _clone_loss(graph: fx.GraphModule) -> None:
 
 
 def check_loss(loss: Any, name: str, *, step: bool) -> None:
+    """Raises ExportError for what has no gradient; with `step` for more than one number, too."""
     if not isinstance(loss, torch.Tensor):
         raise ExportError(name, "the loss is a number, not a tensor", "leave out .item()")
     if not loss.requires_grad:

@@ -40,9 +40,9 @@ class Tangent:
 
     spec: InputSpec
     example: Any
-    result: int  # of the function, or -1
-    base: int  # of which of its results, which is a view, this is the base's; or -1
-    what: str  # in PyTorch's words
+    result: int  # which of the function's results; or -1
+    base: int  # or the result, a view, whose base it is of; or -1
+    what: str  # what it is of, in PyTorch's words
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class TracedGraphs:
     outputs: tuple[OutputSpec, ...] = ()  # by name, the loss first; () where they have none
     dynamo_arguments: int = -1  # of Dynamo's graph; -1 where AOTAutograd counts them otherwise
     in_autocast: bool = False  # the backward, when it was traced
-    # What autograd sees as one, the forward's results and the backward's placeholders: a bundle,
-    # which these graphs are without (saved_bundle.py).
+    # Which results of the forward, and placeholders of the backward, autograd sees as one tensor: a
+    # bundle, which is taken apart in these graphs (saved_bundle.py).
     bundled_results: range = range(0)
     bundled_inputs: range = range(0)
 

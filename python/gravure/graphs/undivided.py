@@ -15,8 +15,8 @@ from ..torch_api.operators import pytree
 from .node_facts import is_collective
 from .traced_graphs import Tangent, TracedGraphs
 
-# Bytes that the forward's operators compute: between steps where one graph was faster, and larger
-# ones where two were (docs/benchmarks-log.md).
+# Bytes that the forward's operators compute. One graph was faster in steps with fewer, two in steps
+# with more (docs/benchmarks-log.md).
 _FEW = 1 << 30
 
 
@@ -46,7 +46,7 @@ def _bytes_computed(module: fx.GraphModule) -> int:
 
 
 def refuse_other_tangent(tangent: Tangent) -> None:
-    """Raises ExportError unless it is the loss's."""
+    """Raises ExportError unless `tangent` is the loss's."""
     if tangent.result != 0:
         raise ExportError(
             tangent.spec.name,
@@ -55,18 +55,23 @@ def refuse_other_tangent(tangent: Tangent) -> None:
         )
 
 
-def undivided(traced: TracedGraphs) -> TracedGraphs:
-    """`traced` with one graph, which returns the forward's own results and then the gradients.
-
-    Nothing is saved in between, and the loss's gradient is a constant in it. Raises ExportError
-    where a gradient flows into anything but the loss.
-    """
+def refuse_backward_effects(traced: TracedGraphs) -> None:
+    """Raises ExportError for an operator with ordered effects in the backward."""
     if traced.metadata is not None and traced.metadata.backward_tokens:
         raise ExportError(
             traced.name,
             "an operator with ordered effects runs in its backward",
             "leave such operators (printing, logging) out of the step",
         )
+
+
+def undivided(traced: TracedGraphs) -> TracedGraphs:
+    """`traced` with one graph, which returns the forward's own results and then the gradients.
+
+    Nothing is saved in between, and the loss's gradient is a constant in it. Raises ExportError
+    where a gradient flows into anything but the loss, or the backward has ordered effects.
+    """
+    refuse_backward_effects(traced)
     for tangent in traced.tangents:
         refuse_other_tangent(tangent)
     return replace(

@@ -30,10 +30,16 @@ from ..torch_api.dtensors import (
 )
 from ..torch_api.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from ..torch_api.operators import pytree, schema_of
-from .recorded_numbers import Number, NumberBook, Unrecorded, recorded_functions, remembering
+from .recorded_numbers import (
+    OWN_STEP,
+    Number,
+    NumberBook,
+    Unrecorded,
+    recorded_functions,
+    remembering,
+)
 
 _READ = torch.ops.aten._local_scalar_dense.default
-_OWN_STEP = "its own step runs"
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def conditions_of(
                 if quick(numbers, _distinct_values(counters)):
                     return True
         held = bool(holds(numbers, {i: t.item() for i, t in read.items()}))
-        if held:  # counters differ, and go on to
+        if held:  # counters differ, and will go on to differ
             quick = None
         return held
 
@@ -143,7 +149,7 @@ def record(run: Run, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Upd
     first, second = (_record(run, tensors, numbers, shift) for shift in (1, 2))
     if first.signature() != second.signature():
         raise Unrecorded(
-            "a number of its step", "goes into something that is not recorded", _OWN_STEP
+            "a number of its step", "goes into something that is not recorded", OWN_STEP
         )
     return first.update()
 
@@ -156,14 +162,15 @@ class _Recording(TorchDispatchMode):
         self.root = torch.nn.Module()
         self.graph = fx.Graph()
         self.book = NumberBook(self.graph, shift)
-        self.alive: list[Tensor] = []
-        self.nodes: dict[int, fx.Node] = {}
-        self.counters: dict[int, str] = {}  # the value of a tensor on the CPU, as Python
+        self.alive: list[Tensor] = []  # so that no other tensor has the `id` of one
+        self.nodes: dict[int, fx.Node] = {}  # of each tensor, by its `id`
+        # By the `id` of a tensor on the CPU that counts: its value as Python, of `c`, and by now.
+        self.counters: dict[int, str] = {}
         self.values: dict[int, float] = {}
-        self.inputs: list[fx.Node] = []
-        self.given: list[fx.Node] = []
+        self.inputs: list[fx.Node] = []  # placeholders of tensors
+        self.given: list[fx.Node] = []  # and of numbers
         self.results: list[fx.Node] = []
-        self.specs: tuple[Any, ...] = ()
+        self.specs: tuple[Any, ...] = ()  # Update.specs
 
     def add_tensor(self, fake: Tensor, real: Tensor) -> None:
         node = self.graph.placeholder(f"tensor{len(self.inputs)}")
@@ -183,7 +190,7 @@ class _Recording(TorchDispatchMode):
     def result(self, value: Any) -> fx.Node:
         node = self.nodes.get(id(local_of(value)))
         if node is None or node.op != "call_function":
-            raise Unrecorded("what it returns", "is no tensor that it computes", _OWN_STEP)
+            raise Unrecorded("what it returns", "is no tensor that it computes", OWN_STEP)
         return node
 
     def __torch_dispatch__(
@@ -193,16 +200,16 @@ class _Recording(TorchDispatchMode):
         if func.namespace in ("profiler", "prim"):  # what is said, and asked of a stand-in
             return func(*args, **kwargs)
         if func is _READ:
-            raise Unrecorded("its step", "reads a number in a way that is not seen", _OWN_STEP)
+            raise Unrecorded("its step", "reads a number in a way that is not seen", OWN_STEP)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Unrecorded("its step", f"draws random numbers ({func})", _OWN_STEP)
+            raise Unrecorded("its step", f"draws random numbers ({func})", OWN_STEP)
         if any(map(is_dtensor, pytree.tree_leaves((args, kwargs)))):
             return NotImplemented  # it comes again, with what they hold
         if func is not torch.ops.aten.lift_fresh.default:
             _refuse_unknown((args, kwargs))
         self._refuse_ints(func, (args, kwargs))
         if torch.Tag.inplace_view in func.tags and self.nodes[id(args[0])].op == "placeholder":
-            raise Unrecorded("its step", f"changes a tensor's shape in place ({func})", _OWN_STEP)
+            raise Unrecorded("its step", f"changes a tensor's shape in place ({func})", OWN_STEP)
         taken = pytree.tree_map(self._argument, (tuple(args), dict(kwargs)))
         result = func(*args, **kwargs)
         node = self.graph.call_function(func, *taken)
@@ -225,13 +232,13 @@ class _Recording(TorchDispatchMode):
             return
         numbers = [self.book.marked(v) for v in leaves if type(v) is float]
         if any(number is not None and number.whole for number in numbers):
-            raise Unrecorded("its step", f"gives an int that changes to {func}", _OWN_STEP)
+            raise Unrecorded("its step", f"gives an int that changes to {func}", OWN_STEP)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in self.nodes:
                 if isinstance(value, FakeTensor):
-                    raise Unrecorded("its step", "uses a tensor from before", _OWN_STEP)
+                    raise Unrecorded("its step", "uses a tensor from before", OWN_STEP)
                 self._constant(value)  # made of Python's values
             return self.nodes[id(value)]
         if type(value) is float:
@@ -331,7 +338,7 @@ def _refuse_unknown(arguments: Any) -> None:
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
             shape = list(value.shape)
             what = f"uses a tensor of shape {shape} that is neither an argument nor made in it"
-            raise Unrecorded("its step", what, _OWN_STEP)
+            raise Unrecorded("its step", what, OWN_STEP)
 
 
 class _Reads(TorchFunctionMode):
@@ -348,7 +355,7 @@ class _Reads(TorchFunctionMode):
         if func is Tensor.item and id(args[0]) in self._recording.nodes:
             return self._read(args[0])
         if func in _CONVERSIONS:
-            raise Unrecorded("its step", f"reads a tensor by {func.__name__}", _OWN_STEP)
+            raise Unrecorded("its step", f"reads a tensor by {func.__name__}", OWN_STEP)
         if func in (torch.as_tensor, torch.tensor) and len(args) == 1:
             value = args[0]
             if type(value) is Number and kwargs.keys() <= {"dtype", "device"}:
@@ -366,7 +373,7 @@ class _Reads(TorchFunctionMode):
 
     def _read(self, tensor: Tensor) -> float:
         if not tensor.dtype.is_floating_point or tensor.numel() != 1:
-            raise Unrecorded("its step", f"reads a {tensor.dtype} on the host", _OWN_STEP)
+            raise Unrecorded("its step", f"reads a {tensor.dtype} on the host", OWN_STEP)
         recording = self._recording
         node = recording.graph.call_function(_READ, (recording.nodes[id(tensor)],))
         source = recording.counters.get(id(tensor))
@@ -382,10 +389,10 @@ def _refuse_marks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         inner = [value for value in given if isinstance(value, (list, tuple, dict))]
         if any(type(leaf) is Number for leaf in pytree.tree_leaves(inner)):
             what = f"gives {name} a number within a list"
-            raise Unrecorded("its step", what, _OWN_STEP)
+            raise Unrecorded("its step", what, OWN_STEP)
     takes_apart = name in _OF_VALUES or name.startswith("linalg_")
     if takes_apart and any(type(value) is Number for value in given):
-        raise Unrecorded("its step", f"gives {name} a number", _OWN_STEP)
+        raise Unrecorded("its step", f"gives {name} a number", OWN_STEP)
 
 
 # These make a constant of a number, or choose by it what they compute.

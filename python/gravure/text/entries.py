@@ -20,14 +20,14 @@ from ..graphs.functional import reinplace_custom_operators
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec
 from ..graphs.traced_graphs import OutputSpec, TracedGraphs
-from ..graphs.undivided import refuse_other_tangent
+from ..graphs.undivided import refuse_backward_effects, refuse_other_tangent
 from ..torch_api.aot_metadata import is_opaque
 from .entry_call import Call, Passed
 from .fx_import import EntryWriter
 from .higher_order import Ref
 from .program_text import HEADER, constant_text, quoted
 
-_SAVED = "saved"  # with the value for a name
+_SAVED = "saved"  # a role, whose name is that of the value
 
 
 # ---- one graph in an entry
@@ -41,8 +41,8 @@ def _bind_inputs(
 ) -> list[Ref]:
     """The value of each placeholder of `graph`, as inputs of the entry.
 
-    A spec that is a number says: the same value as that placeholder; None: it holds nothing.
-    `kinds` is the type of each saved value, by name: what the forward says of it.
+    A spec is an int where the placeholder has the value of an earlier one, at that position; None
+    where it holds nothing. `kinds`: by name, the type of each saved value, as the forward has it.
     """
     bound: list[Ref] = []
     for node, spec in zip(graph.graph.find_nodes(op="placeholder"), specs, strict=True):
@@ -129,7 +129,7 @@ class _Forward:
     positions: list[int]  # in `outputs`, of each thing returned
     loss: Ref
     saved: list[Ref]
-    rest: list[Any]  # the graph's results behind its own
+    rest: list[Any]  # the graph's results behind its own: gradients, where it is undivided
 
 
 def _write_forward(writer: EntryWriter, traced: TracedGraphs) -> _Forward:
@@ -218,7 +218,8 @@ def _write_back(writer: EntryWriter, traced: TracedGraphs, index: int, value: st
 
 
 def _named_tangents(traced: TracedGraphs) -> list[InputSpec]:
-    """By the outputs that they are of, each with a value: ones for the loss, or zeros."""
+    """Specs of the tangents, named by the outputs that they are of, with values: ones for the loss,
+    zeros for the others."""
     names = {spec.index: spec.name for spec in reversed(traced.outputs)}
     found = []
     for tangent in traced.tangents:
@@ -237,12 +238,7 @@ def _gradients(
     writer: EntryWriter, traced: TracedGraphs, gradients: list[Any]
 ) -> list[tuple[str, fx.Node] | None]:
     """Value and node of the gradient of each argument; None where it has none."""
-    if traced.metadata is not None and traced.metadata.backward_tokens:
-        raise ExportError(
-            traced.name,
-            "an operator with ordered effects runs in its backward",
-            "leave such operators (printing, logging) out of the step",
-        )
+    refuse_backward_effects(traced)
     own = gradients[: len(traced.arguments)]
     refs = [_ref(writer, gradient) for gradient in own]
     return [
@@ -347,10 +343,12 @@ def _graph_entry(
 
 def _fixed(result: Any, writer: EntryWriter, placeholders: Sequence[fx.Node]) -> Any:
     """A result that no operator makes: None, a number, or what is passed through."""
-    if isinstance(result, fx.Node) and is_opaque(result.meta.get("val")):
+    if not isinstance(result, fx.Node):
+        return result
+    if is_opaque(result.meta.get("val")):
         return Passed(placeholders.index(result))
-    if not isinstance(result, fx.Node) or writer.env[result] == "None":
-        return None if isinstance(result, fx.Node) else result
+    if writer.env[result] == "None":
+        return None
     number = writer.known.number(result.meta.get("val"))
     if number is None:
         raise writer.refusal(result, "the graph returns a list", "return its members")

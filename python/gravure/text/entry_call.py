@@ -29,12 +29,12 @@ class Call:
     entry: str
     arguments: int  # that the graph takes
     taken: list[int] = field(default_factory=list)  # those that the entry takes, in order
-    # For each of the graph's results, its position among the entry's, or -1 and the fixed value, or
-    # a Passed.
+    # For each of the graph's results its position among the entry's, and None; or -1, and the value
+    # that it always has, or a Passed.
     results: list[tuple[int, Any]] = field(default_factory=list)
     values: list[str] = field(default_factory=list)  # each of the graph's results in the text
     kinds: dict[str, str] = field(default_factory=dict)  # and their types
-    bound: dict[int, Any] = field(default_factory=dict)  # what inputs of the entry are, always
+    bound: dict[int, Any] = field(default_factory=dict)  # constants, by position among its inputs
     owners: list[fx.Node | None] = field(default_factory=list)  # by statement: EntryWriter.owners
     held: list[CompiledCode] = field(default_factory=list)  # what the entry calls by name
 
@@ -42,7 +42,8 @@ class Call:
     only_tensors: bool = True  # taken and returned
 
     def caller(self, run: Callable[[Any], list[Any]], *, keeps: bool) -> Run:
-        """`run` with the graph's own arguments and results. With `keeps`, `kept` are bound."""
+        """`run`, which takes and returns what the entry does, as what takes and returns what the
+        graph does. With `keeps`, `kept` are bound, so `run` is not given them."""
         results = self.results
         kept = set(self.kept) if keeps else ()
         taken = [i for i in self.taken if i not in kept]

@@ -55,13 +55,14 @@ class EntryWriter:
         # The outermost node that each statement was written for; None for statements of the entry.
         self.owners: list[fx.Node | None] = []
         self.carries_python = False  # operators that only Python has are called as they are
-        self.held: list[CompiledCode] = []  # what a program of this text calls
+        self.held: list[CompiledCode] = []  # what a program of this text calls by name
         self._owner: fx.Node | None = None
         self._input_names: set[str] = set()
         self._constants: dict[int, str] = {}
         self._module: fx.GraphModule | None = None
 
     def add_input(self, spec: InputSpec, kind: str) -> str:
+        """A further input, of the type `kind`; its value. A name that is taken gets a number."""
         if spec.name in self._input_names:
             spec = replace(spec, name=f"{spec.name}.{len(self.inputs)}")
         self._input_names.add(spec.name)
@@ -104,6 +105,7 @@ class EntryWriter:
         return "\n".join(lines) + "\n"
 
     def emit(self, outputs: list[str], call: str, suffix: str = "") -> None:
+        """Writes one statement; each of `outputs` with its type."""
         left = f"{', '.join(outputs)} = " if outputs else ""
         if self.indent == "  ":
             self.owners.append(self._owner)
@@ -122,6 +124,7 @@ class EntryWriter:
         return values
 
     def refusal(self, node: fx.Node, reason: str, remedy: str) -> ExportError:
+        """The error, to be raised, for a node that cannot be written."""
         target = node.target
         text = operator_of(target).text if isinstance(target, OpOverload) else str(target)
         return ExportError(f"%{node.name} = {text}", reason, remedy, self.locations.source(node))
@@ -164,7 +167,7 @@ class EntryWriter:
         return "[" + ", ".join([self._members(r) for r in ref]) + "]"
 
     def _number(self, arg: fx.Node, ref: str, parameter: Parameter) -> str:
-        """A symbolic number in a slot of another kind is converted first."""
+        """The value `ref` of a symbolic number, converted if the parameter is of another kind."""
         example = arg.meta.get("val")
         if parameter.is_number and isinstance(example, (torch.SymBool, bool)):
             call = f"aten::Int.bool({ref})"
@@ -360,7 +363,7 @@ class EntryWriter:
         return self._converted(arg, node, "int")
 
     def _converted(self, arg: Any, node: fx.Node, kind: str) -> str:
-        """`arg` as an int or a float."""
+        """`arg` as an int or a float, whichever `kind` says."""
         if not isinstance(arg, fx.Node):
             return str(constant_text(float(arg) if kind == "float" else int(arg)))
         ref, found = self.value(arg, node), self.types.of(arg.meta.get("val"))

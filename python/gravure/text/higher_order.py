@@ -13,10 +13,13 @@ from ..graphs.compiled_ops import CompiledCode
 from ..graphs.compiled_regions import carried
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.marked_regions import may_be_carried, may_draw
+from ..graphs.node_facts import is_inductors_own
 from ..torch_api.fake_tensors import FakeTensorMode
 from ..torch_api.operators import OpOverload, higher_order_name, pytree
 from .program_text import TypeWriter
 from .source_lines import Locations
+
+_CALLS = 2  # for how many calls carried code counts: nobody knows, but it is more than one
 
 # What a node stands for in the text: a value or constant, or the members of a tuple or list.
 Ref = Any
@@ -60,9 +63,6 @@ class Writer(Protocol):
 # Its length is the device's own, and a program may be loaded on another device.
 _STATE = "Byte(*, strides=[1], device=cpu)"
 
-# Those that Python runs as they are, where Python is at hand: in a program made in memory.
-_CARRIED = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
-
 _REMEDIES = {
     "flex_attention": "use scaled_dot_product_attention",
     "flex_attention_backward": "use scaled_dot_product_attention",
@@ -78,7 +78,8 @@ def write(writer: Writer, node: fx.Node) -> Ref:
     """The statements of one higher-order node; ExportError if there is no way to write it."""
     name = higher_order_name(node.target) or getattr(node.target, "__name__", str(node.target))
     handler = _HANDLERS.get(name)
-    if handler is None and writer.carries_python and (name in _CARRIED or may_be_carried(node)):
+    carried_by_python = is_inductors_own(node) or may_be_carried(node)
+    if handler is None and writer.carries_python and carried_by_python:
         return _carry(writer, node)
     if handler is None:
         raise writer.refusal(
@@ -204,9 +205,10 @@ def _carry(writer: Writer, node: fx.Node) -> Ref:
     writer.held.append(code)
     leaves, structure = pytree.tree_flatten(node.meta["val"])
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    refs = iter(writer.operator(node, code.operator, (code.name, 2, inputs, numbers), {}, tensors))
-    of = [next(refs) if isinstance(leaf, torch.Tensor) else "None" for leaf in leaves]
-    return pytree.tree_unflatten(of, structure)
+    args = (code.name, _CALLS, inputs, numbers)
+    values = iter(writer.operator(node, code.operator, args, {}, tensors))
+    refs = [next(values) if isinstance(leaf, torch.Tensor) else "None" for leaf in leaves]
+    return pytree.tree_unflatten(refs, structure)
 
 
 _HANDLERS: dict[str, Callable[[Writer, fx.Node], Ref]] = {

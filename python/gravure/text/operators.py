@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from dataclasses import dataclass
@@ -72,28 +73,22 @@ class Operator:
     parameters: tuple[Parameter, ...]
     returns: int
     returns_lists: tuple[bool, ...]
-    bakes: tuple[str, ...]  # of dtype, device: those a factory leaves to run-time defaults
+    # Of dtype and device, those that a factory may leave to defaults at run time: they are written.
+    bakes: tuple[str, ...]
     refused: str  # a parameter that cannot be written ("generator"), "" if none
 
 
-_CACHE: dict[Any, Operator] = {}
-
-
+@functools.cache
 def operator_of(overload: OpOverload) -> Operator:
-    found = _CACHE.get(overload)
-    if found is None:
-        found = _CACHE[overload] = _describe(schema_of(overload))
-    return found
-
-
-def _describe(schema: Any) -> Operator:
-    overload = f".{schema.overload_name}" if schema.overload_name else ""
+    """What its schema says of it."""
+    schema = schema_of(overload)
+    suffix = f".{schema.overload_name}" if schema.overload_name else ""
     parameters = tuple(_parameter(argument) for argument in schema.arguments)
     kinds = {a.name: str(a.type) for a in schema.arguments}
     factory = not any("Tensor" in kind for kind in kinds.values()) and "dtype" in kinds
     returns = [str(r.type) for r in schema.returns]
     return Operator(
-        text=schema.name + overload,
+        text=schema.name + suffix,
         parameters=parameters,
         returns=len(returns),
         returns_lists=tuple(kind == "List[Tensor]" for kind in returns),

@@ -1,4 +1,4 @@
-"""Where a node of a graph comes from: source line and module path."""
+"""Where a node of a graph comes from: its location, a source line and the path of a module."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from ..graphs.names import Namer
 from .program_text import quoted
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # this package
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+# What is never the user's: this package, and torch. Not torchvision, whose name begins alike.
+_NOT_THE_USERS = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (os.path.dirname(__file__), torch.__file__)
+)
 
 
 class Locations:
@@ -51,7 +54,8 @@ class Locations:
         return found
 
     def _innermost(self, trace: str) -> str:
-        """Looks at the frames from the last one on: traces are long, the user's line is late."""
+        """Looks at the frames from the last one on: traces are long, the user's line is late. Where
+        none is the user's, it is the last one."""
         last = ""
         end = len(trace)
         while (start := trace.rfind('File "', 0, end)) >= 0:
@@ -60,7 +64,7 @@ class Locations:
             if match is None:
                 continue
             last = last or self.line(match[1], match[2])
-            if not match[1].startswith((_HERE, _TORCH)):
+            if not match[1].startswith(_NOT_THE_USERS):
                 return self.line(match[1], match[2])
         return last
 

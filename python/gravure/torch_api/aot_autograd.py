@@ -57,15 +57,16 @@ _KEEP_DRAWS = {
 
 @contextlib.contextmanager
 def _settings(*, paired_draws: bool, **further: Any) -> Iterator[None]:
-    """Without the first both graphs do not come together, and cannot become one program; without
-    the second a graph may come from a file, compiled by another backend. The third has checkpointed
-    draws repeated from generators of their own, not by a state that is read on the host. Without
-    the last one, which is the default up to 2.11, gradients would be brought into strides
-    instead of memory formats, and no backward would be a node of ours (test_native_node.py)."""
+    """What AOTAutograd is called under. `paired_draws`: checkpointed draws are repeated from
+    generators of their own, and not by a state that is read on the host."""
     settings = {
+        # Else both graphs do not come together, and cannot become one program.
         "force_non_lazy_backward_lowering": True,
+        # Else a graph may come from a file, compiled by another backend.
         "enable_autograd_cache": False,
         "graphsafe_rng_functionalization": paired_draws,
+        # True by default up to 2.11: gradients would be brought into strides and not into memory
+        # formats, and no backward would be a node of ours (test_native_node.py).
         "guess_tangent_strides_as_outputs": False,
         **further,
     }
@@ -85,10 +86,11 @@ def with_autograd(
     paired_draws: bool,
     in_autocast: bool,
 ) -> Callable[..., Any]:
-    """`graph` differentiated, each of its graphs in the hands of its compiler, and autograd around.
+    """`graph` differentiated: a function of its arguments that autograd can differentiate, and that
+    calls what `forward` and `backward` (or `inference`) made of AOTAutograd's graphs.
 
     `cut` is a partitioner. `in_autocast`: the backward is traced under the forward's autocast, if
-    any, and not without.
+    any, and else without.
     """
     compiler = aot_autograd(
         fw_compiler=forward,
@@ -117,8 +119,10 @@ def graphs_alone(
     decompositions: dict[Any, Callable[..., Any]],
     paired_draws: bool,
 ) -> None:
-    """The same for who wants the graphs and no autograd; Dynamo's `context` is over."""
-    further = {"view_replay_for_aliased_outputs": False}  # whose outputs would be bases
+    """The same for who wants the graphs, and nothing that is called. `context`: Dynamo's, which was
+    left already."""
+    # Else an output that is a view would become its base.
+    further = {"view_replay_for_aliased_outputs": False}
     with tracing(context), _settings(paired_draws=paired_draws, **further):
         aot_module_simplified(
             graph,
@@ -132,7 +136,8 @@ def graphs_alone(
 
 
 def _context_of_call(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """One for what is compiled in a call, to which Dynamo gives none: as it would be, sizes fixed.
+    """A tracing context for what is compiled in a call, to which Dynamo gives none. Sizes are fixed
+    in it.
 
     Without one PyTorch keeps random operators whose results nobody uses, also in the backward,
     which would draw again what the forward has drawn; and it knows no sizes that follow from data.
@@ -152,7 +157,7 @@ def _context_of_call(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
 def partition_as_eager_saves(
     joint: fx.GraphModule, inputs: Any, **rest: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The default partitioner's cut. Without it what is cheap is computed again."""
+    """The default partitioner's cut. Inductor's would have what is cheap computed again."""
     with inductor_config.patch(fallback_random=False):
         return default_partition(joint, inputs, **rest)
 

@@ -117,10 +117,8 @@ def _kinds(meta: Any) -> Any:
 
 
 def _is_ordinary(meta: Any) -> bool:
-    """Nothing that AOTAutograd's wrapper does before the graphs run, or after.
-
-    But what the runtime does, too: it counts writes into arguments, and leaves autocast out.
-    """
+    """Whether AOTAutograd's wrapper does nothing before the graphs run, or after, but what the
+    runtime does, too: it counts writes into arguments, and leaves autocast out."""
     return (
         not meta.num_mutated_inp_runtime_indices
         and not meta.num_outputs_aliased
@@ -143,8 +141,7 @@ def writes_arguments(meta: Any) -> bool:
 
 
 def is_ordinary(meta: Any, is_known: Callable[[Any], bool]) -> bool:
-    """The same of AOTAutograd's own value, whose kinds of tensors must be known.
-
+    """`Metadata.is_ordinary` of AOTAutograd's own value, all of whose kinds of tensors are known:
     `is_known` says of a kind whether the caller takes it apart and makes it himself.
     """
     return _is_ordinary(meta) and all(map(is_known, _kinds(meta)))
@@ -195,7 +192,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Placeholder:
-    """One of them."""
+    """A placeholder of one of AOTAutograd's graphs, decoded."""
 
     node_name: str
     example: Any  # what it is given while tracing
@@ -222,8 +219,8 @@ class Placeholder:
 
 
 def is_opaque(example: Any) -> bool:
-    """Whether a value is neither tensor nor number nor generator: the mesh of a DTensor, from 2.15
-    on. No operator reads it; it passes from arguments to results."""
+    """Whether a value is neither None nor tensor, number or generator: the mesh of a DTensor, from
+    2.15 on. No operator of a program reads it; it passes from arguments to results."""
     return example is not None and not isinstance(example, _KNOWN_VALUES)
 
 

@@ -38,6 +38,12 @@ __all__ = [
     "without_modes",
 ]
 
+# TorchDispatchMode: sees each call of an operator. Without it no update is recorded.
+# enter_autocast, exit_autocast, set_grad_enabled: what Dynamo's graphs change these states with.
+# Without them a weight is cast at each use, and its gradients are added in float32.
+# is_traceable_wrapper_subclass: tells a tensor that holds others (DTensor). Without it a step reads
+# such a tensor as if it were a plain one.
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -47,15 +53,9 @@ def _state() -> tuple[Any, ...]:
 
 
 try:
-    _PLAIN = _state()
+    _PLAIN = _state()  # of whoever imports this: nothing special is on
 except MissingName:  # who needs it is told
     _PLAIN = ()
-
-# TorchDispatchMode: sees each call of an operator. Without it no update is recorded.
-# enter_autocast, exit_autocast, set_grad_enabled: what Dynamo's graphs change these states with.
-# Without them a weight is cast at each use, and its gradients are added in float32.
-# is_traceable_wrapper_subclass: tells a tensor that holds others (DTensor). Without it a step reads
-# such a tensor as if it were a plain one.
 
 
 @contextlib.contextmanager

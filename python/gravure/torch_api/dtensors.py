@@ -40,7 +40,7 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def locals_of(tensors: Sequence[Any]) -> list[Any]:
-    """Likewise, of each."""
+    """`local_of` each."""
     return [local_of(tensor) for tensor in tensors]
 
 
@@ -61,9 +61,8 @@ def lying_as(spec: Any, local: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def specs_found_aside() -> Iterator[None]:
-    """What DTensor asks stand-ins of its own no dispatch mode of this thread sees.
-
-    Without it they are part of what is recorded.
+    """Inside, no dispatch mode of this thread sees the operators that DTensor runs on stand-ins of
+    its own, to learn what an operator returns. Without it they are part of what is recorded.
     """
     _patch()
     before = getattr(_here, "aside", False)

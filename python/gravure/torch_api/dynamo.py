@@ -73,7 +73,8 @@ def whole_graph(fn: Callable[..., Any], backend: Callable[..., Any]) -> Callable
 
 
 def runs_as_it_is(why: str) -> NoReturn:
-    """Ends the backend's part in what Dynamo compiles: it leaves the function to Python.
+    """Ends the backend's part in what Dynamo compiles, with a warning, once for each `why`: Dynamo
+    leaves the function to Python.
 
     By raising SkipFrame. Without it there is an error, which says `why`, too.
     """
@@ -164,5 +165,5 @@ def graph_breaks() -> Counter[str]:
 
 
 def recompile_limit() -> int:
-    """How many programs Dynamo makes of one function, for an error to name."""
+    """How often Dynamo compiles one function, for an error to name."""
     return _dynamo.config.recompile_limit

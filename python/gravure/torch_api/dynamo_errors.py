@@ -17,6 +17,11 @@ from .private_names import GuardOnDataDependentSymNode
 from .whether_compiled import REMEDY, asks
 
 
+def first_line(error: Exception) -> str:
+    """Of what it says; its type where it says nothing, as a bare assert of PyTorch's."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def refusal(error: Exception, name: str) -> ExportError:
     """Dynamo's or AOTAutograd's error as ours: first its reason, then its first hint."""
     cause: BaseException | None = error

@@ -89,6 +89,7 @@ def _noise(x: Tensor, p: float) -> Tensor:
 
 
 def _idle(x: Tensor, p: float, train: bool | None) -> bool:
+    """Whether dropout does nothing."""
     return p == 0 or not train or guard_or_false(x.numel() == 0)
 
 
@@ -127,7 +128,8 @@ _BATCH_NORM = torch.ops.aten.cudnn_batch_norm.default
 
 
 def _fake_batch_norm(_mode: Any, _op: Any, x: Tensor, weight: Tensor, *rest: Any) -> Any:
-    """Sizes of cuDNN's results; PyTorch's own fake gives the space that backward reads none."""
+    """Sizes of cuDNN's results. PyTorch's own fake has no bytes for the space that the backward
+    reads."""
     training = rest[3]
     stats = x.shape[1] if training else 0
     space = _get_cudnn_batch_norm_reserve_space_size(x, training) if training else 0
@@ -152,7 +154,7 @@ def fake_grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:
-    """Of the types that the kernel takes, and PyTorch's own fake refuses."""
+    """The stand-in for types that the kernel takes, and PyTorch's own fake refuses."""
     if a.dtype not in _GROUPED_DTYPES or b.dtype != a.dtype or bias is not None:
         return NotImplemented
     with mode:
@@ -177,6 +179,7 @@ def eager_kernels() -> Iterator[None]:
 
 
 def _exchanged() -> Iterator[None]:
+    # PyTorch's Python versions are registered for these keys.
     keys = DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd
     before = []
     fakes_before = {op: op_implementations_dict.get(op) for op in _FAKES}

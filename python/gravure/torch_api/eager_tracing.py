@@ -88,7 +88,8 @@ def _is_marked(backend: Any) -> bool:
 
 
 def _is_told_as_eager(backend: Any) -> bool:
-    """Whether code that asks runs eagerly, for all that it is told: a marked backend's, mostly."""
+    """Whether code that asks whether it is compiled is told no: for a marked backend, unless it has
+    the option is_compiling."""
     for layer in _layers(backend):
         given = getattr(layer, "kwargs", None) or getattr(layer, "keywords", None) or {}
         chosen = (given.get("options") or {}).get("is_compiling")
@@ -110,7 +111,7 @@ def must_trace_as_eager() -> None:
 @one_at_a_time
 @functools.cache
 def _change_dynamo() -> MissingName | None:
-    """What is in the way, if anything is."""
+    """Done once, for all backends. What is in the way, if anything is."""
     decide_constant_branches(_is_marked)
     answer_as_eager(_is_told_as_eager)
     trace_recurrent_modules(_is_marked)
@@ -157,7 +158,8 @@ def _set_method(name: str, handler: Callable[..., Any]) -> None:
 
 
 def _without_effect() -> MissingName | None:
-    """Dynamo is asked anew for each, as it will ask: it may have another table by now."""
+    """The first change that Dynamo would not see, if any: each is looked up as Dynamo will, which
+    may have another table by now."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
     found = {f"Tensor.{name}": _method(name) for name in _METHODS}
     found |= {function.__name__: handlers[function] for function in _functions()}
@@ -188,7 +190,8 @@ def _unbinding(by_rows: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 def _whole(apart: Callable[..., Any]) -> Callable[..., Any]:
-    """None, for the operator itself, where what it multiplies by is a number; else as `apart`."""
+    """As `apart`, but None, on which Dynamo takes the operator itself, where what it multiplies by
+    is a number."""
 
     @functools.wraps(apart)
     def trace(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +207,7 @@ def _whole(apart: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _undone(change: Callable[..., Any]) -> Callable[..., Any]:
-    """What is traced has the change, the optimizer itself has not."""
+    """As `change`, which is undone on the optimizer itself: only what is traced has it."""
 
     @functools.wraps(change)
     def unless_marked(self: Any, tx: Any) -> None:

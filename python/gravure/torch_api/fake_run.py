@@ -63,7 +63,7 @@ def faked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _is_odd(tensor: Tensor) -> bool:
-    """Those that keep no version counter."""
+    """Whether it keeps no version counter."""
     return tensor.is_inference() or tensor.layout is not torch.strided or tensor.is_nested
 
 
@@ -90,6 +90,7 @@ def _restore(found: dict[str, Any], former: dict[str, Any]) -> None:
 
 
 def _roots(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[nn.Module]:
+    """The modules at hand, each with its submodules in it."""
     seen: set[int] = set()
     pending = [fn, *pytree.tree_leaves((args, kwargs))]
     while pending:

@@ -135,7 +135,8 @@ def _absent(name: str) -> Callable[..., None]:
 
 
 def _guard_identity(tx: Any, source: Any, value: Any) -> None:
-    """That the same object is there. What cannot be held weakly is held: nobody gets its `id`."""
+    """Guards that the same object is there. What cannot be held weakly is held: nobody gets its
+    `id`."""
     try:
         weakref.ref(value)
     except TypeError:
@@ -151,9 +152,8 @@ def _guard_value(tx: Any, source: Any, value: Any) -> None:
 
 
 def _guard_place(tx: Any, classes: tuple[type, ...], name: str) -> None:
-    """That `name` is found in the first of these classes that has it now, and not before.
-
-    What gives code is the same object, too. Other values Dynamo guards where they are read.
+    """Guards that `name` is found in that of these classes which has it first now, and that a
+    descriptor there is the same object. Other values Dynamo guards where they are read.
     """
     for kind in classes:
         if kind.__flags__ & _IMMUTABLE:
@@ -248,9 +248,9 @@ def _is_local(fn: types.FunctionType) -> bool:
 
 
 def _guard_local(source: Any, fn: types.FunctionType) -> None:
-    """Numbers that it has by default; `source`: where it was found, and Dynamo guards its code.
+    """Guards its defaults that are constants. Its code, and other defaults, Dynamo guards itself.
 
-    Other defaults Dynamo guards itself. One without a source was made while Dynamo traced.
+    `source`: where it was found; None for one that was made while Dynamo traced.
     """
     values: dict[int | str, Any] = dict(enumerate(fn.__defaults__ or ()))
     values |= fn.__kwdefaults__ or {}

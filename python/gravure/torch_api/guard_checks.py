@@ -38,7 +38,7 @@ Check = Callable[[], bool]
 
 
 def never() -> bool:
-    """Of what was not looked up yet, or cannot be watched."""
+    """The check of what was not looked up yet, or cannot be watched."""
     return False
 
 
@@ -131,7 +131,7 @@ class LookedUp:
         return False
 
     def look(self) -> list[Any]:
-        """What there is now; the next check is as it would have been."""
+        """What there is now. changed() still compares with what it found itself."""
         return self._find()
 
     def forget(self) -> None:
@@ -151,7 +151,7 @@ class LookedUp:
 
 
 def _frame(fn: Any) -> None:
-    """Has the local that a scope begins at."""
+    """Stands for the code that is guarded: it has the local that a scope's sources begin at."""
 
 
 def _weakly(fn: Any) -> Callable[[], Any]:

@@ -102,7 +102,8 @@ def compile_region(
 
 
 def is_compiled_region(target: Any) -> bool:
-    """What `regional_inductor` put instead of a region: a function around Inductor's code."""
+    """Whether it is what `regional_inductor` put instead of a region: a function around Inductor's
+    code."""
     code = getattr(target, "__wrapped__", None)
     return type(code).__module__ == "torch._inductor.standalone_compile"
 

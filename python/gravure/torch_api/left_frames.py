@@ -53,6 +53,8 @@ class Left(NamedTuple):
 
 
 class _Compilation(NamedTuple):
+    """What Dynamo said of one compilation."""
+
     name: str
     file: str
     line: int  # its first; of what goes on behind a break, that of the break
@@ -75,11 +77,11 @@ class _Compilation(NamedTuple):
 
 _Key = tuple[Any, ...]
 _SEEN: dict[_Key, _Compilation] = {}  # in the order in which they began
-_FORGOTTEN: set[_Key] = set()
+_FORGOTTEN: set[_Key] = set()  # of before Dynamo's reset, of which it may still speak
 
 
 def listen() -> None:
-    """Dynamo keeps what it said of the last 64 compilations alone."""
+    """Notes what Dynamo says of its compilations: it keeps that of the last 64 alone."""
     try:
         known = get_compilation_metrics()
     except MissingName as error:

@@ -4,8 +4,10 @@ Dynamo would end the graph there, though many libraries warn once of a setting i
 (transformers of its `loss_type`). What has a tensor's value in it still ends the graph: behind the
 graph that may be another value.
 
-Private: Dynamo's `LoggingLoggerVariable` is a logger, `DebuggingVariable` a call that is made
-behind the graph, and an `AttrSource` says where the method is. Without them such code breaks graphs.
+Private, of Dynamo's: `LoggingLoggerVariable` is a logger, `DebuggingVariable` a call that is made
+behind the graph, an `AttrSource` says where the method is found, and a `ConstantVariable` is the
+None that the call returns. Settings of `_dynamo` say what others want of such calls. Without them
+such code breaks graphs.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, optim
 from torch.optim import Adam, AdamW, Optimizer, lr_scheduler
 
 from .private_names import (
@@ -20,6 +21,10 @@ from .private_names import (
 )
 
 _ADAMS = (Adam, AdamW)
+# Files of torch.optim's, as a trace names them; not those of averaged models, which run the model.
+_FILES = re.compile(
+    re.escape('File "' + os.path.dirname(optim.__file__) + os.sep) + "(?!swa_utils|lr_scheduler)"
+)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
@@ -68,7 +73,8 @@ def step_name(optimizer: Optimizer) -> str:
 
 
 def chooses_foreach(kind: type[Optimizer], group: dict[str, Any], taken: list[Tensor]) -> bool:
-    """What eager chooses by the types of those parameters of a group that have a gradient.
+    """Whether eager takes foreach kernels, by the types of those parameters of a group that have a
+    gradient.
 
     Without it stand-ins are asked, and the program's kernels, and bits, are others than eager's.
     """
@@ -104,10 +110,6 @@ def leave_functions_alone() -> None:
                 if function.__module__.startswith("torch.optim."):
                     skip_code(function.__code__)
                 function = getattr(function, "__wrapped__", None)
-
-
-# Not those of averaged models, which run the model.
-_FILES = re.compile(r"torch[/\\]optim[/\\](?!swa_utils|lr_scheduler)")
 
 
 def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:

@@ -42,7 +42,7 @@ MINOR = int(torch.__version__.split(".")[1])  # of torch 2
 
 
 class Without(enum.Enum):
-    """What becomes of whom where a name is missing."""
+    """What becomes of those who need a name where it is missing."""
 
     COMPILED = "nothing is compiled: functions run as they are, and compile_step is refused"
     SKIPS = "where another one is missing, a compiled function ends in its error"
@@ -75,11 +75,12 @@ class Without(enum.Enum):
 
 @dataclass(frozen=True)
 class Private:
-    """One name. `members` are those of it that are used: `name`, or `name<14`, `name>=14`.
+    """One name. `members` are those of it that are used: `name`, or `name<14`, `name>=14` for one
+    that only releases before torch 2.14, or from it on, have.
 
     `sets`: members that its `__init__` makes, which are looked for in its source, by tests alone.
     `as_`: what it is imported as. `met`: nobody imports it, but is handed values of it. `since` and
-    `until` are minors: it is expected from the first up to the second.
+    `until` are minors of torch 2: it is expected from the first on, and before the second.
     """
 
     owner: str
@@ -450,6 +451,7 @@ def missing(row: Private) -> str:
 
 
 def _has(value: Any, name: str) -> bool:
+    """Whether it has this member, also one that only its instances have, or a member's member."""
     if hasattr(value, name) or name in getattr(value, "__dataclass_fields__", ()):
         return True
     if any(name in vars(base).get("__annotations__", ()) for base in getattr(value, "__mro__", ())):
@@ -494,7 +496,7 @@ def _stand_in(row: Private, problem: str) -> Any:
 
 @functools.cache
 def first_missing() -> MissingName | None:
-    """Of what no graph can do without."""
+    """The first name that is missing of those that no graph can do without; None if none is."""
     for row in NAMES.values():
         if row.without in (Without.COMPILED, Without.BITS) and row.is_expected and not row.met:
             problem = missing(row)

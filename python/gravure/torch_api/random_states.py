@@ -39,7 +39,8 @@ def random_states_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recurrent_dropout_kept(devices: list[int]) -> Iterator[None]:
-    """Whether it begins anew is what it was: states of these GPUs may be put back inside."""
+    """Behind it cuDNN's dropout is seeded anew by the next recurrent module only if it would have
+    been before: states of these GPUs may be put back inside."""
     take = program_class().take_dropout_restart
     anew = [take(device) for device in devices]
     try:

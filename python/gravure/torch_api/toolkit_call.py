@@ -36,7 +36,6 @@ from .private_names import (
 
 _PLAIN = (Tensor, nn.Parameter)
 
-
 # What AOTAutograd calls: all arguments as one list.
 Run = Callable[[list[Any]], Any]
 
@@ -123,7 +122,8 @@ class ToolkitCall:
 
 
 class ToolkitFunction(torch.autograd.Function):
-    """As AOTAutograd's own node does it, for tensors of known sizes, plain or DTensors."""
+    """What AOTAutograd's own node does, for tensors of known sizes, plain or DTensors. The program
+    takes what each of `args` holds on this rank: `local`."""
 
     @staticmethod
     def forward(ctx: Any, call: ToolkitCall, local: list[Any], *args: Tensor) -> tuple[Any, ...]:

@@ -45,9 +45,10 @@ _QUESTIONS = (
     "_dynamo.external_utils.is_compiling",
     "_utils.is_compiling",
 )
-# Asked next by code that is told no. Dynamo has no answer, and would end its graph.
+# Asked next by code that is told no. Dynamo has no answer to the first, and does not look into the
+# second: it would end its graph at either.
 _UNANSWERED = ("cuda.graphs.is_current_stream_capturing",)
-_SKIPPED = ("xpu.graphs.is_current_stream_capturing",)  # or look into it, in vain
+_SKIPPED = ("xpu.graphs.is_current_stream_capturing",)
 
 # The truth for PyTorch, and for this package, which is traced where a toolkit's graph is.
 _TOLD_THE_TRUTH = tuple(
@@ -68,7 +69,7 @@ _asking: set[CodeType] = set()  # functions that were told no
 
 
 def answer_as_eager(runs_as_eager: Callable[[Any], bool]) -> None:
-    """Has Dynamo answer so where `runs_as_eager` says that the backend's code is to be told."""
+    """Has Dynamo answer no where `runs_as_eager` says that code is told so for this backend."""
     try:
         handlers = TorchInGraphFunctionVariable._get_handlers()
         changed = {}
@@ -93,7 +94,7 @@ def not_compiling() -> Iterator[None]:
 
 
 def asks(frame: traceback.FrameSummary) -> bool:
-    """Whether that function, or one which it calls, asked and was told no."""
+    """Whether the function of this frame, or one which it calls, asked and was told no."""
     return any(
         code.co_filename == frame.filename
         and code.co_name == frame.name

@@ -123,6 +123,25 @@ def test_what_is_no_program_runs_as_it_is(
     assert len(said) == 1 and reason in said[0]
 
 
+def test_a_count_that_is_another_tensor_is_the_one_that_decides() -> None:
+    def change(x: Tensor, count: Tensor) -> None:
+        count.add_(1)
+        if count.item() > 5:
+            x.mul_(2)
+        else:
+            x.add_(1)
+
+    update = gravure.compile_update(change)
+    for start in (0.0, 10.0, 3.0):
+        ours, eager = torch.full((3,), 3.0), torch.full((3,), 3.0)
+        counts = torch.tensor(start), torch.tensor(start)
+        for _ in range(4):
+            update(ours, counts[0])
+            change(eager, counts[1])
+            assert bits(ours) == bits(eager), start
+    assert update.gravure_update.programs == 2  # type: ignore[attr-defined]
+
+
 OUTSIDE = torch.ones(3)
 
 
@@ -289,6 +308,13 @@ def test_norms_that_are_not_finite() -> None:
         clipped.run("clip_grad_norm_", 1.0, scale=scale, error_if_nonfinite=True)
 
 
+def test_a_norm_without_a_program_that_scales_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clip_programs, "_MOST_PROGRAMS", 1)
+    clipped = Clipped()
+    for _ in range(2):
+        clipped.run("clip_grad_norm_", 0.1, error_if_nonfinite=True)
+
+
 def test_one_tensor_none_and_some_without_a_gradient() -> None:
     weight = nn.Parameter(torch.ones(3))
     with warnings.catch_warnings(record=True) as seen:
@@ -377,10 +403,16 @@ def test_kinds_that_change_from_call_to_call(name: str, seed: int) -> None:
                 drawn.set_state(state)
                 parameters = _gradients(kind, drawn)
                 first.grad = torch.ones(3)
-                result = getattr(owner, name)([first, *parameters], 0.05 * (1 + call % 5))
+                try:
+                    result = getattr(owner, name)([first, *parameters], 0.05 * (1 + call % 5))
+                except RuntimeError:
+                    if owner is gravure:
+                        raise
+                    break  # torch 2.15 refuses conjugated ones
                 grads = [p.grad for p in (first, *parameters)]
-                seen.append([bits(result), *[None if g is None else bits(g) for g in grads]])
-            assert seen[0] == seen[1], (kind, call)
+                read = [None if g is None else bits(g.resolve_conj()) for g in grads]
+                seen.append([bits(result), *read])
+            assert not seen or seen[0] == seen[1], (kind, call)
 
 
 def test_gradients_as_in_the_last_call_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

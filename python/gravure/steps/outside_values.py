@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..graphs.recorded_numbers import Unrecorded
 
-_PLAIN = (NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_PLAIN_TOO = (torch.memory_format, torch.layout, torch.Size)
+_PLAIN = (NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device,
+          torch.memory_format, torch.layout, torch.Size)  # fmt: skip
 _LISTS = (tuple, list, dict, set, frozenset)
 _DEEPEST = 4  # attributes of attributes
 _NOTHING = object()
@@ -26,7 +26,7 @@ _NOTHING = object()
 
 def is_plain(value: Any) -> bool:
     """Whether a value says by `==` all that code can find out about it."""
-    return isinstance(value, (*_PLAIN, *_PLAIN_TOO))
+    return isinstance(value, _PLAIN)
 
 
 class OutsideValues:

@@ -224,6 +224,76 @@ def test_numbers_that_are_no_arguments(
     assert update.gravure_update.own_calls == 0  # type: ignore[attr-defined]
 
 
+class Rate:
+    value = 2.0
+
+
+def double(x: Tensor) -> None:
+    x.mul_(2)
+
+
+def triple(x: Tensor) -> None:
+    x.mul_(3)
+
+
+RATES = types.ModuleType("rates")
+RATES.double = double  # type: ignore[attr-defined]
+CALLED = {"by": double}
+
+
+class Twice:
+    def __init__(self) -> None:
+        self.first = self.second = types.SimpleNamespace(by=2.0)
+
+    def __call__(self, x: Tensor) -> None:
+        x.mul_(self.first.by + self.second.by)
+
+
+def defaulted(x: Tensor, by: float = 2.0) -> None:
+    x.mul_(by)
+
+
+@pytest.mark.parametrize(
+    ("fn", "change"),
+    [
+        (lambda x: double(x), lambda p: p.setattr("test_compile_update.double", triple)),
+        (lambda x: RATES.double(x), lambda p: p.setattr(RATES, "double", triple)),
+        (lambda x: CALLED["by"](x), lambda p: p.setitem(CALLED, "by", triple)),
+        (lambda x: double(x), lambda p: p.setattr(double, "__code__", triple.__code__)),
+        (defaulted, lambda p: p.setattr(defaulted, "__defaults__", (3.0,))),
+        (lambda x: (x.mul_(Rate.value), None)[1], lambda p: p.setattr(Rate, "value", 3.0)),
+    ],
+    ids=["global", "module", "member", "code", "defaults", "class"],
+)
+def test_functions_and_names_that_stand_for_others(
+    fn: Any, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = gravure.compile_update(fn)
+    with monkeypatch.context() as patch:
+        for factor in (2.0, 3.0):
+            for _ in range(3):
+                x = torch.ones(3)
+                update(x)
+                assert x.tolist() == [factor] * 3
+            change(patch)
+    x = torch.ones(3)
+    update(x)
+    assert x.tolist() == [2.0] * 3
+    assert update.gravure_update.programs == 2  # type: ignore[attr-defined]
+    assert update.gravure_update.own_calls == 0  # type: ignore[attr-defined]
+
+
+def test_an_object_that_two_names_stand_for() -> None:
+    twice = Twice()
+    update = gravure.compile_update(twice)
+    for second in (twice.second, types.SimpleNamespace(by=5.0)):
+        twice.second = second
+        for _ in range(2):
+            x = torch.ones(3)
+            update(x)
+            assert x.tolist() == [2.0 + second.by] * 3
+
+
 def test_numbers_that_are_computed_or_of_an_object(caplog: pytest.LogCaptureFixture) -> None:
     a = Average()
     values, averages = [torch.randn(7)], [torch.zeros(7)]

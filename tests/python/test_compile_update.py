@@ -378,6 +378,20 @@ def test_norms_that_are_not_finite() -> None:
         clipped.run("clip_grad_norm_", 1.0, scale=scale, error_if_nonfinite=True)
 
 
+@pytest.mark.parametrize("results", ["static", "accumulate"])
+def test_norms_are_the_callers_whatever_results_of_steps_are(
+    results: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAVURE_OPTIONS", f"results={results}")
+    weight = nn.Parameter(torch.zeros(4))
+    weight.grad = torch.zeros(4)
+    norms = []
+    for value in range(1, 9):
+        weight.grad.fill_(value)
+        norms.append(gravure.clip_grad_norm_(weight, 100.0))
+    assert [float(norm) for norm in norms] == [2.0 * value for value in range(1, 9)]
+
+
 def test_a_norm_without_a_program_that_scales_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clip_programs, "_MOST_PROGRAMS", 1)
     clipped = Clipped()

@@ -155,6 +155,8 @@ class LoadedUpdate:
         device = device_of([self._update.graph], name)
         # A foreach call is many kernels.
         library = {"min_partition_size": "1", "write_numbers": "1"} | options.for_library()
+        # GRAVURE_OPTIONS may say whose memory results of steps are: a norm is the caller's.
+        library["results"] = "owned"
         program = program_class().of_text(text, device, library)
         constants = {
             i: spec.value for i, (spec, _, _) in enumerate(writer.inputs) if spec.role == "constant"

@@ -241,6 +241,14 @@ RATES.double = double  # type: ignore[attr-defined]
 CALLED = {"by": double}
 
 
+class Answers:
+    def __getattr__(self, name: str) -> float:
+        return Rate.value
+
+
+ANSWERS = Answers()
+
+
 class Twice:
     def __init__(self) -> None:
         self.first = self.second = types.SimpleNamespace(by=2.0)
@@ -262,8 +270,9 @@ def defaulted(x: Tensor, by: float = 2.0) -> None:
         (lambda x: double(x), lambda p: p.setattr(double, "__code__", triple.__code__)),
         (defaulted, lambda p: p.setattr(defaulted, "__defaults__", (3.0,))),
         (lambda x: (x.mul_(Rate.value), None)[1], lambda p: p.setattr(Rate, "value", 3.0)),
+        (lambda x: (x.mul_(ANSWERS.rate), None)[1], lambda p: p.setattr(Rate, "value", 3.0)),
     ],
-    ids=["global", "module", "member", "code", "defaults", "class"],
+    ids=["global", "module", "member", "code", "defaults", "class", "getattr"],
 )
 def test_functions_and_names_that_stand_for_others(
     fn: Any, change: Any, monkeypatch: pytest.MonkeyPatch

@@ -141,7 +141,9 @@ class OutsideValues:
             yield from self._below(f"{name}()", lambda: type(look()).__call__, depth)
         for attribute in sorted(self._names):
             static = inspect.getattr_static(value, attribute, _NOTHING)
-            if static is _NOTHING or (is_namespace and isinstance(static, property)):
+            if static is _NOTHING and not hasattr(type(value), "__getattr__"):
+                continue
+            if is_namespace and isinstance(static, property):
                 continue
             if isinstance(static, property) and not _is_torchs(value):
                 what = f"reads {type(value).__name__}.{attribute}, which is computed"

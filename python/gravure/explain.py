@@ -175,9 +175,11 @@ def explain(
     value, `Explanation.stopped` says so. Sizes of the arena are planned from types: the runtime
     plans again, with the temporaries of operators.
 
-    Raises ValueError for an option that there is not; ExportError for a step that cannot become a
-    program.
+    Raises TypeError for what cannot be called, ValueError for an option that there is not, and
+    ExportError for a step that cannot become a program.
     """
+    if not callable(fn):
+        raise TypeError(f"explain takes a function, a model or a step, not a {type(fn).__name__}")
     kwargs = dict(kwargs or {})
     step = getattr(fn, "gravure_step", None)
     if step is not None:

@@ -24,12 +24,13 @@ def clip_grad_norm_(
 ) -> Tensor:
     """`torch.nn.utils.clip_grad_norm_`, in its bits. Returns the norm, a tensor without dimensions.
 
-    Gradients that no program takes (sparse ones, DTensors, those of two devices) are clipped by
-    torch's own, and a warning says why, once. Raises RuntimeError as that does: with
-    `error_if_nonfinite`, which waits for the device, before a gradient has changed.
+    Gradients that no program takes (sparse ones, those of two devices) are clipped by torch's own,
+    and a warning says why, once. Raises RuntimeError as that does: with `error_if_nonfinite`, which
+    waits for the device, before a gradient has changed.
     """
     found = _listed(parameters)
     if all(p.grad is None for p in found):
+        # Of a generator without gradients torch warns, and not of a list.
         given = parameters if isinstance(parameters, types.GeneratorType) else found
         return torch.nn.utils.clip_grad_norm_(
             given, max_norm, norm_type, error_if_nonfinite, foreach

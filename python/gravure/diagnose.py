@@ -98,7 +98,8 @@ def diagnose(
     too few. A data loader shows what one batch cannot: a last batch that is smaller.
 
     These are real steps. Models and optimizers that `step` is, closes over or names are afterwards
-    as they were; what else it changes is changed. Raises ValueError for fewer than 4 `steps`, for
+    as they were, but for the settings of optimizers; what else it changes (a scheduler) is changed.
+    Raises ValueError for fewer than 4 `steps`, for
     no batch at all in `batches`, and for an option that there is not.
     """
     if not callable(step):

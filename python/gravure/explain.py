@@ -19,7 +19,6 @@ from .calls.graph_break import located_break
 from .calls.instance import Instance
 from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
 from .calls.without_graph import without_graph
-from .errors import ExportError
 from .graphs.codegen import ATEN
 from .library.load import program_class
 from .options import CompileOptions
@@ -176,9 +175,11 @@ def explain(
     value, `Explanation.stopped` says so. Sizes of the arena are planned from types: the runtime
     plans again, with the temporaries of operators.
 
-    Raises ValueError for an option that there is not; ExportError for a step that cannot become a
-    program.
+    Raises TypeError for what cannot be called, ValueError for an option that there is not, and
+    ExportError for a step that cannot become a program.
     """
+    if not callable(fn):
+        raise TypeError(f"explain takes a function, a model or a step, not a {type(fn).__name__}")
     kwargs = dict(kwargs or {})
     step = getattr(fn, "gravure_step", None)
     if step is not None:
@@ -186,7 +187,9 @@ def explain(
     return _explain_graphs(uncompiled(fn), tuple(args), kwargs, options)
 
 
-def _explain_step(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
+def _explain_step(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any
+) -> Explanation:
     name = getattr(fn, "__name__", type(fn).__name__)
     # What Inductor compiles is cut as the operators that it is compiled from.
     chosen = CompileOptions.parse(options)
@@ -197,11 +200,12 @@ def _explain_step(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], option
     return Explanation(name, planner.plans, {}, "", kernels_of(chosen), options)
 
 
-def _explain_graphs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
+def _explain_graphs(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any
+) -> Explanation:
     name = getattr(fn, "__name__", type(fn).__name__)
     chosen = CompileOptions.parse(options)
     plans: list[GraphPlan] = []
-
     located: Counter[str] = Counter()
 
     def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -252,7 +256,7 @@ def _reason(error: Exception) -> str:
 
 
 class _BackwardCalled(Exception):
-    pass
+    """The function that is explained calls backward(), of values that are not there."""
 
 
 def _plan(
@@ -321,7 +325,7 @@ class _PlannedGraph(CompiledGraph):
             if len(plan.plan["entries"]) > 1 and self._may_be_several:
                 plan.held_bytes = _held(plan.detail)
                 plan.max_in_flight = self.options.max_in_flight
-        except (ExportError, RuntimeError) as error:
+        except RuntimeError as error:  # ExportError among them
             self.failure = str(error).splitlines()[0]
             plan = GraphPlan(self.label, device, list(sizes), self.failure, {}, {}, [], "")
         self._plans.append(plan)

@@ -41,8 +41,10 @@ def export_step(
     draws, for comparisons; such a program reads the random state on the host. `is_compiling` is
     what code is told that asks whether it is compiled.
 
-    Raises ExportError, which names the node, the reason and a remedy, and writes nothing.
+    Raises ExportError, which names the node, the reason and a remedy, and writes nothing; TypeError
+    for arguments that are no tuple.
     """
+    _check_arguments(args)
     traced = trace(fn, args, step=True, paired_rng=not eager_rng, is_compiling=is_compiling)
     step = step_entry(traced)
     return _save(fn, traced, path, {"step": (step.text(), step.writer)})
@@ -61,8 +63,15 @@ def export_joint(
     `backward` takes the gradient of each differentiable output (`tangent`) and what `forward` kept
     for it (`saved`). The first result need not be a scalar.
     """
+    _check_arguments(args)
     traced = trace(fn, args, step=False, paired_rng=not eager_rng, is_compiling=is_compiling)
     return _save(fn, traced, path, joint_entries(traced))
+
+
+def _check_arguments(args: Any) -> None:
+    if not isinstance(args, (tuple, list)):  # a tensor's rows would be taken for arguments
+        kind = type(args).__name__
+        raise TypeError(f"args: expected a tuple of arguments, as (x,), not a {kind}")
 
 
 def _save(

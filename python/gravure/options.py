@@ -200,7 +200,7 @@ class CompileOptions:
         defaults = cls.defaults()
         if not defaults:
             return cls._checked(given)
-        cls._mapping(given)
+        cls._check_mapping(given)
         if given and (given.get("mode") or given.get("codegen")):
             defaults = {k: v for k, v in defaults.items() if k not in ("mode", "codegen")}
         return cls._checked(defaults | dict(given or {}))
@@ -219,14 +219,14 @@ class CompileOptions:
         return found
 
     @staticmethod
-    def _mapping(given: Any) -> None:
+    def _check_mapping(given: Any) -> None:
         if given is not None and not isinstance(given, Mapping):
             example = '{"codegen": "inductor"}'
             raise TypeError(f"options: expected a dictionary, as {example}, found {given!r}")
 
     @classmethod
     def _checked(cls, given: Mapping[str, Any] | None) -> CompileOptions:
-        cls._mapping(given)
+        cls._check_mapping(given)
         known = [field.name for field in fields(cls)]
         for name, value in (given or {}).items():
             if name not in known:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .export import INPUTS_FILE, PROGRAM_FILE
 from .graphs.devices import SPARE, free_bytes
 from .library.direct_calls import direct
 from .library.load import program_class
@@ -19,9 +20,6 @@ from .page.step_data import read_step
 from .report import write_program
 from .sizes import share_text
 from .torch_api.fake_tensors import storage_key
-
-PROGRAM_FILE = "program.gv"
-INPUTS_FILE = "inputs.pt"
 
 _KEPT = ("parameter", "buffer", "constant", "rng_state")
 _COLLECTIVES = "_c10d_functional"

@@ -242,7 +242,8 @@ def test_what_is_no_step() -> None:
     assert "return the loss" in refused(lambda x: {"loss": (x * w).sum()}, x)
     assert "reduce it" in refused(lambda x: x * w, x)
     assert "does not require a gradient" in refused(lambda x: x.sum(), x)
-    assert "computes nothing with tensors" in refused(lambda x: 3, x)
+    for nothing in (3, None, (), []):
+        assert "computes nothing with tensors" in refused(lambda x, it=nothing: it, x)
     with pytest.raises(TypeError, match="takes a function"):
         gravure.compile_step(3)
 

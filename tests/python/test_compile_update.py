@@ -123,6 +123,25 @@ def test_what_is_no_program_runs_as_it_is(
     assert len(said) == 1 and reason in said[0]
 
 
+def test_a_count_that_is_another_tensor_is_the_one_that_decides() -> None:
+    def change(x: Tensor, count: Tensor) -> None:
+        count.add_(1)
+        if count.item() > 5:
+            x.mul_(2)
+        else:
+            x.add_(1)
+
+    update = gravure.compile_update(change)
+    for start in (0.0, 10.0, 3.0):
+        ours, eager = torch.full((3,), 3.0), torch.full((3,), 3.0)
+        counts = torch.tensor(start), torch.tensor(start)
+        for _ in range(4):
+            update(ours, counts[0])
+            change(eager, counts[1])
+            assert bits(ours) == bits(eager), start
+    assert update.gravure_update.programs == 2  # type: ignore[attr-defined]
+
+
 OUTSIDE = torch.ones(3)
 
 
@@ -203,6 +222,85 @@ def test_numbers_that_are_no_arguments(
             assert list(map(bits, ours)) == list(map(bits, eager))
     assert update.gravure_update.programs == 3  # type: ignore[attr-defined]
     assert update.gravure_update.own_calls == 0  # type: ignore[attr-defined]
+
+
+class Rate:
+    value = 2.0
+
+
+def double(x: Tensor) -> None:
+    x.mul_(2)
+
+
+def triple(x: Tensor) -> None:
+    x.mul_(3)
+
+
+RATES = types.ModuleType("rates")
+RATES.double = double  # type: ignore[attr-defined]
+CALLED = {"by": double}
+
+
+class Answers:
+    def __getattr__(self, name: str) -> float:
+        return Rate.value
+
+
+ANSWERS = Answers()
+
+
+class Twice:
+    def __init__(self) -> None:
+        self.first = self.second = types.SimpleNamespace(by=2.0)
+
+    def __call__(self, x: Tensor) -> None:
+        x.mul_(self.first.by + self.second.by)
+
+
+def defaulted(x: Tensor, by: float = 2.0) -> None:
+    x.mul_(by)
+
+
+@pytest.mark.parametrize(
+    ("fn", "change"),
+    [
+        (lambda x: double(x), lambda p: p.setattr("test_compile_update.double", triple)),
+        (lambda x: RATES.double(x), lambda p: p.setattr(RATES, "double", triple)),
+        (lambda x: CALLED["by"](x), lambda p: p.setitem(CALLED, "by", triple)),
+        (lambda x: double(x), lambda p: p.setattr(double, "__code__", triple.__code__)),
+        (defaulted, lambda p: p.setattr(defaulted, "__defaults__", (3.0,))),
+        (lambda x: (x.mul_(Rate.value), None)[1], lambda p: p.setattr(Rate, "value", 3.0)),
+        (lambda x: (x.mul_(ANSWERS.rate), None)[1], lambda p: p.setattr(Rate, "value", 3.0)),
+    ],
+    ids=["global", "module", "member", "code", "defaults", "class", "getattr"],
+)
+def test_functions_and_names_that_stand_for_others(
+    fn: Any, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = gravure.compile_update(fn)
+    with monkeypatch.context() as patch:
+        for factor in (2.0, 3.0):
+            for _ in range(3):
+                x = torch.ones(3)
+                update(x)
+                assert x.tolist() == [factor] * 3
+            change(patch)
+    x = torch.ones(3)
+    update(x)
+    assert x.tolist() == [2.0] * 3
+    assert update.gravure_update.programs == 2  # type: ignore[attr-defined]
+    assert update.gravure_update.own_calls == 0  # type: ignore[attr-defined]
+
+
+def test_an_object_that_two_names_stand_for() -> None:
+    twice = Twice()
+    update = gravure.compile_update(twice)
+    for second in (twice.second, types.SimpleNamespace(by=5.0)):
+        twice.second = second
+        for _ in range(2):
+            x = torch.ones(3)
+            update(x)
+            assert x.tolist() == [2.0 + second.by] * 3
 
 
 def test_numbers_that_are_computed_or_of_an_object(caplog: pytest.LogCaptureFixture) -> None:
@@ -287,6 +385,27 @@ def test_norms_that_are_not_finite() -> None:
     for scale in (1.0, 1e30, 1.0, 1e30):
         clipped.run("clip_grad_norm_", 1.0, scale=scale)
         clipped.run("clip_grad_norm_", 1.0, scale=scale, error_if_nonfinite=True)
+
+
+@pytest.mark.parametrize("results", ["static", "accumulate"])
+def test_norms_are_the_callers_whatever_results_of_steps_are(
+    results: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAVURE_OPTIONS", f"results={results}")
+    weight = nn.Parameter(torch.zeros(4))
+    weight.grad = torch.zeros(4)
+    norms = []
+    for value in range(1, 9):
+        weight.grad.fill_(value)
+        norms.append(gravure.clip_grad_norm_(weight, 100.0))
+    assert [float(norm) for norm in norms] == [2.0 * value for value in range(1, 9)]
+
+
+def test_a_norm_without_a_program_that_scales_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clip_programs, "_MOST_PROGRAMS", 1)
+    clipped = Clipped()
+    for _ in range(2):
+        clipped.run("clip_grad_norm_", 0.1, error_if_nonfinite=True)
 
 
 def test_one_tensor_none_and_some_without_a_gradient() -> None:

@@ -214,6 +214,11 @@ def test_what_cannot_become_a_program_is_told() -> None:
         gravure.explain(gravure.compile_step(lambda x: x.sum()), rows(0))
 
 
+def test_arguments_are_checked() -> None:
+    with pytest.raises(TypeError, match="not a int"):
+        gravure.explain(3)  # type: ignore[arg-type]
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="did you mean 'host'"):
         gravure.explain(Mlp(), rows(0), options={"hots": []})

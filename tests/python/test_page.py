@@ -19,6 +19,7 @@ from gravure.page import step_data
 from gravure.page.html import page_of
 from gravure.page.plotly_script import plotly_script
 from gravure.page.step_data import Step, held_by_module, makers, read_step
+from gravure.page.surroundings import settings
 from gravure.sizes import times_text
 from running import need_library
 from torch import Tensor
@@ -298,6 +299,11 @@ def test_at_exit(kept: str, tmp_path: Path) -> None:
     page = file.read_text()
     assert number_of(page, "captured") == "100 %"
     assert "GRAVURE_REPORT" in text_of(page)  # among the settings
+
+
+def test_settings_of_several_graphs_are_each_named_once() -> None:
+    found = settings([{"order": "program"}, {"order": "levels"}, {"order": "program"}])
+    assert found["order"] == "'program', or 'levels'"
 
 
 def test_at_exit_where_it_cannot_be_written(tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_no_tensor_no_gradient(tmp_path: Path) -> None:
     assert "callable" in refused(3, (x,), tmp_path).reason
 
 
+def test_arguments_that_are_no_tuple(tmp_path: Path) -> None:
+    for export in (gravure.export_step, gravure.export_joint):
+        with pytest.raises(TypeError, match="expected a tuple of arguments"):
+            export(torch.sum, torch.ones(2), tmp_path)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_loss_that_is_no_scalar(tmp_path: Path) -> None:
     w = weight(3)
     with pytest.raises(gravure.ExportError, match=r"shape \[3\].*\.mean\(\)"):

@@ -457,6 +457,14 @@ def test_a_scaler_whose_first_steps_are_skipped() -> None:
     assert pair.replays() == [before[0] + 2]
 
 
+def test_a_scaled_loss_that_is_none_is_refused_in_words() -> None:
+    model = Net()
+    for nothing in (None, (), {"loss": 1.0}):
+        step = gravure.compile_step(lambda x, it=nothing: it, optimizer=sgd(model), scaler=scaler())
+        with pytest.raises(gravure.ExportError, match="return a loss"):
+            step(torch.randn(2, 8))
+
+
 def test_what_a_scaler_waits_for_is_said(caplog: pytest.LogCaptureFixture) -> None:
     pair = Pair(adamw, scaler=scaler)
     with caplog.at_level(logging.WARNING, "gravure"):

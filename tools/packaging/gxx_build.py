@@ -7,12 +7,14 @@ Bazel's build; the rooms, and who may use whom, are looked after by Bazel. The t
 interpreter's. LLVM is third_party/llvm, which an sdist brings (tools/sdist), or else the system's.
 
 Most of a file's time goes into torch's headers, so they are compiled once, ahead of all files.
-GRAVURE_OBJECTS names a folder where objects are kept: what has not changed is not compiled again.
+GRAVURE_OBJECTS names a folder where objects are kept: what has not changed is not compiled again,
+by the same compiler for the same torch.
 GRAVURE_JOBS is how many files are compiled at once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -91,12 +93,16 @@ def sources(folder: str, has_cuda: bool) -> list[Path]:
 
 
 class Build:
+    """One build, whose objects lie below `objects`."""
+
     def __init__(self, objects: Path) -> None:
-        self.objects = objects
         self.torch = find_torch()
         self.llvm = find_llvm()
         self.has_cuda = "cuda" in self.torch
         self.compiler = shlex.split(os.environ.get("CXX", "g++"))
+        # What objects depend on besides files, at which alone _is_newest looks.
+        made_with = json.dumps([self.compiler, FLAGS, self.torch, str(self.llvm.include)])
+        self.objects = objects / hashlib.sha256(made_with.encode()).hexdigest()[:16]
         self.pool = ThreadPoolExecutor(_jobs())
 
     def run(self, folder: Path) -> None:

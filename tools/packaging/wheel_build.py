@@ -1,4 +1,4 @@
-"""Builds the wheel: setuptools for what is Python, Bazel for what is C++ (PEP 517's backend).
+"""Builds the wheel: setuptools for what is Python, `stage` for what is C++ (PEP 517's backend).
 
 The C++ is built for the torch of the environment that pip installs into. pip runs this in an
 environment of its own, where torch is not seen, but with that environment's interpreter.
@@ -176,7 +176,7 @@ get_requires_for_build_editable = get_requires_for_build_wheel
 
 
 def stage(folder: Path, command: str = "tools/packaging/stage") -> None:
-    """Bazel's part of the wheel, into `folder`. Exits with what is missing."""
+    """What is C++ in the wheel, into `folder`. Exits with what is missing."""
     chosen = interpreter()
     print(f"gravure: building for torch {chosen.found['version']} of {chosen.python}", flush=True)
     environment = chosen.environment | {
@@ -189,7 +189,7 @@ def stage(folder: Path, command: str = "tools/packaging/stage") -> None:
 
 
 class BuildPy(build_py):
-    """The Python files, and beside them what Bazel builds."""
+    """The Python files, and beside them what is built of C++."""
 
     def run(self) -> None:
         if not self.editable_mode:

@@ -14,31 +14,31 @@ def assigned_at(owner: Any, name: str) -> str:
 
     Not by `__init__`, which makes it: by the other methods.
     """
-    found: dict[bool, str] = {}
     for kind in type(owner).__mro__:
         if kind.__module__.partition(".")[0] == "torch" or kind is object:
             continue
-        for is_init, location in _assignments(kind, name):
-            found.setdefault(is_init, location)
-    return found.get(False, "")
+        if location := _assignment(kind, name):
+            return location
+    return ""
 
 
-def _assignments(kind: type, name: str) -> list[tuple[bool, str]]:
+def _assignment(kind: type, name: str) -> str:
     try:
         lines, first = inspect.getsourcelines(kind)
         file = inspect.getsourcefile(kind) or ""
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
-        return []
-    found: list[tuple[bool, str]] = []
+        return ""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     functions = (node for node in ast.walk(tree) if isinstance(node, kinds))
     for function in functions:
+        if function.name == "__init__":
+            continue
         for node in ast.walk(function):
             if any(_is(target, name) for target in _targets(node)):
                 line = first + node.lineno - 1  # type: ignore[attr-defined]
-                found.append((function.name == "__init__", f"{Path(file).name}:{line}"))
-    return found
+                return f"{Path(file).name}:{line}"
+    return ""
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:

@@ -137,7 +137,7 @@ def _of_changes(steps: Sequence[Done], changes: Sequence[Change]) -> Iterator[Ca
                 change.step,
             )
             continue
-        if kinds.get(change.step) not in _HURTS and change.what not in ("thread",):
+        if kinds.get(change.step) not in _HURTS and change.what != "thread":
             continue
         if change.what == "number" and kinds.get(change.last) == "replayed" and max(costs) <= WARM:
             continue  # it is written into the capture
@@ -169,7 +169,7 @@ def _of_held(steps: Sequence[Done], held: Sequence[tuple[int, str, list[str]]]) 
         return
     for step, name, holders in held:
         kind = "result-held" if "gradient" in name else "saved-values-held"
-        by = ", ".join(holders) or "code that cannot be seen"
+        by = ", ".join(holders)
         what = f"{name} of the step before is still held when a step begins, by {by}"
         yield Cause(what, "", _CURES_OF_REMARKS[kind], step)
 

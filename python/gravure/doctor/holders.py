@@ -14,10 +14,9 @@ _SHOWN = 2  # holders that are named
 _MOST = 200  # objects that hold one container, looked at
 
 
-def holders_of(value: Any, ignored: tuple[Any, ...] = ()) -> list[str]:
+def holders_of(value: Any) -> list[str]:
     """`list "history" of train.py`, `attribute "last" of Trainer`, `parameter.grad`, each once."""
-    ignore = {id(each) for each in ignored} | {id(value)}
-    found = list(dict.fromkeys(_holders(value, _DEPTH, ignore)))
+    found = list(dict.fromkeys(_holders(value, _DEPTH, {id(value)})))
     named = [name for name in found if '"' in name]
     return sorted(named, key=len)[:_SHOWN] or found[:_SHOWN]
 

@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 
 @contextlib.contextmanager
 def kept_state(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Parameters, buffers, gradients, attributes that are tensors, optimizers' state and default
-    random states are afterwards as they were, tensors at their addresses."""
-    values, attributes = _values(modules), _attributes(modules)
+    """Parameters, buffers, gradients, attributes that are tensors or numbers, optimizers' state and
+    default random states are afterwards as they were, tensors at their addresses. Settings of
+    groups are not put back: the scheduler that changed them goes on from there."""
+    attributes = _attributes(modules)
+    values = _values(modules, attributes)
     grads = [(p, p.grad, _copy(p.grad)) for p in values if isinstance(p, nn.Parameter)]
     states = [(o, {p: dict(s) for p, s in o.state.items()}, _copies(o)) for o in optimizers]
-    copies = [value.detach().clone() for value in values]
+    copies = [_once(value).clone() for value in values]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         try:
@@ -28,7 +30,7 @@ def kept_state(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) ->
                 for owner, name, attribute in attributes:
                     setattr(owner, name, attribute)
                 for value, copy in zip(values, copies, strict=True):
-                    value.copy_(copy)
+                    _once(value).copy_(copy)
                 for parameter, grad, copy in grads:
                     parameter.grad = grad
                     if grad is not None:
@@ -37,12 +39,26 @@ def kept_state(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) ->
                     _put_back(optimizer, state, copied)
 
 
-def _values(modules: Sequence[nn.Module]) -> list[Tensor]:
+_Attributes = list[tuple[nn.Module, str, Any]]
+
+
+def _values(modules: Sequence[nn.Module], attributes: _Attributes) -> list[Tensor]:
     found = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+    found += [a for _, _, a in attributes if isinstance(a, Tensor) and not a.is_inference()]
     return list({id(tensor): tensor for tensor in found}.values())
 
 
-def _attributes(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, Any]]:
+def _once(value: Tensor) -> Tensor:
+    """Each of its elements once: what is expanded cannot be written as a whole."""
+    value = value.detach()
+    strides = value.stride() if value.layout is torch.strided else ()
+    for dim, stride in enumerate(strides):
+        if stride == 0 and value.shape[dim] > 1:
+            value = value.narrow(dim, 0, 1)
+    return value
+
+
+def _attributes(modules: Sequence[nn.Module]) -> _Attributes:
     return [
         (each, name, value)
         for module in modules

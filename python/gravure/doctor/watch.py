@@ -20,8 +20,8 @@ _DEPTH = 4  # of containers that are looked into
 class Change:
     """One thing that was another one in a later step."""
 
-    name: str  # "argument x", "buffer ema of blocks.0"
-    what: str  # "size", "address", "number", "kind", "thread"
+    name: str  # 'argument "x"', 'buffer "ema" of blocks.0'
+    what: str  # "shape", "address", "number", …: findings.py says what each costs
     step: int  # from 1: the first one that it differed in
     times: int
     before: str

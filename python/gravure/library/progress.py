@@ -114,7 +114,7 @@ _shown = _Shown()
 
 @contextlib.contextmanager
 def under_way(what: str) -> Iterator[None]:
-    """Says `what` in a terminal while it lasts, from the second second on; and to a profiler."""
+    """Says `what` in a terminal, once it has lasted two seconds, and to a profiler."""
     with torch.profiler.record_function(f"gravure: {what}"):
         if not _is_watched():
             yield

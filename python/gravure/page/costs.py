@@ -27,9 +27,8 @@ class Pace:
     gap: float = 0.0  # between two kernels of one graph
     launch: float = 0.0  # of the thread, for a graph of one kernel
     each: float = 0.0  # of the thread, for each kernel more
-    start: float = (
-        0.0  # from a launch until its kernel runs, and from its end until the thread knows
-    )
+    # From a launch until its kernel runs, and from its end until the thread knows.
+    start: float = 0.0
     copy: float = 0.0  # a small kernel by itself
 
     @property

@@ -197,9 +197,10 @@ def find(page: Mapping[str, Any]) -> Findings:
 
 
 def _of_one_step(programs: list[ShownProgram]) -> list[ShownProgram]:
-    """Of code that is compiled anew again and again, the graphs that were captured, or the first:
-    a step runs one of them. Nor is what ran before the first real step, as an optimizer that has no
-    state yet does, where another program of the same code ran from then on."""
+    """Without programs that a step does not run. Of code that is compiled anew again and again a
+    step runs one graph: those that were captured count, or else the first. And a program that ran
+    once, before another one of the same code was captured, served the first step alone, as that of
+    an optimizer without state does."""
     frames = [frame_of(p.graph["label"]) for p in programs]
     captured = {_location(p) for p in programs if p.stats.get("captures")}
     kept: set[str] = set()

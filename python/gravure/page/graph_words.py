@@ -63,6 +63,8 @@ MANY = 3  # graphs of the same code, where there should be one, or two with othe
 
 
 class Break(NamedTuple):
+    """Where Dynamo ends a graph."""
+
     location: str  # "model.py:12"
     why: str
     remedy: str
@@ -90,6 +92,8 @@ def frame_of(label: str) -> str:
 
 
 class Anew(NamedTuple):
+    """Code that Dynamo compiled again and again."""
+
     location: str
     times: int
 

@@ -37,9 +37,10 @@ def page_of(page: Mapping[str, Any]) -> str:
     """One HTML file that needs nothing else.
 
     `page`: `title`; `graphs`, as GraphReport of calls/reports.py has them, whose programs may have
-    `detail` (passes/report/step_detail.h) and `times` (python/csrc/process/run_times.h);
-    `graph_breaks`, `stopped`; `nothing`, what to say without graphs; `settings` and `versions`, by
-    name.
+    `detail` (passes/report/step_detail.h), `times` (python/csrc/process/run_times.h) and
+    `call_times` (python/csrc/timed_runs.h); `nothing`, what to say without graphs; `settings` and
+    `versions`, by name. There may be `graph_breaks`, `stopped`, `skipped` (functions without a
+    graph: name, location, why), `calls` (left_frames.lines_of_calls) and `pace` (costs.Pace).
 
     Raises ImportError where plotly, which draws, is not installed.
     """

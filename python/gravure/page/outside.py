@@ -10,9 +10,10 @@ from typing import Any
 from ..sizes import count_text
 from .graph_words import compiled_anew, read_break, remedy_of
 
-_MOST_APART = 4  # calls by which graphs may differ that each step calls once: the first ones
-
-_UNEVEN = 3.0  # times as long as others: a step begins there, and not at each call
+# By so many calls graphs may differ that each step calls once: the first steps lack some.
+_MOST_APART = 4
+# Longest time between two calls over the usual one: beyond, a step is more than one call.
+_UNEVEN = 3.0
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,8 @@ class Memory:
 
 @dataclass
 class Step:
+    """One step: all entries, one behind the other. Calls are numbered through them."""
+
     entries: list[str]
     calls: list[Call]
     runs: list[Run]

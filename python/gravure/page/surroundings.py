@@ -32,11 +32,10 @@ def versions() -> dict[str, str]:
 
 def settings(chosen: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Options that are not as by default, of all graphs, and GRAVURE_* of the process."""
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, None]] = {}  # by name, the values of all graphs, each once
     for options in chosen:
         for name, value in options.items():
-            known = found.get(name)
-            text = repr(value)
-            found[name] = text if known in (None, text) else f"{known}, or {text}"
+            found.setdefault(name, {})[repr(value)] = None
     named = sorted(name for name in os.environ if name.startswith("GRAVURE_"))
-    return found | {name: os.environ[name] for name in named}
+    texts = {name: ", or ".join(values) for name, values in found.items()}
+    return texts | {name: os.environ[name] for name in named}

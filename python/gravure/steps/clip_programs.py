@@ -47,8 +47,9 @@ class ClipPrograms:
         if error_if_nonfinite:
             norm = self._run(Clipping("norm", norm_type, choice), parameters, limit)
             if norm and not bool(torch.logical_or(norm[0].isnan(), norm[0].isinf())):
-                self._run(Clipping("scale", norm_type, choice), parameters, limit, *norm)
-                return norm[0]
+                scale = Clipping("scale", norm_type, choice)
+                if self._run(scale, parameters, limit, *norm) is not None:
+                    return norm[0]
         else:
             norm = self._run(Clipping("clip_norm", norm_type, choice), parameters, limit)
             if norm:
@@ -65,7 +66,7 @@ class ClipPrograms:
     def _run(
         self, clipping: Clipping, parameters: list[Tensor], limit: float, norm: Tensor | None = None
     ) -> list[Tensor] | None:
-        """None where nothing has run."""
+        """The program's results; None where nothing has run. `norm`: which "scale" takes."""
         around = clipping, surroundings()
         last = self._last.get(around) if norm is None else None
         if last is not None:
@@ -108,8 +109,9 @@ class ClipPrograms:
                 what = "there are gradients of too many kinds"
                 raise Unrecorded("clipping", what, "torch.nn.utils' own runs")
             refuse_kinds(given)
-            if any(g.device.type not in _DEVICES for g in given):
-                what = f"a gradient is on {given[0].device}"
+            other = next((g.device for g in given if g.device.type not in _DEVICES), None)
+            if other is not None:
+                what = f"a gradient is on {other}"
                 raise Unrecorded("clipping", what, "torch.nn.utils' own runs")
             if len(set(map(id, given))) < len(given):
                 raise Unrecorded("clipping", "a gradient comes twice", "torch.nn.utils' own runs")

@@ -33,14 +33,14 @@ class Clipping:
             utils = torch.nn.utils
             total = utils.get_total_norm(gradients, self.norm_type, False, self.foreach)
         if self.by != "norm":
-            # It asks for a float, and hands it on.
-            most = limit.mark() if isinstance(limit, Number) else limit
+            # It makes a float of the limit, which only the mark of a recorded number survives.
+            given = limit.mark() if isinstance(limit, Number) else limit
             owners = [SimpleNamespace(grad=gradient) for gradient in gradients]
-            torch.nn.utils.clip_grads_with_norm_(owners, most, total, self.foreach)  # type: ignore
+            torch.nn.utils.clip_grads_with_norm_(owners, given, total, self.foreach)  # type: ignore
         return [] if norm is not None else [total]
 
     def _by_value(self, gradients: Sequence[Tensor], limit: float) -> None:
-        """torch.nn.utils' own asks for a float, and computes with it."""
+        """Not by clip_grad_value_, which would negate the float: nobody would see the number."""
         if self.foreach:
             torch.ops.aten._foreach_clamp_min_.Scalar(list(gradients), -limit)
             torch.ops.aten._foreach_clamp_max_.Scalar(list(gradients), limit)

@@ -58,14 +58,14 @@ class CompiledUpdate:
         self.programs = 0  # made so far
         self.own_steps = 0  # that the optimizer's own code ran
         self.repeated_steps = 0  # in which nothing but numbers was another
-        self.function: Any = None  # which the optimizer has for a step
+        self.function: Any = None  # what compile_optimizer put in the place of its step
         self._kinds: dict[Any, _Kind] = {}
         self._standing: list[StandingStep] = []  # the last one first
         self._said = SaidOnce()
         self._foreign: ForeignStep | None = None  # what is known of a class of somebody's
         self._counted: frozenset[str] = frozenset()  # Python's numbers that its step changes
         self._failed = 0  # steps of it in a row that became no program, each of a kind of its own
-        self._refused: tuple[Any, str] | None = None  # the code whose reason this is
+        self._refused: tuple[Any, str] | None = None  # a step's code, and why it is refused
 
     def knows(self, optimizer: Optimizer) -> bool:
         """Whether its step can be a program, by what its class is."""

@@ -25,11 +25,11 @@ _ENTRY = "step"
 
 
 def _nobody() -> None:
-    """Whose inputs have the names that they are given."""
+    """In the place of a traced function, which a Namer asks for names: inputs have theirs."""
 
 
 class _Loaded(Instance):
-    """For reports alone: who has the update calls it."""
+    """For reports alone: LoadedUpdate calls the program itself."""
 
     def __init__(self, program: Any) -> None:
         super().__init__(_nobody_calls, None)
@@ -41,7 +41,7 @@ def _nobody_calls(args: list[Any]) -> Any:
 
 
 class LoadedUpdate:
-    """Right for as long as `holds`. A number that it does not use is not passed to its program."""
+    """Right for as long as `holds`. Numbers that the update does not use are not passed on."""
 
     def __init__(
         self,
@@ -155,6 +155,8 @@ class LoadedUpdate:
         device = device_of([self._update.graph], name)
         # A foreach call is many kernels.
         library = {"min_partition_size": "1", "write_numbers": "1"} | options.for_library()
+        # GRAVURE_OPTIONS may say whose memory results of steps are: a norm is the caller's.
+        library["results"] = "owned"
         program = program_class().of_text(text, device, library)
         constants = {
             i: spec.value for i, (spec, _, _) in enumerate(writer.inputs) if spec.role == "constant"

@@ -57,8 +57,8 @@ class Ending:
         self.numbers: list[float] = []  # that the next step is given
         self.tensors: list[Tensor] = []  # likewise, of its settings
         self._limit = [limit] if clipping is not None else []
-        self._known: dict[Any, list[int]] = {}
-        self._numbers_made = 0
+        self._known: dict[Any, list[int]] = {}  # choices, by settings
+        self._choices_made = 0
         self._key: Any = None
         self._choices: list[int] = []
         self._lists: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class Ending:
         if found != self._key:
             self._key = found
             if found not in self._known:
-                self._known[found] = [self._another()]
+                self._known[found] = [self._new_choice()]
             self._choices = self._known[found]
         return None
 
@@ -127,29 +127,29 @@ class Ending:
         )
 
     def key(self) -> Any:
-        """What a program is for, as they were read."""
+        """The settings that a program is for, as read() found them."""
         return self._key
 
     def choices(self) -> list[int]:
-        """By which Dynamo tells programs of these settings apart, one for each way that the step's
-        code branched; that of the last step first."""
+        """Numbers by which Dynamo tells programs of these settings apart: one for each way that the
+        step's code branched, that of the last step first."""
         return list(self._choices)
 
     def chosen(self, choice: int) -> None:
-        """The step ran by it."""
+        """The step ran by this one."""
         if self._choices[0] != choice:
             self._choices.remove(choice)
             self._choices.insert(0, choice)
 
     def add_choice(self) -> int:
-        """For another way."""
-        choice = self._another()
+        """For a way that no program is for yet."""
+        choice = self._new_choice()
         self._choices.append(choice)
         return choice
 
-    def _another(self) -> int:
-        self._numbers_made += 1
-        return self._numbers_made
+    def _new_choice(self) -> int:
+        self._choices_made += 1
+        return self._choices_made
 
 
 class Update:

@@ -22,7 +22,7 @@ OWN = frozenset(
     for kind in vars(torch.optim).values()
     if inspect.isclass(kind) and issubclass(kind, Optimizer)
 ) - {Optimizer, LBFGS, SparseAdam}
-SCALER_SETS = ("grad_scale", "found_inf")  # and the step of some reads
+SCALER_SETS = ("grad_scale", "found_inf")  # attributes that fused steps read
 
 
 def is_own_step(kind: type[Optimizer]) -> bool:
@@ -75,8 +75,8 @@ def scaling_of(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def is_replaced(optimizer: Optimizer) -> str | None:
-    """Whether its `step` does more than the class' own, or the compiled one, and note that it was
-    called: how to say so."""
+    """A reason, where its `step` is neither the class' own nor the compiled one. A scheduler's
+    wrapper, which only notes that the step was called, is none."""
     step = vars(optimizer).get("step")
     function = getattr(step, "__func__", step)
     update = getattr(function, "gravure_update", None)

@@ -34,8 +34,8 @@ class Held(NamedTuple):
     holder: dict[Any, Any]
     key: Any
     tensor: Tensor
-    name: str
-    kind: tuple[Any, ...]
+    name: str  # "exp_avg.3": of which parameter, by number; or "lr.group0"
+    kind: tuple[Any, ...]  # what a program is for: any other tensor of this kind will do
 
 
 class Changing(Unrecorded):
@@ -47,9 +47,10 @@ def state_of(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Held]:
     found: list[Held] = []
     for i, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter, {})
-        found += [_held(state, k, v, f"{k}.{i}") for k, v in state.items() if _is(v)]
+        found += [_held(state, k, v, f"{k}.{i}") for k, v in state.items() if _is_tensor(v)]
     for i, group in enumerate(optimizer.param_groups):
-        found += [_held(group, k, v, f"{k}.group{i}") for k, v in group.items() if _is(v)]
+        pairs = [(k, v) for k, v in group.items() if _is_tensor(v)]
+        found += [_held(group, k, v, f"{k}.group{i}") for k, v in pairs]
     places: dict[int, list[Held]] = {}
     for held in found:
         places.setdefault(id(held.tensor), []).append(held)
@@ -60,7 +61,7 @@ def state_of(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Held]:
     ]
 
 
-def _is(value: Any) -> bool:
+def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 

@@ -22,7 +22,7 @@ from .optimizer_step import Update
 ENTRY = "step"
 
 
-# What the library calls why it refused a step.
+# The library's words for why it refused a step: LoadedProgram::refusal.
 _FROZEN_OR_NOT, _HOOK, _SETTINGS = "training", "hook", "settings"
 
 
@@ -272,6 +272,7 @@ def bind_constants(program: Any, writer: EntryWriter) -> None:
         elif spec.role == "rng_state":
             values[i] = torch.Generator(spec.name.partition("#")[0])
             values[i].set_state(spec.value)
+    # Default random states, which passes added: None stands for the one of the call.
     added = range(len(writer.inputs), len(program.inputs(ENTRY)))
     values |= dict.fromkeys(added)
     program.bind(ENTRY, list(values), list(values.values()))

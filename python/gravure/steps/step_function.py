@@ -31,8 +31,8 @@ logger = logging.getLogger("gravure")
 def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Callable[..., Any]:
     """`fn` under Dynamo, its loss marked, with `compiler` as backend.
 
-    It takes one argument more than `fn`, the first: None, or the factor of a scaler, by which the
-    loss is multiplied that gradients are of.
+    It takes one argument more than `fn`, the first: a scaler's factor, by which the loss is
+    multiplied before it is differentiated (it is returned as it is), or None.
     """
 
     def call(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -40,17 +40,17 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
         if compiler.settings < 0 or compiler.training < 0:
             return None
         result = fn(*args, **kwargs)
+        loss = result[0] if isinstance(result, (tuple, list)) and len(result) > 0 else result
+        if not isinstance(loss, torch.Tensor):
+            return result if scale is None else (None, result)  # refused, since nothing is marked
         if scale is not None:
-            loss = result if isinstance(result, torch.Tensor) else result[0]
             return mark_loss(loss * scale), result
         if isinstance(result, torch.Tensor):
             return mark_loss(result)
-        if isinstance(result, tuple) and isinstance(result[0], torch.Tensor):
-            marked = (mark_loss(result[0]), *result[1:])
+        if isinstance(result, tuple):
+            marked = (mark_loss(loss), *result[1:])
             return type(result)(*marked) if hasattr(result, "_make") else marked
-        if isinstance(result, list) and isinstance(result[0], torch.Tensor):
-            return [mark_loss(result[0]), *result[1:]]
-        return result
+        return [mark_loss(loss), *result[1:]]
 
     # A code object of its own: Dynamo keeps what it compiled by code object.
     code = call.__code__.replace()

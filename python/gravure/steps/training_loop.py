@@ -105,7 +105,7 @@ class TrainingLoop:
             return False
         scaler = self.ending.scaler
         if scaler is not None and scaler_tensors(scaler) is None:
-            scaler.scale(self._one())  # its first time makes them
+            scaler.scale(self._one())  # makes its tensors, the first time
             if scaler_tensors(scaler) is None:
                 return False  # somebody has begun a step
         reason = self.ending.read()

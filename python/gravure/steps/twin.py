@@ -53,7 +53,7 @@ def twin_of(
             return tensors[id(value)]
         return next(rest) if key in counted and type(value) in (int, float) else value
 
-    chooses = is_own_step(type(optimizer))  # by types, which stand-ins have not
+    chooses = is_own_step(type(optimizer))  # foreach or not, by types that stand-ins have not
     settings = [
         {key: [] if key == "params" else setting(key, value) for key, value in group.items()}
         for group in optimizer.param_groups

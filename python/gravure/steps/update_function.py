@@ -56,6 +56,7 @@ class UpdateFunction:
             self.own_calls += 1
             return self._fn(*args, **kwargs)
         for program in self._made.get(key, ()):
+            program.watch(tensors)  # other tensors than in the last call, perhaps
             if program.holds(numbers):
                 break
         else:
@@ -68,7 +69,6 @@ class UpdateFunction:
                 self._say(error.reason if isinstance(error, ExportError) else repr(error))
                 self.own_calls += 1
                 return self._fn(*args, **kwargs)
-        program.watch(tensors)
         program.run(tensors, numbers)
         return None
 

@@ -3,7 +3,6 @@
 #include "ir/core/nearest_name.h"
 
 #include <c10/util/Exception.h>
-#include <llvm/ADT/SmallVector.h>
 #include <llvm/ADT/StringExtras.h>
 #include <llvm/Support/FileSystem.h>
 #include <llvm/Support/MemoryBuffer.h>
@@ -24,16 +23,6 @@ void checkWithin(llvm::StringRef flag, int64_t value, int64_t least, int64_t mos
   std::string expected = "at least " + std::to_string(least);
   if (value > most) expected = "at most " + std::to_string(most);
   throw UsageError(flag.str() + ": expected " + expected + ", found " + std::to_string(value));
-}
-
-std::vector<std::string> splitList(llvm::StringRef text) {
-  llvm::SmallVector<llvm::StringRef> parts;
-  text.split(parts, ',', -1, false);
-  std::vector<std::string> words;
-  for (llvm::StringRef part : parts) {
-    if (!part.trim().empty()) words.push_back(part.trim().str());
-  }
-  return words;
 }
 
 namespace {

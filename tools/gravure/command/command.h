@@ -51,9 +51,6 @@ void checkOneOf(llvm::StringRef flag, llvm::StringRef value, llvm::ArrayRef<std:
 /// UsageError unless `value`, given to `flag`, lies from `least` to `most`.
 void checkWithin(llvm::StringRef flag, int64_t value, int64_t least, int64_t most = INT64_MAX);
 
-/// "a, b, c" without empty members.
-std::vector<std::string> splitList(llvm::StringRef text);
-
 /// The whole of a file, or of standard input for "-". UsageError if it cannot be read.
 std::string readText(const std::string& path);
 

@@ -45,7 +45,7 @@ void poison(const at::Tensor& tensor) {
   tensor.copy_(bytes.values());
 }
 
-bool shareMemory(const at::Tensor& a, const at::Tensor& b) {
+bool shareStorage(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() > 0 && b.nbytes() > 0 && a.storage().data() == b.storage().data();
 }
 
@@ -93,7 +93,7 @@ struct OpenCollective {
     at::Tensor operand, result;
     Snapshot given, poisoned;
     bool isOpen = true;
-    bool sameMemory() const { return shareMemory(operand, result); }
+    bool sameMemory() const { return shareStorage(operand, result); }
   };
   std::string op, name, reduction;
   int64_t ranks = 1;
@@ -151,7 +151,7 @@ bool AsyncCollectives::isOpenResult(const at::Tensor& tensor) const {
 std::string AsyncCollectives::startOf(const at::Tensor& tensor) const {
   for (const auto& open : open_) {
     for (const auto& part : open->parts) {
-      if (part.isOpen && shareMemory(part.result, tensor)) return open->name;
+      if (part.isOpen && shareStorage(part.result, tensor)) return open->name;
     }
   }
   return "";
@@ -226,7 +226,7 @@ void AsyncCollectives::wait(torch::jit::Stack& stack) {
   look("something");
   for (auto& open : open_) {
     for (auto& part : open->parts) {
-      if (!part.isOpen || !shareMemory(part.result, waited)) continue;
+      if (!part.isOpen || !shareStorage(part.result, waited)) continue;
       part.isOpen = false;
       const bool late = reads_ == CollectiveReads::AtWait && !part.sameMemory();
       part.result.copy_(received(open->op, late ? part.operand : part.given.values(),

@@ -17,11 +17,12 @@ enum class CollectiveReads : uint8_t { AtStart, AtWait };
 /// A collective between its start and the waits for its results.
 struct OpenCollective;
 
-/// While alive, collectives on CPU tensors are those of a group whose ranks all hold the same values
-/// (a sum is twice the operand, and so on), as asynchronous as can be: a result holds poison until it is
-/// waited for, and operands are read at once or at the wait, as `reads` says. Operands may not be
-/// written, and results neither be written nor read, until the wait: `violations` lists each such
-/// access. Groups are made up as the programs name them. One at a time in a process.
+/// While alive, collectives on CPU tensors are those of a group whose ranks hold this one's values (a sum
+/// over all is twice the operand; gathered, rank r's part is r + 1 times it, so that parts are told apart),
+/// as asynchronous as can be: a result holds poison until it is waited for, and operands are read at once or
+/// at the wait, as `reads` says. Operands may not be written, and results neither be written nor read, until
+/// the wait: `violations` lists each such access. Groups are made up as the programs name them. One at a
+/// time in a process.
 class AsyncCollectives {
  public:
   explicit AsyncCollectives(CollectiveReads reads);

@@ -39,7 +39,7 @@ bool sharesMemory(const c10::IValue& a, const c10::IValue& b) {
   return shares;
 }
 
-/// `loss`, `gradient "w"`, `mutation of input 2`; a number behind it for the second of that name.
+/// `loss`, `gradient "w"`, `mutation of buffer "b"`; a number behind it for the second of that name.
 std::vector<std::string> outputLabels(const Entry& entry) {
   std::vector<std::string> labels;
   std::map<std::string, int> seen;

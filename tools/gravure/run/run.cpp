@@ -17,6 +17,7 @@ namespace {
 
 namespace cl = llvm::cl;
 
+// In the order of FaultPoint, whose last ones are for tests alone.
 const std::vector<std::string> kFaultPoints = {"capture-begin", "capture-call", "capture-end",
                                                "launch", "allocation"};
 

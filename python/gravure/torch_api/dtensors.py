@@ -45,8 +45,8 @@ def locals_of(tensors: Sequence[Any]) -> list[Any]:
 
 
 def layout_of(tensor: Any) -> Any:
-    """Shape, strides, whether it is read conjugated or negated, and for a DTensor how it lies on its
-    mesh: what a program is for.
+    """Shape, strides, whether it is read conjugated or negated, and for a DTensor how it lies on
+    its mesh: what a program is for.
 
     Raises RuntimeError for what has no strides.
     """

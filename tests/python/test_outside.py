@@ -3,6 +3,7 @@ takes, and numbers on the page that do not pass over it."""
 
 from __future__ import annotations
 
+import gc
 import inspect
 import time
 from pathlib import Path
@@ -200,9 +201,15 @@ def test_time_between_graphs_is_that_of_the_line(tmp_path: Path) -> None:
 
 def test_a_step_that_is_half_outside_is_no_captured_one(tmp_path: Path) -> None:
     """The shares of calls and of time say what they leave out, and count time between graphs."""
-    alive = trained(Broken(), times=True)
-    gravure.report(html=tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    for _ in range(5):
+        alive = trained(Broken(), 20, times=True)
+        gravure.report(html=tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text()
+        if "of your loop is in these graphs" in page:
+            break  # else the machine held up a step, and the page says nothing of the loop
+        alive = None
+        torch._dynamo.reset()
+        gc.collect()
     assert number_of(page, "captured").startswith("at most ")
     assert number_of(page, "timed").startswith("at most ")
     share = number_of(page, "timed").removeprefix("at most ").removesuffix(" %")

@@ -105,7 +105,7 @@ def test_the_log_is_eagers(
             call = torch.compile(model, backend="gravure") if compiles else model
             seen = _trained(model, call)
             records = [r for r in caplog.records if r.name.startswith("a.library")]
-            found.append((seen, [(r.name, r.levelname, r.getMessage()) for r in records]))
+            found.append((seen, [(r.name, r.levelname, r.message) for r in records]))
     once.removeHandler(caplog.handler)
     assert found[0] == found[1]
     assert len(found[0][1]) > 0

@@ -33,6 +33,7 @@ from .text.dynamo_graph import label_of
 from .torch_api.aot_autograd import boxed
 from .torch_api.compile_lock import one_at_a_time
 from .torch_api.dynamo import BackendCompilerFailed, graph_breaks
+from .torch_api.dynamo_errors import first_line
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_run import faked, forgotten
 from .torch_api.fake_tensors import DataDependentOutputException, unset_fake_temporarily
@@ -326,7 +327,7 @@ class _PlannedGraph(CompiledGraph):
                 plan.held_bytes = _held(plan.detail)
                 plan.max_in_flight = self.options.max_in_flight
         except RuntimeError as error:  # ExportError among them
-            self.failure = str(error).splitlines()[0]
+            self.failure = first_line(error)
             plan = GraphPlan(self.label, device, list(sizes), self.failure, {}, {}, [], "")
         self._plans.append(plan)
         instance = self._maker.as_it_is()

@@ -91,8 +91,7 @@ class ClipPrograms:
         program = self._made[key]
         if program is None:
             return None
-        if norm is None and not any(map(is_dtensor, gradients)):
-            program.keep_gradients(gradients)
+        if norm is None:
             self._last[around] = program
         return program.run(given, [limit])
 
@@ -118,6 +117,8 @@ class ClipPrograms:
             update = record(run, given, [limit])
             inputs = [("user_input", f"gradient.{i}", tensor) for i, tensor in enumerate(given)]
             program = LoadedUpdate("clipping", update, inputs, self._options)
+            if norm is None and not any(map(is_dtensor, given)):
+                program.keep_gradients(given)
         except Exception as error:
             self._say(error.reason if isinstance(error, ExportError) else repr(error))
             return None

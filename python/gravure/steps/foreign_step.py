@@ -31,12 +31,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..graphs.recorded_numbers import Unrecorded
+from ..graphs.recorded_numbers import OWN_STEP, Unrecorded
 from ..torch_api.operators import is_torchs_function
 from ..torch_api.optimizers import is_whole, plain_step
 from .own_optimizers import OWN
 
-_OWN_STEP = "its own step runs"
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.memory_format)
 _BUILTINS = frozenset(
     "abs all any bool dict enumerate filter float int len list map max min pow range reversed "
@@ -161,7 +160,7 @@ class ForeignStep:
         self._plain[name] = look
 
     def _refuse(self, what: str) -> None:
-        raise Unrecorded("its step", what, _OWN_STEP)
+        raise Unrecorded("its step", what, OWN_STEP)
 
     def _follow(self, function: Any, optimizer: Optimizer) -> Any:
         """All that it calls; returns it without PyTorch's wrappers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -59,6 +59,7 @@ class LoadedUpdate:
         follow_update(self._reported)
         self._run = direct(self._program, "run", _ENTRY)
         self._repeat = direct(self._program, "run_update", _ENTRY)
+        self._run_on: Callable[..., list[Any]] | None = None  # keep_gradients()
         self._holds_of_counts = conditions_on_counts(update)
         self._counts: list[float] = []  # of counters, before the next step
 
@@ -87,7 +88,9 @@ class LoadedUpdate:
 
     def run_on(self, owners: Sequence[Tensor], numbers: list[float]) -> list[Any] | None:
         """run() on the gradients that these have. None, and nothing has run, where they are of
-        other kinds."""
+        other kinds, or were not kept."""
+        if self._run_on is None:
+            return None
         given = [float(numbers[i]) for i in self._update.numbers]
         ran, *results = self._run_on(owners, given) or (False,)
         return results if ran else None

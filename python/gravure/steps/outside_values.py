@@ -188,7 +188,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _is_torchs(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch"
+    return _is_of_torch(type(value).__module__)
 
 
 def _frozen(value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..graphs.recorded_numbers import Number, Unrecorded, literal
+from ..graphs.recorded_numbers import OWN_STEP, Number, Unrecorded, literal
 from ..graphs.update_recorder import Update, record
 from ..library.namespace import LIBRARY
 from ..torch_api.dtensors import local_of, locals_of, spec_of
@@ -19,7 +19,6 @@ from .scaling import Scaling, decides_itself
 from .settings import counted_in
 from .twin import Counts, run_step, twin_of
 
-_OWN_STEP = "its own step runs"
 _WAITS = "counts on the host, so that GradScaler waits for the device; take fused=True"
 
 # Stands between what computes gradients and what uses them, and is in no capture: numbers are not
@@ -76,11 +75,11 @@ def refuse_kinds(tensors: Sequence[Any]) -> None:
     """Raises Unrecorded for a tensor that no program takes."""
     for tensor in locals_of(tensors):
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested:
-            raise Unrecorded("its step", f"takes a {type(tensor).__name__}", _OWN_STEP)
+            raise Unrecorded("its step", f"takes a {type(tensor).__name__}", OWN_STEP)
         if tensor.layout is not torch.strided:
-            raise Unrecorded("its step", f"takes a {tensor.layout} tensor", _OWN_STEP)
+            raise Unrecorded("its step", f"takes a {tensor.layout} tensor", OWN_STEP)
         if tensor.is_inference():
-            raise Unrecorded("its step", "takes an inference tensor", _OWN_STEP)
+            raise Unrecorded("its step", "takes an inference tensor", OWN_STEP)
 
 
 def record_step(
@@ -115,7 +114,7 @@ def record_step(
     tensors += [] if scaler is None else scaler.tensors()
     refuse_kinds(tensors)
     if len(set(map(id, parameters))) < count:
-        raise Unrecorded("its step", "has a parameter twice", _OWN_STEP)
+        raise Unrecorded("its step", "has a parameter twice", OWN_STEP)
 
     def run(fakes: list[Tensor], values: list[float]) -> list[Tensor]:
         own = fakes[:count] + fakes[2 * count : last]
@@ -148,17 +147,17 @@ def record_step(
         left = counted_in(twin, own_parameters, known)
         names = [[(id(holder), name) for holder, name in each] for each in (before, left)]
         if not stays or names[0] != names[1]:
-            raise Changing("its step", "changes values of Python's in its state", _OWN_STEP)
+            raise Changing("its step", "changes values of Python's in its state", OWN_STEP)
         after = tuple([_as_python(holder[name]) for holder, name in left])
         return results
 
     asks = scaler is not None and not decides_itself(optimizer)  # the host, whether a step is due
     devices = {each.tensor.device for each in held} - {p.device for p in parameters}
     if asks and devices:
-        raise Unrecorded("its step", _WAITS, _OWN_STEP)
+        raise Unrecorded("its step", _WAITS, OWN_STEP)
     update = record(run, tensors, numbers)
     if asks and update.reads:
-        raise Unrecorded("its step", _WAITS, _OWN_STEP)
+        raise Unrecorded("its step", _WAITS, OWN_STEP)
     return replace(update, after=after)
 
 
@@ -167,5 +166,5 @@ def _as_python(value: Any) -> str:
     source = value.source if isinstance(value, Number) else literal(value)
     if source is None:
         what = "keeps a number that the program computes, or that is of another type than Python's"
-        raise Unrecorded("its step", what, _OWN_STEP)
+        raise Unrecorded("its step", what, OWN_STEP)
     return str(source)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..graphs.recorded_numbers import Unrecorded
+from ..graphs.recorded_numbers import OWN_STEP, Unrecorded
 from ..torch_api.optimizers import chooses_foreach, plain_step
 from .own_optimizers import is_own_step
 from .settings import is_number
@@ -34,14 +34,14 @@ def twin_of(
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in tensors:
-                raise Unrecorded("its step", "has a tensor within a setting", "its own step runs")
+                raise Unrecorded("its step", "has a tensor within a setting", OWN_STEP)
             return tensors[id(value)]
         if isinstance(value, float):
             return next(rest)
         if isinstance(value, (tuple, list)):
             if type(value) not in (tuple, list):
                 what = f"has a setting that is a {type(value).__name__}"
-                raise Unrecorded("its step", what, "its own step runs")
+                raise Unrecorded("its step", what, OWN_STEP)
             return type(value)(map(changed, value))
         return value
 
@@ -98,7 +98,7 @@ def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
             raise  # else it stumbles over the state that it makes
         return False
     if result is not None:
-        raise Unrecorded("its step", "returns something", "its own step runs")
+        raise Unrecorded("its step", "returns something", OWN_STEP)
     after = python_side(twin)
     if before.keys() != after.keys():
         return False

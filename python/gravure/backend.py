@@ -11,7 +11,7 @@ from torch import fx
 
 from .calls.autocast_call import AutocastCall
 from .calls.frame import FrameRequest
-from .calls.graph_break import graph_break_of
+from .calls.graph_break import as_told, graph_break_of
 from .calls.live_graphs import drop_converted
 from .calls.step_clock import StepClock
 from .drop_captures import drop_captures
@@ -31,6 +31,7 @@ from .torch_api.left_frames import forget
 from .torch_api.optimizers import leave_functions_alone, steps_optimizer
 from .torch_api.private_names import MissingName
 from .torch_api.split_backward import refuse_split_backward
+from .torch_api.whether_compiled import Answer
 
 _OPTIMIZER = (
     "an optimizer's step has other bits than eager's when Dynamo traces it, so it is eager's"
@@ -57,7 +58,6 @@ def _options(options: Mapping[str, Any] | None) -> CompileOptions:
     return chosen
 
 
-@traces_as_eager
 def compile_graph(
     graph: fx.GraphModule,
     inputs: list[Any],
@@ -90,12 +90,24 @@ def compile_graph(
         runs_as_it_is(str(error))
 
 
+def _answer(keywords: Mapping[str, Any]) -> Answer:
+    """What code is told that asks whether it is compiled."""
+    try:
+        return _options(_given(keywords.get("options"), keywords.get("mode"))).answer
+    except (TypeError, ValueError):  # the backend says it
+        return Answer.EAGERS
+
+
+traces_as_eager(compile_graph, _answer)
+
+
 def _compiled(
     graph: fx.GraphModule, inputs: list[Any], chosen: CompileOptions
 ) -> Callable[..., Any]:
     program_class()
     label = label_of(graph)
     ends = graph_break_of(graph, label)
+    chosen = as_told(chosen, label)
     clock = None
     if chosen.is_timed:
         ends_at, resumes_at = read_break(ends).location, resumed_at(graph)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .torch_api.whether_compiled import Answer
+
 ORDERS = ("levels", "program")
 ON_MISSED = ("warn", "raise")
 RESULTS = ("owned", "copied", "static", "accumulate")
@@ -95,7 +97,7 @@ def _value_of(name: str, text: str) -> Any:
             return float(text)
     except ValueError:
         return text
-    return _TRUTHS.get(text.lower(), text) if kind == "bool" else text
+    return _TRUTHS.get(text.lower(), text) if kind.startswith("bool") else text
 
 
 def _is_count(value: Any) -> bool:
@@ -176,8 +178,9 @@ class CompileOptions:
     where `GRAVURE_REPORT` names a page: see [see it](see-it.md#times)"""
     eager_rng: bool = False
     """checkpointed random operators on CUDA repeat eager's own draws, on the host"""
-    is_compiling: bool = False
-    """code that asks whether it is compiled is told so, and may take another way: see
+    is_compiling: bool | None = None
+    """what code is told that asks whether it is compiled, and may take another way; by default
+    `False`, and with Inductor's kernels `True` for a function whose other way branches on data: see
     [above](torch-compile.md#code-that-asks-whether-it-is-compiled)"""
     max_shapes: int | None = None
     """sets of sizes of one graph that get programs of their own; by default 8 to 64, as many as
@@ -233,7 +236,7 @@ class CompileOptions:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 raise ValueError(f"there is no option {name!r}; {hint}there are {', '.join(known)}")
-            if value is None and name in ("mode", "max_shapes"):
+            if value is None and name in ("mode", "max_shapes", "is_compiling"):
                 continue
             check, expected = _CHECKS.get(name, (lambda v: isinstance(v, bool), "True or False"))
             if not check(value):
@@ -258,6 +261,13 @@ class CompileOptions:
         """Those that are not what they are by default."""
         values = ((each.name, each.default, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, default, value in values if value != default}
+
+    @property
+    def answer(self) -> Answer:
+        """What code is told that asks whether it is compiled."""
+        if self.is_compiling is None and self.codegen == "inductor":
+            return Answer.EAGERS_UNTIL_IT_BRANCHES
+        return Answer.TRUTH if self.is_compiling else Answer.EAGERS
 
     @property
     def raises(self) -> bool:

@@ -11,7 +11,8 @@ file a model, way and round; one that is there is not measured again: what was c
 Figures of every model come first, then bits. Caches of compiled kernels are empty for each process;
 `--warm` keeps one for all, and the first call's seconds bear a star. A process is a fork of one
 that has imported the libraries and not touched the GPU; where that cannot be, a new one.
-`--device cpu --size tiny` tries the script without a GPU.
+`--jobs 4`: so many processes at once; each stops the others while its steps are timed, and none
+says how long its first call took. `--device cpu --size tiny` tries the script without a GPU.
 
 Ways: eager; gravure, gravure_inductor: torch.compile(backend="gravure"), ATen's kernels and
 Inductor's; gravure_autotune: in the mode max-autotune; step, step_inductor: gravure.compile_step;
@@ -31,6 +32,8 @@ eager's.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -41,7 +44,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -559,6 +562,15 @@ def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     device = Device(where)
     run, batches = make(model, way, size, where)
     found = _ten_steps(run, batches, device)
+    if TURNS in os.environ:  # others compiled meanwhile
+        del found["first_s"]
+    with alone():
+        found |= _times(run, batches, device)
+    return found | _said(run)
+
+
+def _times(run: Run, batches: list[Batch], device: Device) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     whole, host = [], []
     for i in range(STEPS):
         device.wait()
@@ -577,7 +589,7 @@ def figures(model: str, way: str, size: str, where: str) -> dict[str, Any]:
     found["host_ms"] = round(statistics.median(host) * 1e3, 3)
     found |= device.memory()
     found["idle"] = idle_share(run, batches, device)
-    return found | _said(run)
+    return found
 
 
 def digests(model: str, way: str, size: str, where: str) -> dict[str, Any]:
@@ -593,6 +605,35 @@ def digests(model: str, way: str, size: str, where: str) -> dict[str, Any]:
 
 PARTS = {"figures": figures, "memory": memory, "digests": digests}
 
+# ---- several processes: one is timed, the others stand still
+
+TURNS = "GRAVURE_BENCH_TURNS"  # a folder: a lock, and a file a process that runs, named by its id
+
+
+def _to_others(turns: Path, word: signal.Signals) -> None:
+    for path in turns.glob("[0-9]*"):
+        if int(path.name) != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(path.name), word)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """All other processes of this run stand still, and what they had launched has ended."""
+    if TURNS not in os.environ:
+        yield
+        return
+    turns = Path(os.environ[TURNS])
+    with open(turns / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _to_others(turns, signal.SIGSTOP)
+        time.sleep(0.5)
+        try:
+            yield
+        finally:
+            _to_others(turns, signal.SIGCONT)
+
+
 # ---- processes, files and the table
 
 
@@ -602,10 +643,50 @@ def folder() -> Path:
     return found
 
 
-def spawn(
-    part: str, model: str, way: str, options: argparse.Namespace, limit: float
-) -> dict[str, Any]:
-    """What a process of its own found, or its error. "cut": `limit` seconds did not do."""
+@dataclass
+class Process:
+    """A process that measures, until it ends or `until`. It leads a group of its own."""
+
+    path: Path  # of the result
+    id: int
+    said: IO[str]
+    caches: str
+    begun: float
+    until: float
+    whole: bool  # had all the time that a process may take
+
+    def status(self) -> int | None:
+        """Its exit status; -1: it was killed, late; None: it runs."""
+        ended, word = os.waitpid(self.id, os.WNOHANG)
+        if not ended and time.perf_counter() < self.until:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.id, signal.SIGKILL)  # compiling processes outlive their parent
+        if ended:
+            return os.waitstatus_to_exitcode(word)
+        os.waitpid(self.id, 0)
+        return -1
+
+    def result(self, status: int) -> dict[str, Any]:
+        """What it found, or its error. "cut": its time did not do."""
+        self.said.seek(0)
+        lines = self.said.read().strip().splitlines()
+        self.said.close()
+        shutil.rmtree(self.caches, ignore_errors=True)
+        took = {"took_s": round(time.perf_counter() - self.begun, 1)}
+        if status == -1:
+            limit = self.until - self.begun
+            return took | {"error": f"more than {limit:.0f} s", "cut": True, "said": lines[-30:]}
+        results = [line for line in lines if line.startswith("RESULT ")]
+        if status == 0 and results:
+            return json.loads(results[-1].removeprefix("RESULT ")) | took
+        error = lines[-1][:300] if lines else f"exit status {status}"
+        return took | {"error": error, "said": lines[-30:]}
+
+
+def start(
+    path: Path, part: str, model: str, way: str, options: argparse.Namespace, left: float
+) -> Process:
     environment = {}
     if part == "digests":
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -613,24 +694,12 @@ def spawn(
     if not options.warm:
         environment["TORCHINDUCTOR_CACHE_DIR"] = caches
         environment["TRITON_CACHE_DIR"] = caches + "/triton"
+    limit = LIMIT_S * options.jobs  # it may stand still while others are timed
     begun = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as said:
-        if options.forked:
-            process = _forked(part, model, way, options, environment, said)
-        else:
-            process = _started(part, model, way, options, environment, said)
-        status = _ended(process, limit)
-        said.seek(0)
-        lines = said.read().strip().splitlines()
-    shutil.rmtree(caches, ignore_errors=True)
-    took = {"took_s": round(time.perf_counter() - begun, 1), "warm": options.warm}
-    if status is None:
-        return took | {"error": f"more than {limit:.0f} s", "cut": True, "said": lines[-30:]}
-    results = [line for line in lines if line.startswith("RESULT ")]
-    if status == 0 and results:
-        return json.loads(results[-1].removeprefix("RESULT ")) | took
-    error = lines[-1][:300] if lines else f"exit status {status}"
-    return took | {"error": error, "said": lines[-30:]}
+    said = tempfile.TemporaryFile("w+")
+    begin = _forked if options.forked else _started
+    process = begin(part, model, way, options, environment, said)
+    return Process(path, process, said, caches, begun, begun + min(limit, left), left >= limit)
 
 
 def _started(
@@ -678,24 +747,6 @@ def _forked(
         os._exit(status)
 
 
-def _ended(process: int, limit: float) -> int | None:
-    """Its exit status; None: killed, with all that it started, after `limit` seconds."""
-    until = time.perf_counter() + limit
-    status: int | None = None
-    while status is None and time.perf_counter() < until:
-        time.sleep(0.05)
-        ended, word = os.waitpid(process, os.WNOHANG)
-        if ended:
-            status = os.waitstatus_to_exitcode(word)
-    try:
-        os.killpg(process, signal.SIGKILL)  # compiling processes outlive their parent
-    except ProcessLookupError:
-        pass
-    if status is None:
-        os.waitpid(process, 0)
-    return status
-
-
 def imports_once(models: list[str], device: str) -> bool:
     """Imports what `models` need. False: a fork of this process cannot use the GPU."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # to ask for a GPU does not touch it
@@ -715,23 +766,55 @@ def imports_once(models: list[str], device: str) -> bool:
     return os.waitpid(process, 0)[1] == 0
 
 
-def measured(
-    part: str, model: str, way: str, number: int, options: argparse.Namespace, until: float
-) -> bool:
-    """Measures what is not kept yet. What failed is measured again. False: no time was left."""
-    path = folder() / f"{model}.{way}.{part}.{number}.json"
-    if path.exists() and "error" not in json.loads(path.read_text()):
+def _is_free(turns: Path) -> bool:
+    """Nobody is timed."""
+    with open(turns / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         return True
-    left = until - time.perf_counter()
-    if left < LEAST_S:
-        return False
-    found = spawn(part, model, way, options, min(LIMIT_S, left))
-    if "cut" in found and left < LIMIT_S:
-        return False
-    path.write_text(json.dumps(found, indent=1))
-    said = found.get("error") or found.get("step_ms") or found.get("digest")
-    print(f"{path.stem}: {said} ({found.get('took_s', '–')} s)", flush=True)
-    return True
+
+
+def measure(wanted: list[tuple[str, str, str, int]], options: argparse.Namespace) -> list[str]:
+    """Measures what is not kept yet. What failed is measured again. Returns what had no time."""
+    until = time.perf_counter() + options.seconds
+    runs: list[Process] = []
+    waiting, left = [], []
+    for part, model, way, number in wanted:
+        path = folder() / f"{model}.{way}.{part}.{number}.json"
+        if not path.exists() or "error" in json.loads(path.read_text()):
+            waiting.append((path, part, model, way))
+    with tempfile.TemporaryDirectory() as name:
+        turns = Path(name)
+        if options.jobs > 1:
+            os.environ[TURNS] = name
+        while waiting or runs:
+            rest = until - time.perf_counter()
+            if waiting and rest < LEAST_S:
+                left += [path.stem for path, *_ in waiting]
+                waiting = []
+            if waiting and len(runs) < options.jobs and _is_free(turns):
+                path, *task = waiting.pop(0)
+                runs.append(start(path, *task, options, rest))
+                (turns / str(runs[-1].id)).touch()
+            for run in list(runs):
+                status = run.status()
+                if status is None:
+                    continue
+                runs.remove(run)
+                (turns / str(run.id)).unlink()
+                if _is_free(turns):  # it may have been killed while others stood still
+                    _to_others(turns, signal.SIGCONT)
+                found = run.result(status) | {"warm": options.warm, "jobs": options.jobs}
+                if "cut" in found and not run.whole:
+                    left.append(run.path.stem)
+                    continue
+                run.path.write_text(json.dumps(found, indent=1))
+                said = found.get("error") or found.get("step_ms") or found.get("digest")
+                print(f"{run.path.stem}: {said} ({found['took_s']} s)", flush=True)
+            time.sleep(0.05)
+    return left
 
 
 def kept(part: str, model: str, way: str) -> list[dict[str, Any]]:
@@ -806,6 +889,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--parts", default="figures,digests")
     parser.add_argument("--one", nargs=3, metavar=("PART", "MODEL", "WAY"))
     options = parser.parse_args()
@@ -818,15 +902,11 @@ def main() -> int:
         options.models, options.ways, options.parts = *SHORT, "figures"
         options.rounds = 1
     if not options.show:
-        until = time.perf_counter() + options.seconds
         models, ways = options.models.split(","), options.ways.split(",")
         options.forked = imports_once(models, options.device)
         print("each process is", "a fork" if options.forked else "new", flush=True)
-        left = [
-            "{1}.{2}.{0}.{3}".format(*task)
-            for task in tasks(models, ways, options.rounds, options.parts.split(","))
-            if not measured(*task, options, until)
-        ]
+        parts = options.parts.split(",")
+        left = measure(tasks(models, ways, options.rounds, parts), options)
         if left:
             print("left:", *left, flush=True)
     show()

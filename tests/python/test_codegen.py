@@ -336,6 +336,18 @@ def test_each_result_has_memory_and_strides_of_its_own() -> None:
         code.operator(code.name, 1, [x.t()])
 
 
+def test_a_result_without_its_axes_of_one_element_has_them() -> None:
+    """Inductor sums over two axes so on a GPU, for the weight of a norm (T5's)."""
+    made = torch.arange(6.0)
+    code = CompiledCode("test", lambda _: [made], [], [Layout((1, 2, 3), (6, 3, 1))], random=False)
+    (found,) = code([], [])
+    assert found.shape == (1, 2, 3) and bits(found) == bits(made.view(1, 2, 3))
+    for wrong in (torch.arange(5.0), torch.arange(6.0).view(3, 2).t()):
+        made = wrong
+        with pytest.raises(RuntimeError, match="compiled code met a tensor of"):
+            code([], [])
+
+
 def test_code_that_is_gone_is_an_error() -> None:
     code = CompiledCode("test", lambda inputs: inputs, [], [], random=False)
     operator, name = code.operator, code.name

@@ -15,6 +15,7 @@ import gravure
 import pytest
 import torch
 from gravure.backend import compile_graph
+from gravure.calls import graph_break
 from gravure.torch_api import whether_compiled
 from gravure.torch_api.eager_tracing import traces_as_eager
 from gravure.torch_api.private_names import MINOR
@@ -219,6 +220,65 @@ def test_a_branch_on_data_names_the_line_and_the_option(
     assert "is_compiling=True" in str(refused.value)
     step = gravure.compile_step(loss, **TOLD)
     assert bits(step(x, part)) == bits(loss(x, part))
+
+
+INDUCTORS = {"options": {"codegen": "inductor"}}
+
+
+@pytest.mark.parametrize("way", ["options", "mode", "environment", "step"])
+def test_with_inductors_kernels_a_branch_on_data_has_code_told_the_truth(
+    library: ModuleType, way: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager's bits are not promised there, and the graph goes on."""
+    weight, x = nn.Parameter(torch.randn(64)), torch.randn(64)
+    line = LIBRARY.splitlines().index("    if not by_any_of_them() and mask.all():") + 1
+
+    def loss(x: Tensor, mask: Tensor) -> Tensor:
+        return library.masked(x * 2, weight, mask)
+
+    monkeypatch.setattr(graph_break, "_said", set())
+    if way == "environment":
+        monkeypatch.setenv("GRAVURE_OPTIONS", "codegen=inductor")
+    given = {"mode": {"mode": "default"}, "environment": {}}.get(way, INDUCTORS)
+    if way == "step":
+        compiled = gravure.compile_step(loss, **given)
+    else:
+        compiled = torch.compile(loss, backend="gravure", fullgraph=True, **given)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        for _ in range(3):
+            found = compiled(x, torch.ones(64, dtype=torch.bool))
+    truth = (x * 2 * weight).sum() / 3  # the way of compiled code
+    torch.testing.assert_close(found, truth)
+    graphs = [g for g in gravure.report().graphs if g.programs]
+    assert [g.kernels.endswith("kernels, is_compiling") for g in graphs] == [True]
+    assert caplog.text.count(f"asking_library.py:{line}: eager's way branches on data") == 1
+
+
+def test_code_that_does_not_branch_on_data_is_told_no_with_inductors_kernels(
+    library: ModuleType,
+) -> None:
+    """Attention of transformers is flash there, and is not where it is told the truth."""
+    model, x = library.Asks("any"), torch.randn(64)
+    compiled = torch.compile(model, backend="gravure", **INDUCTORS)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert [g.kernels for g in gravure.report().graphs] == ["Inductor's kernels"]
+
+
+def test_eagers_way_stays_where_the_option_says_so(library: ModuleType) -> None:
+    weight, x = nn.Parameter(torch.randn(64)), torch.randn(64)
+
+    def loss(x: Tensor, mask: Tensor) -> Tensor:
+        return library.masked(x * 2, weight, mask)
+
+    whole = torch.ones(64, dtype=torch.bool)
+    ours = INDUCTORS["options"] | {"is_compiling": False}
+    torch.testing.assert_close(
+        torch.compile(loss, backend="gravure", options=ours)(x, whole), loss(x, whole)
+    )
+    # A function that was told the truth for Inductor's kernels is told no for ATen's.
+    torch.compile(loss, backend="gravure", **INDUCTORS)(x, whole)
+    torch._dynamo.reset()
+    assert bits(torch.compile(loss, backend="gravure")(x, whole)) == bits(loss(x, whole))
 
 
 def test_a_branch_that_nobody_asked_for_has_no_such_cure() -> None:

@@ -1,16 +1,18 @@
-"""Where and why Dynamo ended a graph before the function did, and what keeps it whole."""
+"""Where and why Dynamo ended a graph before its function did, or would have; what keeps it whole."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from torch import fx
 
 from ..graphs.names import FrameNamer
+from ..options import CompileOptions
 from ..text.source_lines import Locations
 from ..torch_api import numpy_draws
 from ..torch_api.dynamo import Break, break_of
-from ..torch_api.whether_compiled import REMEDY, asks
+from ..torch_api.whether_compiled import REMEDY, asks, told_the_truth_for
 
 logger = logging.getLogger("gravure")
 
@@ -51,6 +53,26 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
         _said.add(text)
         logger.warning("%s is cut in two by Dynamo at %s", label, text)
     return text
+
+
+def as_told(options: CompileOptions, label: str) -> CompileOptions:
+    """In a backend's call: the options of this graph, with what its code was told.
+
+    Where that is the truth, since eager's way branches on data, a warning says so, once a location.
+    """
+    branch = told_the_truth_for()
+    if branch is None:
+        return options
+    location = Locations(FrameNamer()).line(*branch)
+    text = (
+        f"{location}: eager's way branches on data; code that asks whether it is compiled was told "
+        'so, and the graph goes on. Leave the way to eager by options={"is_compiling": False}: '
+        "the graph then ends there"
+    )
+    if text not in _said:
+        _said.add(text)
+        logger.warning("%s takes the way of compiled code at %s", label, text)
+    return replace(options, is_compiling=True)
 
 
 def _location(found: Break) -> str:

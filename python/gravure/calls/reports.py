@@ -154,7 +154,7 @@ def choices(kernels: set[str], broken: int) -> list[str]:
         found.append(
             "is_compiling: code that asks takes the way that it has for compilers, which may have "
             "slower kernels (attention of transformers gets a mask, and is not flash) and other "
-            "bits; leave it out where the code is one graph without"
+            "bits; it is needed only where the code is no one graph without"
         )
     if broken:
         found.append(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,17 @@ class Layout:
             return True
         strides = zip(tensor.shape, tensor.stride(), self.stride, strict=True)
         return all(size == 1 or found == wanted for size, found, wanted in strides)
+
+    def seen_in(self, tensor: Tensor) -> Tensor:
+        """The same memory in these sizes, where it has as many elements in the same order.
+
+        Inductor ends a reduction over two axes with a sum that leaves out the axes of one element
+        (`mix_order_reduction`), and goes by the memory alone.
+        """
+        if self.fits(tensor) or self.is_open or not tensor.is_contiguous():
+            return tensor
+        same = tensor.numel() == math.prod(self.size)  # type: ignore[arg-type]
+        return tensor.view(self.size) if same else tensor  # type: ignore[arg-type]
 
     def copy_of(self, tensor: Tensor) -> Tensor:
         """A copy that lies so. Raises RuntimeError for other sizes."""
@@ -100,7 +112,8 @@ class CompiledCode:
         results = []
         with plainly():
             made = self._run([*given, *numbers])  # the list is the code's to empty
-        for tensor, layout in zip(made, self._outputs, strict=True):
+        for found, layout in zip(made, self._outputs, strict=True):
+            tensor = layout.seen_in(found)
             address = tensor.untyped_storage().data_ptr()
             if (address in taken and tensor.numel() > 0) or not layout.conforms(tensor):
                 tensor = layout.copy_of(tensor)

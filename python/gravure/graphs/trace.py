@@ -34,6 +34,7 @@ from ..torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from ..torch_api.operators import pytree
 from ..torch_api.random_states import random_states_kept
 from ..torch_api.step_settings import step_settings
+from ..torch_api.whether_compiled import Answer
 from .cached_casts import casts_as_eager
 from .codegen import ATEN, Style
 from .constants import reunite_constants
@@ -110,7 +111,8 @@ def _dynamo(
     must_trace_as_eager()
     try:
         with tracing_settings(replay_side_effects=False, suppress_errors=False), step_settings:
-            marked = traces_as_eager(backend, is_compiling=is_compiling)
+            answer = Answer.TRUTH if is_compiling else Answer.EAGERS
+            marked = traces_as_eager(backend, lambda _: answer)
             result = whole_graph(fresh, marked)(*args)
     except ExportError:
         raise

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ..calls.compiled_graph import CompiledGraph
+from ..calls.graph_break import as_told
 from ..calls.live_graphs import follow
 from ..calls.reports import trace_program
 from ..errors import ExportError
@@ -117,7 +118,8 @@ class StepCompiler:
             assert compiler is not None
             return compiler(graph, inputs)
 
-        return traces_as_eager(compile_graph, is_compiling=self.options.is_compiling)
+        answer = self.options.answer
+        return traces_as_eager(compile_graph, lambda _: answer)
 
     def train(
         self,
@@ -164,7 +166,8 @@ class StepCompiler:
             program.open()
         self.programs += 1
         leave_out(graph, kept.looked_up)
-        compiled = CompiledGraph.around(written.label, self.options, program)
+        told = as_told(self.options, written.label)
+        compiled = CompiledGraph.around(written.label, told, program)
         follow(compiled)
         found = weakref.ref(program)
 

@@ -50,13 +50,18 @@ _IN_PLACE = {
 _JUMPS = [code for name, code in dis.opmap.items() if "JUMP" in name and "_IF_" in name]
 
 
-def decide_constant_branches(is_ours: Callable[[Any], bool]) -> None:
-    """Has Dynamo do so where `is_ours` says that the backend is one of Gravure's."""
+def decide_constant_branches(
+    is_ours: Callable[[Any], bool], undecided: Callable[[Any], None]
+) -> None:
+    """Has Dynamo do so where `is_ours` says that the backend is one of Gravure's.
+
+    `undecided` is given Dynamo's translator at a branch on data, and may raise.
+    """
     try:
         for translator in _with_subclasses(InstructionTranslatorBase):
             for code in _JUMPS:
                 jump = translator.dispatch_table[code]
-                translator.dispatch_table[code] = _deciding(jump, is_ours)
+                translator.dispatch_table[code] = _deciding(jump, is_ours, undecided)
     except (AttributeError, IndexError, TypeError, MissingName) as error:
         logger.warning("this PyTorch breaks graphs at branches on constants: %r", error)
 
@@ -67,13 +72,16 @@ def _with_subclasses(kind: type) -> Iterator[Any]:
         yield from _with_subclasses(further)
 
 
-def _deciding(jump: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callable[..., Any]:
+def _deciding(
+    jump: Callable[..., Any], is_ours: Callable[[Any], bool], undecided: Callable[[Any], None]
+) -> Callable[..., Any]:
     def decide(tx: Any, inst: Any) -> Any:
         value = tx.stack[-1]
         if type(value) is not TensorVariable or not is_ours(tx.output.compiler_fn):
             return jump(tx, inst)
         known = _truth(value.as_proxy().node)
         if known is None:
+            undecided(tx)
             return jump(tx, inst)
         stand_in = ConstantVariable.create(known)
         tx.stack[-1] = stand_in

@@ -27,7 +27,7 @@ eager's. `_foreach_lerp_` is torch.optim's own operator.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -52,24 +52,28 @@ from .private_names import (
 )
 from .random_states import keep_recurrent_dropout
 from .recurrent_modules import trace_recurrent_modules
-from .whether_compiled import answer_as_eager
+from .whether_compiled import Answer, answer_as_eager, trace_with_the_truth
 
 _MARK = "_gravure_traces_as_eager"
 _OURS = "_gravure_handles"
-_TELLS = "_gravure_is_compiling"
+_ANSWERS = "_gravure_answers"
 # What wrappers of Dynamo's, torch.compile's, functools' and DDPOptimizer call what they wrap.
 _WRAPPED = ("_torchdynamo_orig_backend", "compiler_fn", "func", "backend_compile_fn")
 
 
-def traces_as_eager(backend: Any, *, is_compiling: bool = False) -> Any:
+def _as_eager(_: Mapping[str, Any]) -> Answer:
+    return Answer.EAGERS
+
+
+def traces_as_eager(backend: Any, answer: Callable[[Mapping[str, Any]], Answer] = _as_eager) -> Any:
     """Marks a backend of Dynamo's: its graphs hold what eager runs.
 
-    With `is_compiling` code that asks is told that it is compiled. A backend that takes options
-    has it among them.
+    `answer` is what code is told that asks whether it is compiled, by the keywords that
+    torch.compile, or a partial, gives the backend.
     """
     _change_dynamo()
     setattr(backend, _MARK, True)
-    setattr(backend, _TELLS, is_compiling)
+    setattr(backend, _ANSWERS, answer)
     return backend
 
 
@@ -87,17 +91,19 @@ def _is_marked(backend: Any) -> bool:
     return any(getattr(layer, _MARK, False) for layer in _layers(backend))
 
 
-def _is_told_as_eager(backend: Any) -> bool:
-    """Whether code that asks whether it is compiled is told no: for a marked backend, unless it has
-    the option is_compiling."""
+def _answer_for(backend: Any) -> Answer:
+    """What code is told that asks whether it is compiled."""
+    given: dict[str, Any] = {}
     for layer in _layers(backend):
-        given = getattr(layer, "kwargs", None) or getattr(layer, "keywords", None) or {}
-        chosen = (given.get("options") or {}).get("is_compiling")
-        if chosen is not None:
-            return not chosen and _is_marked(layer)
+        keywords = getattr(layer, "kwargs", None) or getattr(layer, "keywords", None) or {}
+        given = dict(keywords) | given
         if getattr(layer, _MARK, False):
-            return not getattr(layer, _TELLS)
-    return False
+            return getattr(layer, _ANSWERS)(given)
+    return Answer.TRUTH
+
+
+def _at_undecided(tx: Any) -> None:
+    trace_with_the_truth(tx, _answer_for)
 
 
 def must_trace_as_eager() -> None:
@@ -112,8 +118,8 @@ def must_trace_as_eager() -> None:
 @functools.cache
 def _change_dynamo() -> MissingName | None:
     """Done once, for all backends. What is in the way, if anything is."""
-    decide_constant_branches(_is_marked)
-    answer_as_eager(_is_told_as_eager)
+    decide_constant_branches(_is_marked, _at_undecided)
+    answer_as_eager(_answer_for)
     trace_recurrent_modules(_is_marked)
     keep_recurrent_dropout(_is_marked)
     guard_further(_is_marked)

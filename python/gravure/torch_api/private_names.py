@@ -48,6 +48,7 @@ class Without(enum.Enum):
     SKIPS = "where another one is missing, a compiled function ends in its error"
     BITS = "nothing is compiled, since graphs would have other bits than eager's"
     TRUTH = "code that asks is told that it is compiled"
+    ANEW = "with Inductor's kernels graphs break where eager's way branches on data"
     RECURRENT = "graphs break at every LSTM"
     DROPOUT = "behind a compilation cuDNN's dropout begins anew, with other bits than eager's"
     LOGS = "graphs break where a logger is called"
@@ -243,6 +244,7 @@ _ROWS = (
     Private("torch._dynamo.exc", "FailOnRecompileLimitHit", Without.WORDS),
     Private("torch._dynamo.exc", "TorchDynamoException", Without.WORDS),
     Private("torch._dynamo.exc", "SkipFrame", Without.SKIPS),
+    Private("torch._dynamo.exc", "UnspecializeRestartAnalysis", Without.ANEW),
     Private(_SHAPES, "GuardOnDataDependentSymNode", Without.WORDS),
     Private("torch._guards", "CompileContext", Without.COMPILED, "current_compile_id"),
     Private("torch._dynamo.convert_frame", "compile_lock", Without.LOCK),

@@ -8,14 +8,19 @@ not traced by Dynamo, but by AOTAutograd or `make_fx`, is told so by a flag, `co
 `_is_compiling_flag`: from 2.13 on Dynamo sets it while it compiles, and an optimizer's step would
 be traced in its way for tensors, with other bits (test_optimizer_step.py).
 
+Eager's way may branch on data, which ends a graph. Where eager's bits are not promised, code is
+told so only until it does: Dynamo then traces the function anew, and code is told the truth.
+
 Private: `TorchInGraphFunctionVariable` has Dynamo's table of answers, `SkipFunctionVariable` stands
 for a function that it does not look into, `ConstantVariable` for an answer. Without them code is
-told that it is compiled, and a warning says so once.
+told that it is compiled, and a warning says so once. `UnspecializeRestartAnalysis` has Dynamo trace
+anew without what it learnt; without it the graph ends at the branch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import logging
 import os
@@ -27,11 +32,13 @@ from unittest import mock
 
 import torch
 
+from .dynamo import compile_number
 from .private_names import (
     ConstantVariable,
     MissingName,
     SkipFunctionVariable,
     TorchInGraphFunctionVariable,
+    UnspecializeRestartAnalysis,
     compiler,
 )
 
@@ -65,22 +72,35 @@ REMEDY = (
     "may take another way then, with other bits than eager's"
 )
 
+
+class Answer(enum.Enum):
+    """What code is told that asks, by the backend that it is traced for."""
+
+    TRUTH = "that it is compiled"
+    EAGERS = "what eager tells it"
+    EAGERS_UNTIL_IT_BRANCHES = "what eager tells it, and the truth once that way branches on data"
+
+
 _asking: set[CodeType] = set()  # functions that were told no
+# Functions that are traced with the truth, since eager's way branched on data: where.
+_branching: dict[CodeType, tuple[str, int]] = {}
+# The last of them that asked, by the number of the compilation. Dynamo compiles one at a time.
+_told: dict[str, tuple[str, int]] = {}
 
 
-def answer_as_eager(runs_as_eager: Callable[[Any], bool]) -> None:
-    """Has Dynamo answer no where `runs_as_eager` says that code is told so for this backend."""
+def answer_as_eager(answer_for: Callable[[Any], Answer]) -> None:
+    """Has Dynamo answer what `answer_for` says of a backend."""
     try:
         handlers = TorchInGraphFunctionVariable._get_handlers()
         changed = {}
         for question in map(_function, _QUESTIONS):
-            changed[question] = _answer(handlers[question], runs_as_eager)
+            changed[question] = _answer(handlers[question], answer_for)
         for question in map(_function, _UNANSWERED):
-            changed[question] = _answer(handlers.get(question), runs_as_eager)
+            changed[question] = _answer(handlers.get(question), answer_for)
         handlers.update(changed)
         skipped = {_function(name) for name in _SKIPPED}
         SkipFunctionVariable.call_function = _answer_skipped(
-            SkipFunctionVariable.call_function, skipped, runs_as_eager
+            SkipFunctionVariable.call_function, skipped, answer_for
         )
     except (AttributeError, KeyError, TypeError, MissingName) as error:
         _say_unknown(error)
@@ -108,10 +128,10 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _answer(
-    truth: Callable[..., Any] | None, runs_as_eager: Callable[[Any], bool]
+    truth: Callable[..., Any] | None, answer_for: Callable[[Any], Answer]
 ) -> Callable[..., Any]:
     def answer(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_told(tx, runs_as_eager):
+        if _is_told_no(tx, answer_for):
             return ConstantVariable.create(False)
         return truth(self, tx, *args, **kwargs) if truth is not None else None
 
@@ -121,30 +141,60 @@ def _answer(
 def _answer_skipped(
     call_function: Callable[..., Any],
     skipped: set[Callable[..., Any]],
-    runs_as_eager: Callable[[Any], bool],
+    answer_for: Callable[[Any], Answer],
 ) -> Callable[..., Any]:
     @functools.wraps(call_function)
     def call(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.value in skipped and _is_told(tx, runs_as_eager):
+        if self.value in skipped and _is_told_no(tx, answer_for):
             return ConstantVariable.create(False)
         return call_function(self, tx, args, kwargs)
 
     return call
 
 
-def _is_told(tx: Any, runs_as_eager: Callable[[Any], bool]) -> bool:
+def trace_with_the_truth(tx: Any, answer_for: Callable[[Any], Answer]) -> None:
+    """At a branch on data in Dynamo's translator `tx`: has the function traced anew, with the
+    truth, where what branches was told no and need not be."""
+    try:
+        root = tx.output.root_tx.f_code
+        if tx.f_code not in _asking or root in _branching:
+            return
+        if answer_for(tx.output.compiler_fn) is not Answer.EAGERS_UNTIL_IT_BRANCHES:
+            return
+        again = UnspecializeRestartAnalysis(restart_reason="a branch of code that asked")
+    except (AttributeError, TypeError, MissingName) as error:  # then the graph ends here
+        logger.debug("whether_compiled: %r", error)
+        return
+    _branching[root] = (tx.f_code.co_filename, tx.lineno)
+    raise again
+
+
+def told_the_truth_for() -> tuple[str, int] | None:
+    """In a backend's call: file and line of the branch on data for which code of this graph was
+    told that it is compiled. None: it was not, or by the option."""
+    return _told.pop(compile_number(), None)
+
+
+def _is_told_no(tx: Any, answer_for: Callable[[Any], Answer]) -> bool:
     """Whether who asks in Dynamo's translator `tx` is told as eager tells; and notes who it is."""
     try:
-        backend = tx.output.compiler_fn
+        backend, root = tx.output.compiler_fn, tx.output.root_tx.f_code
         asking = [tx.f_code]
         while len(asking) < _CALLERS and (tx := tx.parent) is not None:
             asking.append(tx.f_code)
     except AttributeError as error:
         _say_unknown(error)
         return False
-    if asking[0].co_filename.startswith(_TOLD_THE_TRUTH) or not runs_as_eager(backend):
+    if asking[0].co_filename.startswith(_TOLD_THE_TRUTH):
         return False
     if any(code.co_filename.endswith(_FOR_THE_TRACER) for code in asking):
+        return False
+    answer = answer_for(backend)
+    if answer is Answer.TRUTH:
+        return False
+    if answer is Answer.EAGERS_UNTIL_IT_BRANCHES and root in _branching:
+        _told.clear()
+        _told[compile_number()] = _branching[root]
         return False
     _asking.update(asking)
     return True

@@ -22,7 +22,7 @@ from .compiled_regions import compile_regions, has_host_parts
 from .constant_numbers import with_numbers
 from .constants import fold_constants, share_constants
 from .known_numbers import KnownNumbers
-from .partition import partition
+from .partition import drawn_twice, partition
 
 logger = logging.getLogger("gravure")
 
@@ -32,6 +32,10 @@ Made = TypeVar("Made")
 class HostParts(Exception):
     """Inductor was to compile the graphs as a whole, and they have parts that it cannot: these, and
     what lies between them, run faster as eager's own operators."""
+
+
+class DrawnTwice(Exception):
+    """Inductor's cut makes a draw of the forward once more in the backward."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,14 @@ class Style:
         fold_constants(joint)
         cut = cut_for_inductor if self.whole else partition
         forward, backward = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        if self.whole and (twice := drawn_twice(forward, backward)):
+            logger.warning(
+                "a backward would draw %s anew, with other numbers than its forward: the graph is "
+                "cut as eager saves. Leave activation_memory_budget of torch._functorch.config at "
+                "1, and aggressive_recomputation off; torch.utils.checkpoint repeats its draws",
+                twice[0],
+            )
+            raise DrawnTwice
         share_constants(forward, backward, num_fwd_outputs)
         return forward, backward
 

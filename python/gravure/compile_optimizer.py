@@ -17,7 +17,15 @@ from .torch_api.optimizers import has_torchs_hooks, is_schedulers, mark_as_sched
 
 Kind = TypeVar("Kind", bound=Optimizer)
 
-NOT_FOR_OPTIMIZERS = ("on_missed", "max_shapes", "max_modules", "codegen", "mode", "regions")
+NOT_FOR_OPTIMIZERS = (
+    "on_missed",
+    "max_shapes",
+    "max_modules",
+    "codegen",
+    "mode",
+    "fused_random",
+    "regions",
+)
 
 
 def compile_optimizer(

@@ -144,6 +144,9 @@ class CompileOptions:
     mode: str | None = None
     """a mode of torch.compile's, and so `codegen="inductor"`: see [Inductor's
     kernels](torch-compile.md#inductors-kernels)"""
+    fused_random: bool = False
+    """Inductor's kernels draw random numbers of their own, in place of eager's: see
+    [above](torch-compile.md#random-numbers-of-inductors-own)"""
     regions: str = "auto"
     """with Inductor's kernels, what forward and backward of a step are to it: `"divided"`, two
     graphs, `"undivided"`, one, or `"auto"`, by size; for `compile_step` alone"""
@@ -205,7 +208,10 @@ class CompileOptions:
             return cls._checked(given)
         cls._check_mapping(given)
         if given and (given.get("mode") or given.get("codegen")):
-            defaults = {k: v for k, v in defaults.items() if k not in ("mode", "codegen")}
+            without = ["mode", "codegen"]
+            if given.get("codegen") == "aten":
+                without.append("fused_random")
+            defaults = {k: v for k, v in defaults.items() if k not in without}
         return cls._checked(defaults | dict(given or {}))
 
     @classmethod
@@ -247,7 +253,22 @@ class CompileOptions:
                 "option 'mode' is about Inductor's kernels, and option 'codegen' asks for ATen's: "
                 "leave one of them out"
             )
+        if chosen.get("fused_random"):
+            cls._check_fused_random(chosen)
         return cls(**chosen)
+
+    @staticmethod
+    def _check_fused_random(chosen: Mapping[str, Any]) -> None:
+        if chosen.get("codegen", "aten") == "aten":
+            raise ValueError(
+                "option 'fused_random' is about Inductor's kernels: give \"codegen\": "
+                '"inductor", or a "mode", too'
+            )
+        if chosen.get("eager_rng"):
+            raise ValueError(
+                "option 'fused_random' is for Inductor's random numbers, and option 'eager_rng' "
+                "asks for eager's: leave one of them out"
+            )
 
     @classmethod
     def check(cls, **given: Any) -> None:

@@ -13,6 +13,7 @@ import gravure
 import models
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 import torch.nn as nn
 import torch.nn.functional as F
 from gravure.graphs import codegen
@@ -23,6 +24,7 @@ from region_compiler import RegionCompiler
 from running import DEVICES, bits, need_library
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 from training import (
     Checkpointed,
     Mlp,
@@ -299,6 +301,44 @@ def test_what_inductor_refuses_runs_as_it_is(
     strict = torch.compile(Mlp(), backend="gravure", options=INDUCTOR | {"on_missed": "raise"})
     with pytest.raises(Exception, match=f"compile-failed.*{said}"):
         strict(*rows(0))
+
+
+def masked(x: Tensor) -> Tensor:
+    return (torch.rand(x.shape) > 0.5) * x.exp()
+
+
+def test_a_cut_whose_backward_would_draw_anew_is_not_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """PyTorch's partitioner makes it, where it is told to save less than it likes to."""
+    call = torch.compile(masked, backend="gravure", options=INDUCTOR | {"on_missed": "raise"})
+    with functorch_config.patch(activation_memory_budget=0.0):
+        for _ in range(5):
+            x = torch.rand(16, 16).requires_grad_()
+            result = call(x)
+            (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
+            assert bits(gradient == 0) == bits(result == 0)
+    assert replays(gravure.report())
+    assert "would draw aten.rand.default anew" in caplog.text
+    assert "activation_memory_budget" in caplog.text
+
+
+def attention(x: Tensor) -> Tensor:
+    q, k, v = (part.view(2, 8, 2, 8).transpose(1, 2) for part in (x * 2).split(16, -1))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).square()
+
+
+def test_attention_without_dropout_may_be_computed_twice(caplog: pytest.LogCaptureFixture) -> None:
+    """Its operator may draw, by its tags; with a rate of 0 it does not."""
+    call = torch.compile(
+        lambda x: checkpoint(attention, x, use_reentrant=False).sum(),
+        backend="gravure",
+        options=INDUCTOR | {"on_missed": "raise"},
+    )
+    x = torch.rand(2, 8, 48).requires_grad_()
+    (found,) = torch.autograd.grad(call(x), x)
+    (expected,) = torch.autograd.grad(attention(x).sum(), x)
+    assert near(found, expected) and "anew" not in caplog.text
 
 
 def test_options_of_codegen() -> None:

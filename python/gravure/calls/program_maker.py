@@ -17,6 +17,7 @@ from ..graphs.codegen import CompiledRegions, Style, compile_graphs
 from ..graphs.devices import device_of
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.saved_bundle import viewed_input, without_bundle
+from ..graphs.seeded_draws import without_inductor
 from ..graphs.traced_graphs import TracedGraphs
 from ..library.direct_calls import direct
 from ..library.load import program_class
@@ -214,6 +215,7 @@ def _run_of(program: Any, call: Call, *, keeps: bool) -> Run:
 
 def as_it_is(module: fx.GraphModule) -> Run:
     """The graph as AOTAutograd would run it."""
+    module = without_inductor(module)
     if not module.graph.find_nodes(op="call_function", target=_LSTM):
         return lambda args: module(*args)
 

@@ -134,7 +134,8 @@ def kernels_of(options: CompileOptions) -> str:
     if options.codegen == "aten":
         return ATENS + told
     mode = f", mode {options.mode}" if options.mode else ""
-    return f"Inductor's kernels{mode}{told}"
+    draws = ", fused_random" if options.fused_random else ""
+    return f"Inductor's kernels{mode}{draws}{told}"
 
 
 def choices(kernels: set[str], broken: int) -> list[str]:

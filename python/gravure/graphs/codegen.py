@@ -16,13 +16,19 @@ from ..library.load import program_class
 from ..library.progress import under_way
 from ..options import CompileOptions
 from ..torch_api.eager_kernels import eager_kernels
-from ..torch_api.inductor import compile_region, cut_for_inductor, decompositions
+from ..torch_api.inductor import (
+    compile_region,
+    cut_for_inductor,
+    decompositions,
+    must_draw_by_seeds,
+)
 from .compiled_ops import CompiledCode
 from .compiled_regions import compile_regions, has_host_parts
 from .constant_numbers import with_numbers
 from .constants import fold_constants, share_constants
 from .known_numbers import KnownNumbers
-from .partition import partition
+from .partition import drawn_twice, partition
+from .seeded_draws import draws_by_seed
 
 logger = logging.getLogger("gravure")
 
@@ -32,6 +38,10 @@ Made = TypeVar("Made")
 class HostParts(Exception):
     """Inductor was to compile the graphs as a whole, and they have parts that it cannot: these, and
     what lies between them, run faster as eager's own operators."""
+
+
+class DrawnTwice(Exception):
+    """Inductor's cut makes a draw of the forward once more in the backward."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,14 @@ class Style:
 
     inductor: bool = False
     whole: bool = False
+    fused_random: bool = False  # compiled regions draw random numbers of Inductor's own
 
     @property
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         if not self.inductor:
             return {}
-        return with_numbers(decompositions() if self.whole else {})
+        taken_apart = decompositions(fused_random=self.fused_random) if self.whole else {}
+        return with_numbers(taken_apart)
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -60,8 +72,18 @@ class Style:
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         fold_constants(joint)
-        cut = cut_for_inductor if self.whole else partition
+        cut: Callable[..., Any] = partition
+        if self.whole:
+            cut = functools.partial(cut_for_inductor, fused_random=self.fused_random)
         forward, backward = cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        if self.whole and (twice := drawn_twice(forward, backward)):
+            logger.warning(
+                "a backward would draw %s anew, with other numbers than its forward: the graph is "
+                "cut as eager saves. Leave activation_memory_budget of torch._functorch.config at "
+                "1, and aggressive_recomputation off; torch.utils.checkpoint repeats its draws",
+                twice[0],
+            )
+            raise DrawnTwice
         share_constants(forward, backward, num_fwd_outputs)
         return forward, backward
 
@@ -73,8 +95,11 @@ def styles(options: CompileOptions, *, symbolic: bool) -> list[Style]:
     """Those to try, until one does not fail."""
     if options.codegen == "aten":
         return [ATEN]
+    if options.fused_random:
+        must_draw_by_seeds()
     # With open sizes the plan, which tells of host nodes, comes later than the graphs.
-    return [Style(inductor=True, whole=whole) for whole in (True, False)[int(symbolic) :]]
+    wholes = (True, False)[int(symbolic) :]
+    return [Style(inductor=True, whole=w, fused_random=options.fused_random) for w in wholes]
 
 
 def in_first_style(
@@ -127,12 +152,15 @@ def compile_graphs(
             backward=i > 0,
             inference=inference,
             mode=options.mode,
+            fused_random=style.fused_random,
         )
         name = f"{label} {('forward', 'backward')[i] if len(graphs) > 1 else 'step'}"
         with under_way(f"compiling {name} with Inductor"):
             compiled = compile_regions(module, owners[entry], planned[entry], known, name, compiler)
         if compiled.missed and style.whole:
             raise HostParts  # what is left of it runs better as eager's operators
+        if any(map(draws_by_seed, compiled.module.graph.nodes)):
+            raise HostParts  # outside of Inductor's code they draw without their seed
         if compiled.missed and options.on_missed == "raise":
             raise ExportError(
                 label, compiled.missed[0], 'use codegen="aten", or keep this out of the graph'

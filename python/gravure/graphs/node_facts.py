@@ -39,6 +39,23 @@ def is_inductors_own(node: fx.Node) -> bool:
     return higher_order_name(node.target) in _INDUCTORS_OWN
 
 
+def draws(node: fx.Node) -> bool:
+    """Whether it draws random numbers, or may: as drawsRandom of ir/facts/op_facts.cpp."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    rates = [_argument(node, name) for name in ("dropout_p", "dropout")]
+    return 0 not in rates and _argument(node, "train") is not False
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """What it is given for a parameter of this name, or has by default; None if there is none."""
+    for at, parameter in enumerate(schema(node).arguments):
+        if parameter.name == name:
+            given = node.args[at] if at < len(node.args) else parameter.default_value
+            return node.kwargs.get(name, given)
+    return None
+
+
 def is_graph(node: fx.Node) -> bool:
     """Whether it is a graph that another node takes."""
     return node.op == "get_attr" and "val" not in node.meta

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..torch_api.aot_autograd import described_result, partition_as_eager_saves
+from .node_facts import draws
 
 
 def partition(
@@ -68,6 +69,15 @@ def _unused_draws(joint: fx.GraphModule) -> list[fx.Node]:
             node = member
         found.append(node)
     return found
+
+
+def drawn_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[str]:
+    """The operators of draws that both graphs make: in the backward they give other numbers.
+
+    The min-cut partitioner takes them for cheap where it is told to save less.
+    """
+    names = {node.name for node in forward.graph.nodes}
+    return [str(n.target) for n in backward.graph.nodes if n.name in names and draws(n)]
 
 
 def drop_outputs(module: fx.GraphModule, dropped: Container[int]) -> None:

@@ -6,9 +6,10 @@ modes, `_inductor.config` its settings; `aot_module_simplified` takes operators 
 `_functorch.config` for its cache; `V`, `TracingContext` with `tracing`, and `detect_fake_mode` or a
 `FakeTensorMode` are the surroundings that they look at; `preserve_rng_state` keeps the caller's
 random states, `_disable_current_modes` his modes away. Without any of these `codegen="inductor"` is
-refused, and eager's kernels remain. `replace_node_with_constant` makes a node a tensor that the
-graph holds: without it constants are copied in each step. `decompose_auto_functionalized`: below.
-What `regional_inductor` leaves in a graph is known by the module of its class.
+refused, and eager's kernels remain. `inductor_prims` draw by a seed: without them `fused_random` is
+refused. `replace_node_with_constant` makes a node a tensor that the graph holds: without it
+constants are copied in each step. `decompose_auto_functionalized`: below. What `regional_inductor`
+leaves in a graph is known by the module of its class.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .private_names import (
     FakeTensorMode,
@@ -40,15 +42,14 @@ __all__ = [
     "decompose_auto_functionalized",
     "decompositions",
     "is_compiled_region",
+    "must_draw_by_seeds",
     "replace_node_with_constant",
     "settings_of",
 ]
 
-# The runtime captures, not Inductor; random operators draw what ATen's draw, from the generator
-# that the runtime gives them.
+# The runtime captures, not Inductor.
 _SETTINGS = {
     "triton.cudagraphs": False,
-    "fallback_random": True,
     "freezing": False,
     "cpp_wrapper": False,
     "graph_partition": False,
@@ -61,6 +62,12 @@ def settings_of(mode: str | None) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name not in _SETTINGS}
 
 
+def _draws(*, fused: bool) -> dict[str, Any]:
+    """Whose random numbers: Inductor's own, or those that ATen's operators draw. Both come from the
+    generator that the runtime gives them: of the former the seeds."""
+    return {"fallback_random": not fused}
+
+
 def compile_region(
     module: fx.GraphModule,
     *,
@@ -68,6 +75,7 @@ def compile_region(
     backward: bool,
     inference: bool,
     mode: str | None = None,
+    fused_random: bool = False,
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """Inductor's code for `module`, which takes and returns tensors alone and writes no input.
 
@@ -86,11 +94,11 @@ def compile_region(
         preserve_rng_state(),  # Inductor draws what it times kernels with
         tracing(TracingContext(fake)),
         V.set_fake_mode(fake),
-        inductor_config.patch(_SETTINGS | settings_of(mode)),
+        inductor_config.patch(settings_of(mode) | _SETTINGS | _draws(fused=fused_random)),
         torch.no_grad(),
     ):
         if decompose:
-            module = _decomposed(module, examples)
+            module = _decomposed(module, examples, fused_random=fused_random)
         if decompose or inference:
             module = _recursive_joint_graph_passes(module)
         end = module.graph.output_node()
@@ -101,6 +109,13 @@ def compile_region(
         )
 
 
+def must_draw_by_seeds() -> None:
+    """Raises MissingName where this torch has no operators that draw by a seed."""
+    from .private_names import inductor_prims
+
+    _ = inductor_prims.seeds
+
+
 def is_compiled_region(target: Any) -> bool:
     """Whether it is what `regional_inductor` put instead of a region: a function around Inductor's
     code."""
@@ -108,23 +123,47 @@ def is_compiled_region(target: Any) -> bool:
     return type(code).__module__ == "torch._inductor.standalone_compile"
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """How Inductor takes operators apart, but for those that draw."""
+def decompositions(*, fused_random: bool) -> dict[Any, Callable[..., Any]]:
+    """How Inductor takes operators apart; those that draw, with `fused_random` alone."""
     from .private_names import select_decomp_table
 
-    with inductor_config.patch(_SETTINGS):
+    with inductor_config.patch(_SETTINGS | _draws(fused=fused_random)):
         return select_decomp_table()
 
 
-def cut_for_inductor(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+def cut_for_inductor(joint: fx.GraphModule, inputs: Any, *, fused_random: bool, **rest: Any) -> Any:
     """Forward and backward as Inductor cuts them: what is cheap is computed again."""
     from .private_names import partition_fn
 
-    with preserve_rng_state(), V.set_fake_mode(detect_fake_mode(inputs) or FakeTensorMode()):
+    with (
+        preserve_rng_state(),
+        V.set_fake_mode(detect_fake_mode(inputs) or FakeTensorMode()),
+        inductor_config.patch(_draws(fused=fused_random)),
+        inductor_config.patch(_saving_seeds() if fused_random else {}),
+    ):
         return partition_fn(joint, inputs, **rest)
 
 
-def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
+def _saving_seeds() -> dict[str, Any]:
+    """Has the cut save the seeds, from which a checkpointed block draws again what it has drawn.
+    Else they are drawn again, from a random state that is kept, on a GPU by a generator more."""
+    from .private_names import inductor_prims
+
+    theirs = inductor_config.joint_custom_post_pass
+    passes = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
+
+    def save_seeds(graph: fx.Graph) -> None:
+        for each in passes:
+            each(graph)
+        for node in graph.find_nodes(op="call_function", target=inductor_prims.seeds):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    return {"joint_custom_post_pass": save_seeds}
+
+
+def _decomposed(
+    module: fx.GraphModule, examples: list[Any], *, fused_random: bool
+) -> fx.GraphModule:
     graphs: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -132,7 +171,12 @@ def _decomposed(module: fx.GraphModule, examples: list[Any]) -> fx.GraphModule:
         return lambda *args: None
 
     with functorch_config.patch({"enable_autograd_cache": False}):
-        aot_module_simplified(module, examples, fw_compiler=keep, decompositions=decompositions())
+        aot_module_simplified(
+            module,
+            examples,
+            fw_compiler=keep,
+            decompositions=decompositions(fused_random=fused_random),
+        )
     (graph,) = graphs
     given, wanted = (len(g.graph.find_nodes(op="placeholder")) for g in (graph, module))
     results, asked = (len(g.graph.output_node().args[0]) for g in (graph, module))

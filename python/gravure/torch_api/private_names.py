@@ -56,6 +56,7 @@ class Without(enum.Enum):
     GUARDS = "changes of classes, functions and hooks behind the first call are not seen"
     FUNCTIONAL = "a graph with an operator of the user's own that writes runs as it is"
     INDUCTOR = 'codegen="inductor" is refused'
+    FUSED = '"fused_random" is refused'
     LOOKS = "what a step takes is looked up in each call"
     BUNDLES = "saved values pass autograd one by one"
     KEPT_GRAPHS = "backwards run uncaptured, as if their graphs were kept"
@@ -364,6 +365,7 @@ _ROWS = (
     Private("torch._inductor.compile_fx", "compile_fx_inner", Without.INDUCTOR),
     Private("torch._inductor.compile_fx", "partition_fn", Without.INDUCTOR),
     Private("torch._inductor.decomposition", "select_decomp_table", Without.INDUCTOR),
+    Private("torch._inductor", "inductor_prims", Without.FUSED, "seeds"),
     Private("torch._inductor.virtualized", "V", Without.INDUCTOR, "set_fake_mode"),
     Private("torch._dynamo.utils", "preserve_rng_state", Without.INDUCTOR),
     Private("torch._inductor.constant_folding", "replace_node_with_constant", Without.COMPILED),

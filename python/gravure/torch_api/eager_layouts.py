@@ -7,8 +7,9 @@ one's layout. A traced view of such a result fails in the program, where eager's
 Private: `op_implementations_dict` is the table of stand-ins; a Python version comes before it, but
 for an operator in `meta_table`. `decomposition_table` has the Python versions, which know sizes and
 dtypes. `compute_elementwise_output_strides` is the rule of TensorIterator, by which kernels lay
-results. `FakeTensorMode.cache_clear` (FakeResults) and `ShapeEnv.fake_tensor_cache`: what was said
-of the same operator before is forgotten; `TracingContext` has the ShapeEnv. Without them a graph may fail where eager trains.
+results. `FakeTensorMode.cache_clear` (FakeResults) and `ShapeEnv.fake_tensor_cache`, which is found
+by `TracingContext`: what was said of the same operator before is forgotten. Without them a graph
+may fail where eager trains.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class FrameRequest:
                 in_autocast=self.in_autocast,
             )
         trained = _Trained(frame.inputs, inputs) if torch.is_grad_enabled() else None
-        shared = _Shared(frame.inputs, inputs) if frame.writes else None
+        shared = _Shared(frame.inputs, inputs) if frame.writes != [] else None
         return FrameCall(
             self,
             frame.compiled,
@@ -203,12 +203,12 @@ class FrameCall:
         wrapper: Callable[..., Any],
         trained: _Trained | None,
         shared: _Shared | None,
-        writes: Sequence[int],
+        writes: Sequence[int] | None,
         *,
         bundles: bool,
         bundled: bool,
     ) -> None:
-        """`writes`: the inputs that the graph writes into."""
+        """`writes`: the inputs that the graph writes into; None where that is not known."""
         self._request = request
         self._graph = graph
         self._wrapper = wrapper  # AOTAutograd's
@@ -250,7 +250,7 @@ class FrameCall:
         """Until it has run once: eager answers where it fails by an operator."""
         if any(isinstance(arg, FakeTensor) for arg in args):
             return self._otherwise_called(args)  # DDPOptimizer runs through what it compiles
-        before = FirstRun.of(args, self._writes) if self._may_be_eager() else None
+        before = self._before(args)
         # The wrapper, which checks operators of the user's, does so in the first call.
         native = self._is_native and not self._graph.has_foreign_operators
         call: Callable[..., Any] | None = None
@@ -271,8 +271,11 @@ class FrameCall:
         self._leave(why)
         return results
 
-    def _may_be_eager(self) -> bool:
-        return not self._request.options.raises and self._graph.may_run_again
+    def _before(self, args: Sequence[Any]) -> FirstRun | None:
+        """None where eager must not answer."""
+        if self._request.options.raises or not self._graph.may_run_again:
+            return None
+        return FirstRun.of(args, self._writes) if self._writes is not None else None
 
     def _leave(self, why: str) -> None:
         """From now on its calls are eager's."""
@@ -424,7 +427,7 @@ class _Frame:
         self._bundles = bundles
         self._in_autocast = request.in_autocast and in_autocast()
         self.bundled = False
-        self.writes: list[int] = []  # inputs that it writes into, as far as is known
+        self.writes: list[int] | None = None  # inputs that it writes into; None: not known
         self._label = request.label
         self._namer = FrameNamer()
         nodes = request.graph.graph.find_nodes(op="placeholder")
@@ -464,8 +467,7 @@ class _Frame:
         known = [spec if spec.role != "symint" else None for spec in self.inputs if spec]
         tangents, generators = backward_inputs(backward) if backward is not None else ((), ())
         meta = current_metadata()
-        self.writes = list(range(len(self.inputs)))
-        if meta is not None and self._one_to_one:
+        if meta is not None and self._one_to_one and len(meta.input_info) == len(self.inputs):
             self.writes = written_arguments(meta)
         return TracedGraphs(
             self._label,

@@ -22,10 +22,12 @@ from .library.progress import under_way
 from .options import CompileOptions
 from .page.graph_words import frame_of, read_break
 from .text.dynamo_graph import label_of, resumed_at
+from .torch_api.aot_errors import is_of_aot
 from .torch_api.autograd import saved_tensor_hooks_are_set
 from .torch_api.compilations import show_compilations
 from .torch_api.dispatch import in_autocast
 from .torch_api.dynamo import runs_as_it_is
+from .torch_api.dynamo_errors import first_line
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.left_frames import forget
 from .torch_api.optimizers import leave_functions_alone, steps_optimizer
@@ -121,7 +123,13 @@ def _compiled(
 def _call_of(request: FrameRequest, inputs: list[Any]) -> Callable[..., Any]:
     symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
     bundles = not symbolic and not saved_tensor_hooks_are_set()
-    call = request.compile_in_first_style(inputs, symbolic=symbolic, bundles=bundles)
+    try:
+        call = request.compile_in_first_style(inputs, symbolic=symbolic, bundles=bundles)
+    except Exception as error:
+        if request.options.raises or not is_of_aot(error):
+            raise
+        why = f"AOTAutograd cannot differentiate it: {first_line(error)}"
+        return request.left_to_eager(f"{why}; keep that out of it with torch.compiler.disable")
     if not torch.is_grad_enabled() or not in_autocast() or has_reentrant_part(request.graph):
         return call
     return AutocastCall(call, replace(request, in_autocast=True), inputs, bundles=bundles)

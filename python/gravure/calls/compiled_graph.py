@@ -16,7 +16,7 @@ from torch import fx
 from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
 from ..graphs.devices import SPARE, free_bytes
-from ..graphs.node_facts import is_collective
+from ..graphs.node_facts import has_effects, is_collective
 from ..graphs.traced_graphs import TracedGraphs
 from ..options import PAGE_AT_EXIT, WRITTEN_TO, CompileOptions
 from ..torch_api.aot_autograd import boxed
@@ -27,6 +27,7 @@ from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import expression_of, is_nested_number, unset_fake_temporarily
 from ..torch_api.operators import OpOverload
 from . import reports
+from .first_run import is_of_operator, told
 from .instance import Instance
 from .program_maker import ProgramMaker
 from .reports import GraphReport, ProgramReport, kernels_of, program_report
@@ -83,6 +84,9 @@ class CompiledGraph:
         self._absent: tuple[int, ...] = ()  # gradients of outputs that backwards come without
         # Arguments of a native call that need another program than this graph's.
         self.refuses: Callable[[Sequence[Any]], bool] = lambda _: False
+        # Called with the reason where its calls are eager's from now on.
+        self.leaves: Callable[[str], None] = lambda _: None
+        self._ran_backward = False  # by Python, without an error
         # There is more than one instance, or was: a backward may be that of one that is gone.
         self._several = False
         self._is_around = False  # made by around()
@@ -262,6 +266,14 @@ class CompiledGraph:
         return any(isinstance(t, OpOverload) and t.namespace not in _KNOWN for t in targets)
 
     @functools.cached_property
+    def may_run_again(self) -> bool:
+        """Whether a run that failed may be made once more: no other rank, and nobody outside, knows
+        of it."""
+        if self._made_by is None:
+            return False
+        return not any(is_collective(node) or has_effects(node) for node in self._nodes())
+
+    @functools.cached_property
     def _may_be_several(self) -> bool:
         """Whether calls in flight may have instances of their own.
 
@@ -433,8 +445,24 @@ class CompiledGraph:
         instance = self._current
         if instance is None or self._several:
             instance = self._instance_behind(args)
+        if self._ran_backward:
+            assert instance.backward is not None
+            return instance.backward(args)
+        results = self._first_backward(instance, args)
+        self._ran_backward = True
+        return results
+
+    def _first_backward(self, instance: Instance, args: list[Any]) -> Any:
+        """Where it fails, so would the next ones: eager's graph of autograd is not there, so this
+        is an error, and later calls are eager's."""
         assert instance.backward is not None
-        return instance.backward(args)
+        try:
+            return instance.backward(args)
+        except Exception as error:
+            has_program = instance.program is not None
+            if not self.options.raises and is_of_operator(error, has_program=has_program):
+                self.leaves(told("backward", error))
+            raise
 
     def _instance_behind(self, args: list[Any]) -> Instance:
         """Whose forward this backward belongs to, by what it saved.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import fx
 from ..graphs.cached_casts import casts_as_eager
 from ..graphs.codegen import ATEN, Style, in_first_style
 from ..graphs.constants import fold_constants
+from ..graphs.graph_as_it_is import as_it_is
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.saved_bundle import bundle_saved
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
@@ -28,7 +30,7 @@ from ..torch_api.aot_metadata import (
     current_metadata,
     current_tokens,
     metadata_of,
-    writes_arguments,
+    written_arguments,
 )
 from ..torch_api.autograd import may_require_gradient, saved_tensor_hooks_are_set
 from ..torch_api.compile_lock import one_at_a_time
@@ -37,6 +39,7 @@ from ..torch_api.dynamo import with_one_input
 from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import FakeTensor, memory_of
 from .compiled_graph import CompiledGraph
+from .first_run import FirstRun, is_of_operator, told
 from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
@@ -91,10 +94,24 @@ class FrameRequest:
                 in_autocast=self.in_autocast,
             )
         trained = _Trained(frame.inputs, inputs) if torch.is_grad_enabled() else None
-        shared = _Shared(frame.inputs, inputs) if frame.writes else None
+        shared = _Shared(frame.inputs, inputs) if frame.writes != [] else None
         return FrameCall(
-            self, frame.compiled, wrapper, trained, shared, bundles=bundles, bundled=frame.bundled
+            self,
+            frame.compiled,
+            wrapper,
+            trained,
+            shared,
+            frame.writes,
+            bundles=bundles,
+            bundled=frame.bundled,
         )
+
+    def left_to_eager(self, why: str) -> Callable[..., Any]:
+        """The graph as it is, in eager, with a warning."""
+        graph = self.new_graph()
+        graph.failure = why
+        logger.warning("%s runs as it is, without a program: %s", self.label, why)
+        return _EagerCall(graph, as_it_is(self.graph))
 
     def new_graph(self) -> CompiledGraph:
         """What will run it. Reports have it from now on."""
@@ -102,6 +119,17 @@ class FrameRequest:
         graph.graph_break, graph.clock = self.graph_break, self.clock
         follow(graph)
         return graph
+
+
+@dataclass(frozen=True)
+class _EagerCall:
+    """Eager's, of a graph that reports have as long as this lives."""
+
+    reported: CompiledGraph
+    run: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(*args)
 
 
 class _Trained:
@@ -175,23 +203,28 @@ class FrameCall:
         wrapper: Callable[..., Any],
         trained: _Trained | None,
         shared: _Shared | None,
+        writes: Sequence[int] | None,
         *,
         bundles: bool,
         bundled: bool,
     ) -> None:
+        """`writes`: the inputs that the graph writes into; None where that is not known."""
         self._request = request
         self._graph = graph
         self._wrapper = wrapper  # AOTAutograd's
         self._bundles = bundles  # a bundle, or a node of ours, may be made
         self._bundled = bundled  # a bundle was made
         self._is_native = bundles and graph.may_run_native
-        self._was_called = False
+        self._writes = writes
+        self._was_called = False  # without an error
+        self._eager: Callable[..., Any] | None = None  # the graph, once its calls are eager's
         self._was_wrapped = False  # a call went through the wrapper
         self._layout = GradientLayout(request.label, graph.metadata)
         self._trained = trained if trained is not None and trained.first else None
         self._shared = shared
         if shared is not None:
             graph.refuses = shared.changed
+        graph.leaves = _leaving(weakref.WeakMethod(self._leave))
         # What is called instead, by settings of kernels, which inputs require a gradient or share
         # memory, and sizes; None where nothing else is.
         self._otherwise: dict[Any, Callable[..., Any] | None] = {}
@@ -199,16 +232,67 @@ class FrameCall:
 
     def __call__(self, *args: Any) -> Any:
         """What is enough for this call, from the least to the most."""
-        if self._is_native and (self._was_called or self._may_be_native(args)):
+        if not self._was_called:
+            return self._first(args)
+        if self._is_native:
             results = self._graph.run_native(args)
             if results is not None:
                 return results
+        if self._eager is not None:
+            return self._eager(*args)
+        return self._otherwise_called(args)
+
+    def _otherwise_called(self, args: Sequence[Any]) -> Any:
         call = self._for_now(args)
         return self._wrapped(args) if call is None else call(*args)
 
+    def _first(self, args: Sequence[Any]) -> Any:
+        """Until it has run once: eager answers where it fails by an operator."""
+        if any(isinstance(arg, FakeTensor) for arg in args):
+            return self._otherwise_called(args)  # DDPOptimizer runs through what it compiles
+        before = self._before(args)
+        # The wrapper, which checks operators of the user's, does so in the first call.
+        native = self._is_native and not self._graph.has_foreign_operators
+        call: Callable[..., Any] | None = None
+        try:
+            results = self._graph.run_native(args) if native else None
+            if results is None and (call := self._for_now(args)) is None:
+                results = self._wrapped(args)
+        except Exception as error:
+            if before is None or not is_of_operator(error, has_program=not self._graph.failure):
+                raise
+            if not before.put_back():
+                raise
+            why = told("forward", error)
+        else:
+            self._was_called = True
+            return results if call is None else call(*args)
+        results = as_it_is(self._request.graph)(*args)  # where it fails, too, that is the error
+        self._leave(why)
+        return results
+
+    def _before(self, args: Sequence[Any]) -> FirstRun | None:
+        """None where eager must not answer."""
+        if self._request.options.raises or not self._graph.may_run_again:
+            return None
+        return FirstRun.of(args, self._writes) if self._writes is not None else None
+
+    def _leave(self, why: str) -> None:
+        """From now on its calls are eager's."""
+        if self._eager is not None:
+            return
+        self._eager, self._is_native, self._was_called = as_it_is(self._request.graph), False, True
+        label = self._request.label
+        logger.warning("%s: %s; from now on it runs as it is, uncaptured", label, why)
+        self._otherwise.clear()
+        self._unbundled = None
+        self._graph.drop()
+        self.stay_passed_by(why)
+
     def passed_by(self, why: str) -> None:
         """Calls run as they are, without this: reports say `why`. "": calls come here again."""
-        self._graph.passed_by = why
+        if self._eager is None:
+            self._graph.passed_by = why
 
     def stay_passed_by(self, why: str) -> None:
         """Calls will never come here again."""
@@ -219,13 +303,6 @@ class FrameCall:
         """Another one is called in its place from now on."""
         if self._graph.end_unrun():
             unfollow(self._graph)
-
-    def _may_be_native(self, args: Sequence[Any]) -> bool:
-        """Of a first call: the wrapper, which checks operators of the user's, does so in that."""
-        if any(isinstance(arg, FakeTensor) for arg in args):
-            return False  # DDPOptimizer runs through what it compiles
-        self._was_called = True
-        return not self._graph.has_foreign_operators
 
     def _for_now(self, args: Sequence[Any]) -> Callable[..., Any] | None:
         """What is called instead, where the graph would be traced otherwise now; None for this.
@@ -322,6 +399,17 @@ class FrameCall:
         return self._unbundled(*args)
 
 
+def _leaving(leave: weakref.WeakMethod[Callable[[str], None]]) -> Callable[[str], None]:
+    """FrameCall._leave, which does not keep the call alive."""
+
+    def leaves(why: str) -> None:
+        alive = leave()
+        if alive is not None:
+            alive(why)
+
+    return leaves
+
+
 def _too_late(label: str, what: str, when: str, error: Exception) -> RuntimeError:
     """The error where a graph cannot be compiled in a call, in which PyTorch knows less of it than
     under Dynamo. `what`: what has changed. `when`: behind what torch._dynamo.reset() helps."""
@@ -339,7 +427,7 @@ class _Frame:
         self._bundles = bundles
         self._in_autocast = request.in_autocast and in_autocast()
         self.bundled = False
-        self.writes = False  # into its inputs
+        self.writes: list[int] | None = None  # inputs that it writes into; None: not known
         self._label = request.label
         self._namer = FrameNamer()
         nodes = request.graph.graph.find_nodes(op="placeholder")
@@ -379,7 +467,8 @@ class _Frame:
         known = [spec if spec.role != "symint" else None for spec in self.inputs if spec]
         tangents, generators = backward_inputs(backward) if backward is not None else ((), ())
         meta = current_metadata()
-        self.writes = meta is None or writes_arguments(meta)
+        if meta is not None and self._one_to_one and len(meta.input_info) == len(self.inputs):
+            self.writes = written_arguments(meta)
         return TracedGraphs(
             self._label,
             self._namer,

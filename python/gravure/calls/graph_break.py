@@ -1,4 +1,4 @@
-"""Where and why Dynamo ended a graph before its function did, or would have; what keeps it whole."""
+"""Where and why Dynamo ended a graph, or would have, before its function ends; what helps."""
 
 from __future__ import annotations
 

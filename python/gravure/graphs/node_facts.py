@@ -29,6 +29,11 @@ def is_collective(node: fx.Node) -> bool:
     return hasattr(node.target, "namespace") and str(node.target).startswith(_COLLECTIVES)
 
 
+def has_effects(node: fx.Node) -> bool:
+    """Whether it calls an operator that does something outside of the graph, in an order."""
+    return higher_order_name(node.target) == "with_effects"
+
+
 def schema(node: fx.Node) -> Any:
     """The schema of what it calls; None for what is no operator."""
     return schema_of(node.target)

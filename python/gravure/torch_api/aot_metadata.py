@@ -135,9 +135,9 @@ def _is_ordinary(meta: Any) -> bool:
     )
 
 
-def writes_arguments(meta: Any) -> bool:
-    """Whether the function writes into what it is given, inside of the graph or behind it."""
-    return any(info.mutates_data for info in meta.input_info)
+def written_arguments(meta: Any) -> list[int]:
+    """Which arguments the function writes into, inside of the graph or behind it."""
+    return [i for i, info in enumerate(meta.input_info) if info.mutates_data]
 
 
 def is_ordinary(meta: Any, is_known: Callable[[Any], bool]) -> bool:

@@ -30,6 +30,7 @@ from torch import Tensor
 from ..library.namespace import LIBRARY
 from . import gru_kernels
 from .compile_lock import compile_lock
+from .eager_layouts import eager_layouts
 from .private_names import (
     DispatchKey,
     OpOverload,
@@ -174,7 +175,7 @@ def _overloads() -> Iterator[OpOverload]:
 @contextlib.contextmanager
 def eager_kernels() -> Iterator[None]:
     """Within, the operators above are eager's own: for all threads, of which one traces."""
-    with compile_lock:
+    with compile_lock, eager_layouts():
         yield from _exchanged()
 
 

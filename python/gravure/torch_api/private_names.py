@@ -47,6 +47,8 @@ class Without(enum.Enum):
     COMPILED = "nothing is compiled: functions run as they are, and compile_step is refused"
     SKIPS = "where another one is missing, a compiled function ends in its error"
     BITS = "nothing is compiled, since graphs would have other bits than eager's"
+    LAYOUTS = "a graph fails where a result lies otherwise in memory than PyTorch's stand-in says"
+    CUTS = "a graph that Dynamo would cut, since AOTAutograd cannot trace it, runs as it is"
     TRUTH = "code that asks is told that it is compiled"
     ANEW = "with Inductor's kernels graphs break where eager's way branches on data"
     RECURRENT = "graphs break at every LSTM"
@@ -148,11 +150,11 @@ _ROWS = (
         "TracingContext",
         Without.COMPILED,
         "try_get",
-        "tensor_to_context fw_metadata",
+        "tensor_to_context fw_metadata fake_mode",
     ),
     Private("torch._guards", "tracing", Without.COMPILED),
     Private(_SHAPES, "DimDynamic", Without.COMPILED, "STATIC"),
-    Private(_SHAPES, "ShapeEnv", Without.COMPILED),
+    Private(_SHAPES, "ShapeEnv", Without.COMPILED, sets="fake_tensor_cache"),
     Private(_SHAPES, "StatefulSymbolicContext", Without.COMPILED),
     Private(_DESCRIPTORS, "PlainAOTOutput", Without.COMPILED, "idx"),
     Private(_DESCRIPTORS, "PlainAOTInput", Without.COMPILED, "idx", met=True),
@@ -244,6 +246,7 @@ _ROWS = (
     Private("torch._dynamo.exc", "BackendCompilerFailed", Without.WORDS),
     Private("torch._dynamo.exc", "FailOnRecompileLimitHit", Without.WORDS),
     Private("torch._dynamo.exc", "TorchDynamoException", Without.WORDS),
+    Private("torch._dynamo.exc", "exceptions_allowed_to_be_fallback", Without.CUTS),
     Private("torch._dynamo.exc", "SkipFrame", Without.SKIPS),
     Private("torch._dynamo.exc", "UnspecializeRestartAnalysis", Without.ANEW),
     Private(_SHAPES, "GuardOnDataDependentSymNode", Without.WORDS),
@@ -282,6 +285,16 @@ _ROWS = (
     Private("torch", "_foreach_lerp_", Without.BITS),
     Private("torch", "_decomp", Without.BITS),
     Private("torch._subclasses.fake_impls", "op_implementations_dict", Without.BITS),
+    Private("torch._decomp", "decomposition_table", Without.LAYOUTS),
+    Private("torch._decomp", "meta_table", Without.LAYOUTS),
+    Private("torch._prims_common", "compute_elementwise_output_strides", Without.LAYOUTS),
+    Private(
+        "torch._subclasses.fake_tensor",
+        "FakeTensorMode",
+        Without.LAYOUTS,
+        "cache_clear",
+        as_="FakeResults",
+    ),
     Private("torch._meta_registrations", "_create_grouped_mm_output_tensor", Without.FAKES),
     Private(_C, "_get_cudnn_batch_norm_reserve_space_size", Without.FAKES),
     Private(_C, "DispatchKey", Without.BITS, "Autograd CompositeImplicitAutograd"),

@@ -37,6 +37,21 @@ def random_states_kept() -> Iterator[None]:
         yield
 
 
+def states_of_generators() -> list[tuple[torch.Generator, torch.Tensor]]:
+    """Of the default generators, for put_back()."""
+    generators = [torch.default_generator]
+    if devices := _devices():
+        generators += [torch.cuda.default_generators[device] for device in devices]
+    return [(generator, generator.get_state()) for generator in generators]
+
+
+def put_back(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+    """They draw next what they would have drawn then."""
+    with recurrent_dropout_kept(_devices()):
+        for generator, state in states:
+            generator.set_state(state)
+
+
 @contextlib.contextmanager
 def recurrent_dropout_kept(devices: list[int]) -> Iterator[None]:
     """Behind it cuDNN's dropout is seeded anew by the next recurrent module only if it would have

@@ -1,10 +1,16 @@
-// What a program takes of a GPU's memory, beside what it takes uncaptured.
+// What a program takes of a GPU's memory, beside what it takes uncaptured; and what a step adds to a
+// launch, by name alone: cuda_device_test "what a step adds to a launch".
 
 #include "tests/cuda/pair.h"
 
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
+#include <chrono>
+#include <functional>
 #include <sstream>
 
 using namespace gravure;
@@ -99,4 +105,74 @@ TEST_CASE("after its capture a program takes its inputs, its live bytes and the 
   // The buffers are inputs; no gradient has a place of its own to the end of the step.
   CHECK(added.load <= ours.load);
   CHECK(added.after <= ours.after + (added.inputs - ours.inputs) + 16 * kMiB);
+}
+
+namespace {
+
+/// As many operators one after another, each on what the one before made.
+std::string chain(int64_t nodes) {
+  std::ostringstream text;
+  const char* const type = "Float(256, strides=[1], device=cuda:0)";
+  text << "gravure 1\ngraph step(%v0 : " << type << " {parameter \"x\"}):\n";
+  for (int64_t i = 0; i < nodes; ++i)
+    text << "  %v" << i + 1 << " : " << type << " = aten::abs(%v" << i << ")\n";
+  text << "  return (%v" << nodes << " {output \"y\"})\n";
+  return text.str();
+}
+
+/// Microseconds until `call` returns, behind `before`, the device idle: the median of 200.
+double hostMicroseconds(const std::function<void()>& call, const std::function<void()>& before) {
+  std::vector<double> took;
+  for (int round = 0; round < 200; ++round) {
+    before();
+    c10::cuda::device_synchronize();
+    const auto begun = std::chrono::steady_clock::now();
+    call();
+    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begun;
+    took.push_back(time.count());
+  }
+  std::nth_element(took.begin(), took.begin() + 100, took.end());
+  return took[100];
+}
+
+struct Launches {
+  explicit Launches(int64_t nodes) : graph(std::make_unique<at::cuda::CUDAGraph>()) {
+    runtime = load(chain(nodes), false, ResultPolicy::Static);
+    inputs = {values({256}, 0)};
+    for (int step = 0; step < 4; ++step) (void)runtime->run("step", inputs);
+    CHECK(runtime->stats().captures == 1);
+    const c10::cuda::CUDAStreamGuard side(at::cuda::getStreamFromPool());
+    graph->capture_begin();
+    kept = inputs[0].toTensor();
+    for (int64_t i = 0; i < nodes; ++i) kept = kept.abs();
+    graph->capture_end();
+  }
+
+  std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<at::cuda::CUDAGraph> graph;
+  std::vector<c10::IValue> inputs;
+  at::Tensor kept;
+};
+
+}  // namespace
+
+TEST_CASE("what a step adds to a launch", "[.]") {
+  NEEDS_GPU();
+  const Launches many(1000);
+  // Behind a thousand nodes little is left in the processor's caches.
+  const std::vector<std::pair<std::string, std::function<void()>>> before{
+      {"", [] {}}, {", behind 1,000 nodes", [&] { many.graph->replay(); }}};
+  for (const int64_t nodes : {1, 100, 1000}) {
+    const Launches one(nodes);
+    for (const auto& [words, first] : before) {
+      double ours = 1e9, bare = 1e9;
+      for (int turn = 0; turn < 5; ++turn) {
+        ours = std::min(
+            ours, hostMicroseconds([&] { (void)one.runtime->run("step", one.inputs); }, first));
+        bare = std::min(bare, hostMicroseconds([&] { one.graph->replay(); }, first));
+      }
+      WARN("us, " << nodes << " nodes" << words << ": a step " << ours << ", CUDAGraph::replay "
+                  << bare << ", over it " << ours - bare);
+    }
+  }
 }

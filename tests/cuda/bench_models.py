@@ -15,7 +15,8 @@ that has imported the libraries and not touched the GPU; where that cannot be, a
 says how long its first call took. `--device cpu --size tiny` tries the script without a GPU.
 
 Ways: eager; gravure, gravure_inductor: torch.compile(backend="gravure"), ATen's kernels and
-Inductor's; gravure_autotune: in the mode max-autotune; step, step_inductor: gravure.compile_step;
+Inductor's; gravure_fused: with Inductor's random numbers; gravure_autotune: in the mode
+max-autotune; step, step_inductor: gravure.compile_step;
 optimizer, optimizer_inductor: gravure.compile_step(optimizer=), which does not clip; aot_eager:
 what a first call is compared with; compile, reduce_overhead, max_autotune (without graphs):
 torch.compile's own modes; graph: forward, backward and optimizer in one hand-written graph.
@@ -415,6 +416,7 @@ WAYS: dict[str, Callable[[Run], Callable[[Batch], Tensor]]] = {
     "eager": lambda run: _by_autograd(run, run.step),
     "gravure": _gravure,
     "gravure_inductor": lambda run: _gravure(run, codegen="inductor"),
+    "gravure_fused": lambda run: _gravure(run, codegen="inductor", fused_random=True),
     "gravure_autotune": lambda run: _gravure(run, mode="max-autotune"),
     "step": _whole,
     "step_inductor": lambda run: _whole(run, codegen="inductor"),

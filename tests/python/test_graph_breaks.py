@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn as nn
 from gravure.page.graph_words import read_break
-from running import need_library
+from running import bits, need_library
 from torch import Tensor
 
 need_library()
@@ -165,3 +165,16 @@ def test_explain_names_the_line_of_a_break() -> None:
     (text,) = found.graph_breaks
     assert text.startswith("test_graph_breaks.py:") and "\n" not in text
     assert f"graph break: {text}; torch.where" in str(found)
+
+
+def test_a_size_that_depends_on_data_is_said_so() -> None:
+    """Where AOTAutograd meets it, as in `x[mask] = y`, Dynamo speaks of an exception of ours."""
+
+    def fn(x: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+        x = x * 2
+        x[mask] = y.to(x.dtype)
+        return x + 1
+
+    x, mask, y = torch.randn(4, 8), torch.rand(4) > 0.5, torch.randn(8, requires_grad=True)
+    assert bits(torch.compile(fn, backend="gravure")(x, mask, y)) == bits(fn(x, mask, y))
+    assert "the size of what aten.nonzero makes depends on data" in str(gravure.report())

@@ -26,6 +26,8 @@ from .private_names import MissingName, get_compilation_metrics, told
 _OWN = os.path.dirname(torch.__file__) + os.sep
 _FUNCTION = re.compile(r"<function (\S+) at (0x[0-9a-f]+)>")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+# AOTAutograd meets an operator whose stand-in cannot know the size of its result.
+_SIZED_BY_DATA = re.compile(r"failed with (aten\.\w+)\.")
 _NAMED = re.compile(r"^\s*Explanation: .*?`([\w.]+?)\.?`", re.MULTILINE)
 
 _ALL = range(1, 1 << 30)  # lines
@@ -238,6 +240,8 @@ def short_reason(text: str) -> str:
         return numpy_draws.WHY
     if "recompile limit" in first or "recompile_limit" in first:
         return f"{LIMIT}, so that calls which differ once more run as they are"
+    if first == "Backend compiler exception" and (found := _SIZED_BY_DATA.search(text)):
+        return f"the size of what {found[1]} makes depends on data"
     named = _NAMED.search(text)
     return first if named is None or named[1] in first else f"{first} `{named[1]}`"
 

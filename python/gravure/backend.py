@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,6 +61,15 @@ def _options(options: Mapping[str, Any] | None) -> CompileOptions:
     return chosen
 
 
+def _answer(keywords: Mapping[str, Any]) -> Answer:
+    """What code is told that asks whether it is compiled."""
+    try:
+        return _options(_given(keywords.get("options"), keywords.get("mode"))).answer
+    except (TypeError, ValueError):  # the backend says it
+        return Answer.EAGERS
+
+
+@partial(traces_as_eager, answer=_answer)
 def compile_graph(
     graph: fx.GraphModule,
     inputs: list[Any],
@@ -90,17 +100,6 @@ def compile_graph(
         if chosen.on_missed == "raise":
             raise
         runs_as_it_is(str(error))
-
-
-def _answer(keywords: Mapping[str, Any]) -> Answer:
-    """What code is told that asks whether it is compiled."""
-    try:
-        return _options(_given(keywords.get("options"), keywords.get("mode"))).answer
-    except (TypeError, ValueError):  # the backend says it
-        return Answer.EAGERS
-
-
-traces_as_eager(compile_graph, _answer)
 
 
 def _compiled(

@@ -239,7 +239,7 @@ def test_with_inductors_kernels_a_branch_on_data_has_code_told_the_truth(
     monkeypatch.setattr(graph_break, "_said", set())
     if way == "environment":
         monkeypatch.setenv("GRAVURE_OPTIONS", "codegen=inductor")
-    given = {"mode": {"mode": "default"}, "environment": {}}.get(way, INDUCTORS)
+    given = {"mode": {"mode": "reduce-overhead"}, "environment": {}}.get(way, INDUCTORS)
     if way == "step":
         compiled = gravure.compile_step(loss, **given)
     else:

@@ -21,7 +21,8 @@ ArenaSession::ArenaSession(size_t steps, c10::Device device)
 
 ArenaSession::ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::Device device,
                            const OperandPlan* operands)
-    : outer_(innermost), device_(device), plan_(&plan), operands_(operands), slab_(std::move(slab)) {
+    : outer_(innermost), device_(device), plan_(&plan), operands_(operands),
+      slab_(std::move(slab)) {
   TORCH_INTERNAL_ASSERT(device.is_cpu() || device.has_index(), "a session for any one of the GPUs");
   innermost = this;
 }

@@ -94,7 +94,7 @@ struct Life {
   bool reserved = false;  // a result that the caller holds when the step is over
   int64_t born = begin;   // the step that writes it, where its place is kept from an earlier one on
   // Where the order within a step is known, allocations of that step:
-  int64_t beginAfter = 0;  // made in step `begin` before it
+  int64_t beginAfter = 0;    // made in step `begin` before it
   int64_t endBefore = kAll;  // made in step `end` - 1 when it is over
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 };
@@ -166,12 +166,13 @@ class LayoutBuilder {
   void noteOrder(const Call& call, const EntryCode& code, const AllocationRecord& record) {
     if (!isOrdered(call, record)) return;
     widths_[call.step] = std::max<int64_t>(static_cast<int64_t>(record[call.step].size()), 1);
-    llvm::DenseMap<int64_t, int64_t> ends;  // by leader: when the last of its operands was let go of
+    llvm::DenseMap<int64_t, int64_t>
+        ends;  // by leader: when the last of its operands was let go of
     const auto note = [&](Slot slot) {
       const int64_t storage = slot == kNoSlot ? -1 : code.storages[slot];
       if (storage < 0) return;
-      const auto at = llvm::find_if(call.recorded.letGo,
-                                    [&](const LetGo& each) { return each.slot == slot; });
+      const auto at =
+          llvm::find_if(call.recorded.letGo, [&](const LetGo& each) { return each.slot == slot; });
       const int64_t before = at == call.recorded.letGo.end() ? LetGo::kNever : at->before;
       int64_t& end = ends.try_emplace(lives_.find(storage), 0).first->second;
       end = std::max(end, before);
@@ -248,8 +249,8 @@ class LayoutBuilder {
     const int64_t end = std::max(lives_.end(storage), life.begin + 1);
     if (end < life.end) return life;
     const auto within = endsBefore_.find(lives_.find(storage));
-    const bool early = within != endsBefore_.end() && end == lives_.end(storage) &&
-                       end > life.begin + 1;
+    const bool early =
+        within != endsBefore_.end() && end == lives_.end(storage) && end > life.begin + 1;
     const int64_t before = early ? within->second : Life::kAll;
     life.endBefore = end > life.end ? before : std::max(life.endBefore, before);
     life.end = end;
@@ -362,8 +363,7 @@ class LayoutBuilder {
           layout_.dying[step].push_back({rest.begin, other.begin - rest.begin});
         rest.begin = std::max(rest.begin, std::min(other.end, rest.end));
       }
-      if (rest.begin < rest.end)
-        layout_.dying[step].push_back({rest.begin, rest.end - rest.begin});
+      if (rest.begin < rest.end) layout_.dying[step].push_back({rest.begin, rest.end - rest.begin});
     }
   }
 

@@ -81,7 +81,8 @@ std::vector<LetGo> Recorder::operandsLetGo(const RecordedCall& before) const {
     if (last == LetGo::kNever) continue;
     letGo.push_back({slot, last, last});
     if (!before.recorded) continue;
-    const auto at = llvm::find_if(before.letGo, [&](const LetGo& each) { return each.slot == slot; });
+    const auto at =
+        llvm::find_if(before.letGo, [&](const LetGo& each) { return each.slot == slot; });
     letGo.back().before = at == before.letGo.end() ? LetGo::kNever : std::max(at->last, last);
   }
   return letGo;

@@ -144,7 +144,7 @@ def test_gradients_lie_where_a_compiled_backward_lets_go_of_activations(
     if step is differentiate_twice:
         return
     # Side by side: eight gradients, and what the last of them is made of.
-    assert stats["arena_bytes"] < stats["held_bytes"] + 5 * Deep.BYTES
+    assert stats["arena_bytes"] < stats["held_bytes"] + 6 * Deep.BYTES
 
 
 def test_a_result_may_lie_where_an_operand_was_and_is_no_copy(

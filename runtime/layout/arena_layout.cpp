@@ -180,7 +180,7 @@ class LayoutBuilder {
     for (const Operand& operand : call.operands) forEachSlot(operand, note);
     for (const auto& [storage, before] : ends) {
       const bool last = lives_.end(storage) == call.step + 1 && lives_.endsWithReader(storage);
-      if (last && before < widths_[call.step] && !reserved_.contains(storage))
+      if (last && before < widths_[call.step])
         endsBefore_[storage] = std::max<int64_t>(before, 1);  // not before the step
     }
   }

@@ -111,7 +111,9 @@ class TimelineBuilder {
     const std::vector<Life> lives = livesInProgramOrder(placed.accesses);
     for (int32_t s = 0; s < placed.accesses.storageCount(); ++s) {
       StorageLife& life = lifeOf(placed, s);
-      if (placed.accesses.isLeftOpen(s)) life.end = step();
+      if (placed.accesses.isLeftOpen(s)) life.end = life.heldUntil = step();
+      if (placed.accesses.isHeld(s))
+        life.heldUntil = std::max(life.heldUntil, placed.firstStep + placed.numbering.size());
       if (lives[s].isEmpty()) continue;
       // Of several that are one storage in a later entry, the first one begins it.
       const bool begins =

@@ -6,6 +6,7 @@
 #include "python/csrc/planning/planned_runs.h"
 #include "python/csrc/planning/planning.h"
 #include "python/csrc/same_objects.h"
+#include "runtime/results/watched_operands.h"
 
 #include <torch/library.h>
 
@@ -67,6 +68,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("synchronize", &LoadedProgram::synchronize)
       .def_static("release_memory", &LoadedProgram::releaseMemory)
       .def_static("take_dropout_restart", &LoadedProgram::takeDropoutRestart)
+      .def_static("watch_operands", &watchOperands)
+      .def_static("is_watched_operand", &isWatchedOperand)
       .def_static("drop_collectives", &LoadedProgram::dropCollectives)
       .def("shutdown", &LoadedProgram::shutdown);
 }

@@ -6,6 +6,8 @@
 
 #include <llvm/ADT/STLExtras.h>
 
+#include <atomic>
+
 namespace gravure {
 namespace {
 thread_local ArenaSession* innermost = nullptr;
@@ -17,8 +19,10 @@ ArenaSession::ArenaSession(size_t steps, c10::Device device)
   innermost = this;
 }
 
-ArenaSession::ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::Device device)
-    : outer_(innermost), device_(device), plan_(&plan), slab_(std::move(slab)) {
+ArenaSession::ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::Device device,
+                           const OperandPlan* operands)
+    : outer_(innermost), device_(device), plan_(&plan), operands_(operands),
+      slab_(std::move(slab)) {
   TORCH_INTERNAL_ASSERT(device.is_cpu() || device.has_index(), "a session for any one of the GPUs");
   innermost = this;
 }
@@ -42,6 +46,37 @@ void ArenaSession::enterStep(int64_t step) {
   step_ = step;
   cursor_ = 0;
   served_.clear();
+  watch_ = 0;
+  letGo_.clear();
+  if (step < 0 || operands_ == nullptr) return;
+  for (const Extent& each : (*operands_)[step])
+    served_.push_back({each.begin, each.end - each.begin});
+}
+
+uint64_t ArenaSession::watch() {
+  static std::atomic<uint64_t> last{0};
+  const bool asks = step_ >= 0 && (recording() || (operands_ && !(*operands_)[step_].empty()));
+  if (asks && watch_ == 0) watch_ = ++last;
+  return watch_;
+}
+
+void ArenaSession::letGo(uint64_t watch, const void* address) {
+  ArenaSession* session = innermost;
+  while (session != nullptr && session->watch_ != watch) session = session->outer_;
+  if (session == nullptr) return;
+  if (session->recording()) {
+    session->letGo_[address] = static_cast<int64_t>(session->record_[session->step_].size());
+    return;
+  }
+  const int64_t at = static_cast<const char*>(address) - session->slab_->base();
+  llvm::erase_if(session->served_, [&](const Served& each) {
+    return each.offset <= at && at < each.offset + each.bytes;
+  });
+}
+
+int64_t ArenaSession::letGoBefore(const void* address) const {
+  const auto at = letGo_.find(address);
+  return at == letGo_.end() ? -1 : at->second;
 }
 
 void* ArenaSession::serve(size_t bytes) {

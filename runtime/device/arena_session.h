@@ -6,8 +6,10 @@
 //   record   PyTorch's allocator serves; size, step and end of each allocation are noted
 //   serve    the plan answers, by step and ordinal; PyTorch's allocator serves what does not match the
 //            next one in size (attention keeps its seeds on the device in a capture alone), or whose
-//            place another one of its step still has. A result that came to lie in another one's place
-//            is found by anyMisplaced()
+//            place another one of its step, or an operand, still has. A result that came to lie in
+//            another one's place is found by anyMisplaced()
+// Operands that a call lets go of before it ends are watched (runtime/results/watched_operands.h): a
+// recording notes when, and while a plan serves, the call's own allocations may lie there from then on.
 // Steps are the calls of the flattened program (Timeline::steps()).
 
 #include <c10/core/Device.h>
@@ -21,6 +23,7 @@
 namespace gravure {
 
 class Slab;
+struct Extent;
 
 /// One allocation as the recorded run made it.
 struct RecordedAllocation {
@@ -44,6 +47,8 @@ struct PlannedAllocation {
   bool shared = false;
 };
 using ServePlan = std::vector<std::vector<PlannedAllocation>>;
+/// By step: where operands lie that the recorded run let go of within the step, and others may lie then.
+using OperandPlan = std::vector<std::vector<Extent>>;
 
 class ArenaSession {
  public:
@@ -51,7 +56,8 @@ class ArenaSession {
   /// allocations on `device` alone: a program of cuda:0 allocates on the CPU, too, and perhaps on cuda:1.
   /// Sessions nest; the innermost one of a device answers.
   explicit ArenaSession(size_t steps, c10::Device device = c10::kCPU);
-  ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::Device device = c10::kCPU);
+  ArenaSession(const ServePlan& plan, std::shared_ptr<Slab> slab, c10::Device device = c10::kCPU,
+               const OperandPlan* operands = nullptr);
   ~ArenaSession();
   ArenaSession(const ArenaSession&) = delete;
   ArenaSession& operator=(const ArenaSession&) = delete;
@@ -62,6 +68,9 @@ class ArenaSession {
   static ArenaSession* of(c10::Device device);
   /// The calling thread gives `address` back: tells the session that recorded it, if there is one.
   static void freed(void* address);
+  /// Nobody holds the operand at `address` any more, which was watched under the number `watch`. Ignored
+  /// on another thread, and behind the step.
+  static void letGo(uint64_t watch, const void* address);
 
   /// Allocations from here on belong to `step`; -1: to none, PyTorch's allocator serves.
   void enterStep(int64_t step);
@@ -75,6 +84,12 @@ class ArenaSession {
   bool noteFree(void* address);
 
   AllocationRecord takeRecord() { return std::move(record_); }
+  /// The number under which this step's operands are watched from here on; 0 where nobody asks when they
+  /// are let go of.
+  uint64_t watch();
+  /// Record: how many allocations the current step had made when it let go of the operand at `address`;
+  /// -1 if it has not.
+  int64_t letGoBefore(const void* address) const;
   /// Record: ordinal of the current step's allocation that is alive at `address`; -1 if there is none.
   int32_t ordinalOf(const void* address) const;
   /// Serve: the memory that planned offsets lie in; nullptr while recording.
@@ -84,7 +99,7 @@ class ArenaSession {
   const std::vector<int64_t>& mismatches() const { return mismatches_; }
 
  private:
-  /// Served from a shared place in the current step, and not given back yet.
+  /// Served from a shared place in the current step, or an operand's, and not given back yet.
   struct Served {
     int64_t offset;
     int64_t bytes;
@@ -94,6 +109,7 @@ class ArenaSession {
   ArenaSession* outer_ = nullptr;
   const c10::Device device_;
   const ServePlan* plan_ = nullptr;
+  const OperandPlan* operands_ = nullptr;
   std::shared_ptr<Slab> slab_;
   AllocationRecord record_;
   std::unordered_map<const void*, std::pair<int64_t, size_t>> live_;  // address -> step, ordinal
@@ -101,6 +117,8 @@ class ArenaSession {
   size_t cursor_ = 0;
   std::vector<Served> served_;
   std::vector<int64_t> mismatches_;
+  uint64_t watch_ = 0;
+  std::unordered_map<const void*, int64_t> letGo_;  // of the current step
 };
 
 }  // namespace gravure

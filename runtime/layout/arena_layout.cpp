@@ -10,7 +10,9 @@
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
-#include <deque>
+#include <limits>
+#include <optional>
+#include <utility>
 
 namespace gravure {
 namespace {
@@ -20,7 +22,10 @@ class Lives {
  public:
   explicit Lives(const Timeline& timeline)
       : classes_(static_cast<unsigned>(timeline.storages().size())) {
-    for (const StorageLife& life : timeline.storages()) ends_.push_back(life.end);
+    for (const StorageLife& life : timeline.storages()) {
+      ends_.push_back(life.end);
+      heldUntil_.push_back(life.heldUntil);
+    }
   }
 
   int64_t find(int64_t storage) const {
@@ -31,15 +36,48 @@ class Lives {
     a = find(a), b = find(b);
     if (a == b) return false;
     const int64_t end = std::max(ends_[a], ends_[b]);
-    ends_[classes_.join(static_cast<unsigned>(a), static_cast<unsigned>(b))] = end;
+    const int64_t heldUntil = std::max(heldUntil_[a], heldUntil_[b]);
+    const unsigned both = classes_.join(static_cast<unsigned>(a), static_cast<unsigned>(b));
+    ends_[both] = end;
+    heldUntil_[both] = heldUntil;
     return true;
   }
   int64_t end(int64_t storage) const { return ends_[find(storage)]; }
+  /// True if it ends with the step that reads it last, and not with an entry or the program.
+  bool endsWithReader(int64_t storage) const { return end(storage) > heldUntil_[find(storage)]; }
 
  private:
   llvm::IntEqClasses classes_;
-  std::vector<int64_t> ends_;  // by leader
+  std::vector<int64_t> ends_, heldUntil_;  // by leader
 };
+
+/// Time within steps: as many moments in each as it makes allocations where their order is known, else one.
+class Moments {
+ public:
+  explicit Moments(std::vector<int64_t> widths) : starts_(std::move(widths)) {
+    int64_t sum = 0;
+    for (int64_t& each : starts_) sum += std::exchange(each, sum);
+    starts_.push_back(sum);
+  }
+  /// Of `step`, when it has made `allocations`: where the next step begins if these are all.
+  int64_t at(int64_t step, int64_t allocations) const {
+    if (step + 1 >= static_cast<int64_t>(starts_.size())) return starts_.back();
+    return starts_[step] + std::min(allocations, starts_[step + 1] - starts_[step]);
+  }
+  int64_t stepAt(int64_t moment) const {
+    return llvm::upper_bound(starts_, moment) - starts_.begin() - 1;
+  }
+
+ private:
+  std::vector<int64_t> starts_;  // by step; and one more
+};
+
+/// Calls visit(slot) for each value that fills a parameter, members of lists too.
+template <typename Visit>
+void forEachSlot(const Operand& operand, Visit&& visit) {
+  if (operand.kind == Operand::Kind::FromSlot) visit(operand.slot);
+  for (const Operand& member : operand.members) forEachSlot(member, visit);
+}
 
 int64_t storageOfOutput(const Call& call, const EntryCode& code, const RecordedTensor& tensor) {
   const auto output = static_cast<size_t>(tensor.output);
@@ -55,13 +93,10 @@ struct Life {
   int64_t begin = 0, end = -1;
   bool reserved = false;  // a result that the caller holds when the step is over
   int64_t born = begin;   // the step that writes it, where its place is kept from an earlier one on
-};
-
-/// Temporaries of one call, which lie in a buffer of the plan.
-struct Temporaries {
-  std::vector<Buffer> buffers;    // alive over allocations of the call
-  std::vector<int64_t*> offsets;  // where they go
-  int64_t at = -1;                // of all
+  // Where the order within a step is known, allocations of that step:
+  int64_t beginAfter = 0;    // made in step `begin` before it
+  int64_t endBefore = kAll;  // made in step `end` - 1 when it is over
+  static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 };
 
 class LayoutBuilder {
@@ -74,10 +109,11 @@ class LayoutBuilder {
         devices_(devices), remarks_(remarks), lives_(timeline) {
     layout_.serve.resize(timeline.steps().size());
     layout_.dying.resize(timeline.steps().size());
+    layout_.operands.resize(timeline.steps().size());
+    widths_.assign(timeline.steps().size(), 1);
   }
 
   ArenaLayout build(const LayoutOptions& options) {
-    alignment_ = options.alignment;
     for (EntryCode& code : codes_) {
       code.forEachCall([&](Call& call) { joinAliases(call, code); });
     }
@@ -86,6 +122,10 @@ class LayoutBuilder {
       Exclusive& known = reserved_[lives_.find(static_cast<int64_t>(s))];
       known = std::max(known, options.reserved[s]);
     }
+    for (size_t e = 0; e < codes_.size(); ++e) {
+      codes_[e].forEachCall([&](const Call& call) { noteOrder(call, codes_[e], records_[e]); });
+    }
+    moments_.emplace(widths_);
     for (size_t e = 0; e < codes_.size(); ++e) {
       planStages(codes_[e]);
       codes_[e].forEachCall([&](Call& call) { planCall(call, codes_[e], records_[e]); });
@@ -96,11 +136,8 @@ class LayoutBuilder {
     const std::string fault = layout_.plan.verify();
     TORCH_INTERNAL_ASSERT(fault.empty(), fault);
     for (size_t i = 0; i < offsets_.size(); ++i) *offsets_[i] = layout_.plan.buffers[i].offset;
-    for (const Temporaries& each : temporaries_) {
-      for (size_t i = 0; i < each.offsets.size(); ++i)
-        *each.offsets[i] = each.at + each.buffers[i].offset;
-    }
     noteDeaths();
+    noteOperands();
     noteResting();
     noteUsed();
     return std::move(layout_);
@@ -119,49 +156,56 @@ class LayoutBuilder {
     }
   }
 
+  /// Whether `call` gave back what it allocated, and let go of operands, in an order that is planned by.
+  bool isOrdered(const Call& call, const AllocationRecord& record) const {
+    return call.step >= 0 && planning_[call.step] == StepPlanning::All && !record.empty() &&
+           compiledCalls(call.node) > 0;
+  }
+
+  /// Before anything is planned: moments within the call, and which storages end there.
+  void noteOrder(const Call& call, const EntryCode& code, const AllocationRecord& record) {
+    if (!isOrdered(call, record)) return;
+    widths_[call.step] = std::max<int64_t>(static_cast<int64_t>(record[call.step].size()), 1);
+    llvm::DenseMap<int64_t, int64_t>
+        ends;  // by leader: when the last of its operands was let go of
+    const auto note = [&](Slot slot) {
+      const int64_t storage = slot == kNoSlot ? -1 : code.storages[slot];
+      if (storage < 0) return;
+      const auto at =
+          llvm::find_if(call.recorded.letGo, [&](const LetGo& each) { return each.slot == slot; });
+      const int64_t before = at == call.recorded.letGo.end() ? LetGo::kNever : at->before;
+      int64_t& end = ends.try_emplace(lives_.find(storage), 0).first->second;
+      end = std::max(end, before);
+    };
+    for (const Operand& operand : call.operands) forEachSlot(operand, note);
+    for (const auto& [storage, before] : ends) {
+      const bool last = lives_.end(storage) == call.step + 1 && lives_.endsWithReader(storage);
+      if (last && before < widths_[call.step])
+        endsBefore_[storage] = std::max<int64_t>(before, 1);  // not before the step
+    }
+  }
+
   void planCall(Call& call, const EntryCode& code, const AllocationRecord& record) {
     const int64_t step = call.step;
     if (step < 0 || planning_[step] == StepPlanning::None) return;
     if (record.empty()) return;  // its entry has not run
     const bool loose = planning_[step] == StepPlanning::Results;
+    const bool ordered = isOrdered(call, record);
     const auto& allocations = record[step];
     auto& row = layout_.serve[step];
     row.reserve(allocations.size());
-    Temporaries temporaries;
-    const bool compiled = compiledCalls(call.node) > 0;
     for (size_t k = 0; k < allocations.size(); ++k) {
       const auto ordinal = static_cast<int32_t>(k);
       if (loose && !holdsResult(call, ordinal)) continue;
-      const Life life = lifeOf(call, code, allocations[k], ordinal);
+      Life life = lifeOf(call, code, allocations[k], ordinal);
       for (RecordedTensor& tensor : call.recorded.tensors) {
         if (tensor.ordinal == ordinal) tensor.row = static_cast<int32_t>(row.size());
       }
-      row.push_back({allocations[k].bytes, -1, loose});
+      row.push_back({allocations[k].bytes, -1, loose, ordered});
       if (life.end < 0) continue;
-      const bool isResult = llvm::any_of(call.recorded.tensors, [&](const RecordedTensor& tensor) {
-        return tensor.ordinal == ordinal;
-      });
-      if (compiled && !isResult && allocations[k].bytes > 0) {
-        temporaries.buffers.push_back({ordinal,
-                                       std::max<int64_t>(allocations[k].freedBefore, ordinal + 1),
-                                       allocations[k].bytes, -1, ""});
-        temporaries.offsets.push_back(&row.back().offset);
-        row.back().shared = true;
-      } else {
-        add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
-      }
+      if (ordered && life.begin == step) life.beginAfter = ordinal;
+      add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
     }
-    if (!temporaries.buffers.empty()) add(std::move(temporaries), call);
-  }
-
-  void add(Temporaries temporaries, const Call& call) {
-    MemoryPlan plan = planBuffers(std::move(temporaries.buffers), alignment_);
-    const std::string fault = plan.verify();
-    TORCH_INTERNAL_ASSERT(fault.empty(), fault);
-    temporaries.buffers = std::move(plan.buffers);
-    Temporaries& kept = temporaries_.emplace_back(std::move(temporaries));
-    add(&kept.at, {call.step, call.step + 1, false}, plan.bytes, call.node,
-        static_cast<int64_t>(kept.buffers.size()));
   }
 
   /// True for the memory of a result of known shape.
@@ -190,9 +234,26 @@ class LayoutBuilder {
         whole.end = std::max(whole.end, lives_.end(storage));  // joined with what lives longer
         return whole;
       }
-      life.end = std::max({life.end, lives_.end(storage), call.step + 1});
+      life = until(storage, life);
     }
-    if (life.end < 0 && allocation.freedAtStep == call.step) life.end = call.step + 1;
+    if (life.end < 0 && allocation.freedAtStep == call.step) {
+      life.end = call.step + 1;
+      const int64_t made = std::max<int64_t>(allocation.freedBefore, ordinal + 1);
+      if (compiledCalls(call.node) > 0) life.endBefore = made;
+    }
+    return life;
+  }
+
+  /// `life`, and as long as `storage` lives, at least to the end of the step that it begins in.
+  Life until(int64_t storage, Life life) const {
+    const int64_t end = std::max(lives_.end(storage), life.begin + 1);
+    if (end < life.end) return life;
+    const auto within = endsBefore_.find(lives_.find(storage));
+    const bool early =
+        within != endsBefore_.end() && end == lives_.end(storage) && end > life.begin + 1;
+    const int64_t before = early ? within->second : Life::kAll;
+    life.endBefore = end > life.end ? before : std::max(life.endBefore, before);
+    life.end = end;
     return life;
   }
 
@@ -223,9 +284,9 @@ class LayoutBuilder {
         if (!bytes || *bytes == 0 || storage < 0 || stage.step < 0) continue;
         if (device && !devices_.computes(*device)) continue;
         // The copy is of this step even where facts take it for its operand's alias.
-        const int64_t end = std::max(lives_.end(storage), stage.step + 1);
+        const Life life = until(storage, {stage.step, -1, false});
         const int64_t remainder = stage.remainders.empty() ? 0 : stage.remainders[i];
-        add(&layout_.staged.back()[s][i], {stage.step, end, false}, *bytes + remainder, stage.node,
+        add(&layout_.staged.back()[s][i], life, *bytes + remainder, stage.node,
             static_cast<int64_t>(i));
       }
     }
@@ -234,7 +295,9 @@ class LayoutBuilder {
   void add(int64_t* offset, Life life, int64_t bytes, const Node* node, int64_t number) {
     offsets_.push_back(offset);
     std::string label = describe(node) + " #" + std::to_string(number);
-    buffers_.push_back({life.begin, life.end, bytes, -1, std::move(label)});
+    const int64_t end = moments_->at(life.end - 1, life.endBefore);
+    buffers_.push_back(
+        {moments_->at(life.begin, life.beginAfter), end, bytes, -1, std::move(label)});
     staysOn_.push_back(life.reserved);
     born_.push_back(life.reserved ? life.born : life.begin);
     rests_.push_back(life.reserved || crossesEntries(life));
@@ -265,9 +328,8 @@ class LayoutBuilder {
       std::vector<Extent> found;
       for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
         const Buffer& buffer = layout_.plan.buffers[i];
-        const int64_t end = staysOn_[i] ? born_[i] + 1 : buffer.end;
-        if (born_[i] < last && end > first)
-          found.push_back({buffer.offset, buffer.offset + buffer.bytes});
+        const int64_t end = staysOn_[i] ? born_[i] + 1 : endStep(buffer);
+        if (born_[i] < last && end > first) found.push_back(extentOf(buffer));
       }
       llvm::sort(found, [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
       std::vector<Extent>& joined = layout_.used.emplace_back();
@@ -278,14 +340,47 @@ class LayoutBuilder {
     }
   }
 
+  /// What dies within a step may lie where something is that this step made, and that lives on.
   void noteDeaths() {
     const auto steps = static_cast<int64_t>(layout_.dying.size());
+    std::vector<std::vector<Extent>> survivors(steps);  // by step
     for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
       const Buffer& buffer = layout_.plan.buffers[i];
-      if (buffer.end <= steps && !staysOn_[i])
-        layout_.dying[buffer.end - 1].push_back({buffer.offset, buffer.bytes});
+      const int64_t begin = moments_->stepAt(buffer.begin);
+      const bool livesOn = staysOn_[i] || endStep(buffer) > begin + 1;
+      if (livesOn && widths_[begin] > 1) survivors[begin].push_back(extentOf(buffer));
+    }
+    for (std::vector<Extent>& each : survivors)
+      llvm::sort(each, [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+    for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
+      const Buffer& buffer = layout_.plan.buffers[i];
+      const int64_t step = endStep(buffer) - 1;
+      if (step >= steps || staysOn_[i]) continue;
+      Extent rest = extentOf(buffer);
+      for (const Extent& other : survivors[step]) {
+        if (other.end <= rest.begin || other.begin >= rest.end) continue;
+        if (other.begin > rest.begin)
+          layout_.dying[step].push_back({rest.begin, other.begin - rest.begin});
+        rest.begin = std::max(rest.begin, std::min(other.end, rest.end));
+      }
+      if (rest.begin < rest.end) layout_.dying[step].push_back({rest.begin, rest.end - rest.begin});
     }
   }
+
+  /// Whose place may be another's before the step is over that reads them last.
+  void noteOperands() {
+    for (const Buffer& buffer : layout_.plan.buffers) {
+      const int64_t step = endStep(buffer) - 1;
+      const bool within = buffer.end < moments_->at(step + 1, 0);
+      if (within && moments_->stepAt(buffer.begin) < step)
+        layout_.operands[step].push_back(extentOf(buffer));
+    }
+  }
+
+  static Extent extentOf(const Buffer& buffer) {
+    return {buffer.offset, buffer.offset + buffer.bytes};
+  }
+  int64_t endStep(const Buffer& buffer) const { return moments_->stepAt(buffer.end - 1) + 1; }
 
   const Timeline& timeline_;
   std::vector<EntryCode>& codes_;
@@ -296,9 +391,10 @@ class LayoutBuilder {
   Lives lives_;
   llvm::DenseMap<int64_t, Exclusive> reserved_;  // by root of lives_
   ArenaLayout layout_;
-  int64_t alignment_ = 64;
+  llvm::DenseMap<int64_t, int64_t> endsBefore_;  // by root of lives_: allocations of its last step
+  std::vector<int64_t> widths_;                  // by step: moments in it
+  std::optional<Moments> moments_;
   std::vector<Buffer> buffers_;
-  std::deque<Temporaries> temporaries_;
   std::vector<int64_t> born_;      // by buffer: Life::born
   std::vector<bool> staysOn_;      // by buffer: Life::reserved
   std::vector<bool> rests_;        // by buffer: may be held between two steps

@@ -16,6 +16,7 @@ namespace gravure {
 struct ArenaLayout {
   MemoryPlan plan;
   ServePlan serve;                            // one row a Timeline step
+  OperandPlan operands;                       // one row a Timeline step
   std::vector<std::vector<DeadBlock>> dying;  // by the step they die with
   // What may be held between steps.
   std::vector<Extent> saved;              // alive from one entry to the next
@@ -56,10 +57,10 @@ std::vector<int64_t> differingSteps(const Timeline& timeline, const AllocationRe
                                     const AllocationRecord& b,
                                     const std::vector<StepPlanning>& planning);
 
-/// Plans: an allocation given back within its call lives for that step; those of compiled code, which
-/// gives them back one after another, share what they take together at most; one that holds an output
-/// lives as long as the output's storage does in `timeline`; anything else is the library's own and
-/// stays with PyTorch's allocator. Where a recorded output shares memory that the program's facts call
+/// Plans: an allocation given back within its call lives for that step; one that holds an output lives as
+/// long as the output's storage does in `timeline`; anything else is the library's own and stays with
+/// PyTorch's allocator. Compiled code allocates, gives back, and lets go of its operands one after
+/// another, which is planned by: an operand that nobody has in use behind it ends where it was let go of. Where a recorded output shares memory that the program's facts call
 /// separate, lives are joined, with the remark unexpected-alias.
 /// `records`: one an entry, empty where that has not run. `planning`: one verdict a step. Notes in `codes`
 /// where results are planned (RecordedTensor::row).

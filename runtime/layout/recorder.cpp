@@ -1,5 +1,10 @@
 #include "runtime/layout/recorder.h"
 
+#include <llvm/ADT/STLExtras.h>
+
+#include <algorithm>
+#include <map>
+
 namespace gravure {
 
 int64_t byteOffset(const at::Tensor& tensor) {
@@ -62,6 +67,27 @@ RecordedTensor Recorder::describeTensor(const at::Tensor& tensor) const {
   return recorded;
 }
 
+/// `before`: the same call in the run before, if there was one.
+std::vector<LetGo> Recorder::operandsLetGo(const RecordedCall& before) const {
+  std::map<Slot, int64_t> found;  // of several tensors in a slot, the last one counts
+  for (const Held& operand : operands_) {
+    if (operand.storage == nullptr || operand.slot == kNoSlot) continue;
+    const int64_t last = session_.letGoBefore(operand.storage->data());
+    int64_t& latest = found[operand.slot];
+    latest = std::max(latest, last < 0 ? LetGo::kNever : last);
+  }
+  std::vector<LetGo> letGo;
+  for (const auto& [slot, last] : found) {
+    if (last == LetGo::kNever) continue;
+    letGo.push_back({slot, last, last});
+    if (!before.recorded) continue;
+    const auto at =
+        llvm::find_if(before.letGo, [&](const LetGo& each) { return each.slot == slot; });
+    letGo.back().before = at == before.letGo.end() ? LetGo::kNever : std::max(at->last, last);
+  }
+  return letGo;
+}
+
 void Recorder::after(Call& call, const torch::jit::Stack& stack) {
   RecordedCall recorded;
   recorded.recorded = true;
@@ -87,6 +113,7 @@ void Recorder::after(Call& call, const torch::jit::Stack& stack) {
       recorded.shape.push_back(RecordedCall::kNone);
     }
   }
+  recorded.letGo = operandsLetGo(call.recorded);
   call.recorded = std::move(recorded);
 }
 

@@ -26,6 +26,7 @@ class Recorder {
   void note(const Operand& operand, const Frame& frame);
   void noteValue(const c10::IValue& value, Slot slot);
   RecordedTensor describeTensor(const at::Tensor& tensor) const;
+  std::vector<LetGo> operandsLetGo(const RecordedCall& before) const;
 
   ArenaSession& session_;
   llvm::SmallVector<Held, 8> operands_;

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -80,6 +81,14 @@ struct RecordedTensor {
   bool negative = false;
 };
 
+/// An operand that a call let go of before it ended.
+struct LetGo {
+  Slot slot = kNoSlot;
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  int64_t before = 0;  // the allocations that the call had made by then, in the later of two runs
+  int64_t last = 0;    // in the last run
+};
+
 /// What a call returned and allocated in the recorded runs.
 struct RecordedCall {
   bool recorded = false;
@@ -87,6 +96,7 @@ struct RecordedCall {
   std::vector<RecordedTensor> tensors;  // in the order of the stack, lists flattened
   static constexpr int32_t kNone = -1, kTensor = -2, kUndefinedTensor = -3;
   std::vector<int32_t> shape;  // one a result: one of these, or n >= 0: a list of n tensors
+  std::vector<LetGo> letGo;    // by slot, ascending
 };
 
 /// Arena memory that nobody reads after a call.

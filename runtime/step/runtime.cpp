@@ -189,7 +189,7 @@ void Runtime::Impl::launchAll(EntryState& entry, const Seal& seal,
   stats_.copiedResultBytes = 0;
   stats_.hostCalls += entry.straight.numbers->calls();
   entry.straight.numbers->count();
-  ArenaSession session(layout_->serve, slab_, device_->tensorDevice());
+  ArenaSession session(layout_->serve, slab_, device_->tensorDevice(), &layout_->operands);
   bool straight = false;
   // Else numbers alone are in the frame, and what graphs export in each replay.
   const auto cleaner = c10::make_scope_exit([&] {
@@ -277,7 +277,7 @@ std::vector<c10::IValue> Runtime::Impl::step(EntryState& entry, std::vector<c10:
 std::vector<c10::IValue> Runtime::Impl::runServed(EntryState& entry, const KeptInputs& kept,
                                                   const MovedInputs& moved, const Seal* seal) {
   const int64_t captures = stats_.captures;
-  ArenaSession session(layout_->serve, slab_, device_->tensorDevice());
+  ArenaSession session(layout_->serve, slab_, device_->tensorDevice(), &layout_->operands);
   try {
     if (!entry.executor->runServed(entry.served, session, seal)) seal = nullptr;
   } catch (...) {  // what was captured before the error is replayed in the next step

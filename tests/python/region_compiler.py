@@ -9,7 +9,10 @@ from torch import Tensor, fx
 
 
 class RegionCompiler:
-    """A compiler that runs each region as it is: everything must be eager's, bit for bit."""
+    """A compiler that runs each region as it is: everything must be eager's, bit for bit.
+
+    Like Inductor's, its code lets go of each value, its operands too, behind the last use.
+    """
 
     def __init__(self) -> None:
         self.targets: list[list[str]] = []  # of each region
@@ -25,8 +28,6 @@ class RegionCompiler:
 
         def run(inputs: list[Tensor]) -> Any:
             self.calls += 1
-            given = list(inputs)
-            inputs.clear()
-            return module(*given)
+            return fx.Interpreter(module).boxed_run(inputs)
 
         return run

@@ -98,6 +98,74 @@ def test_temporaries_of_compiled_code_follow_one_another_in_the_arena(
     assert 3 * size <= arena <= 4.5 * size
 
 
+class Deep(nn.Module):
+    """As many bytes of activations as of gradients. What it returns, its backward reads."""
+
+    BYTES = 4 * 128 * 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128, bias=False) for _ in range(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean(), x
+
+
+def wide_rows(seed: int) -> tuple[Tensor]:
+    return (torch.randn(128, 128, generator=torch.Generator().manual_seed(seed)),)
+
+
+def keep_output(model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> Any:
+    optimizer.zero_grad()
+    loss, output = model(*batch)
+    before = output.detach().clone()
+    loss.backward()
+    optimizer.step()
+    return loss, output, before
+
+
+def differentiate_twice(model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> Any:
+    optimizer.zero_grad()
+    loss, output = model(*batch)
+    loss.backward(retain_graph=True)
+    (loss * 2).backward()
+    optimizer.step()
+    return loss, output
+
+
+@pytest.mark.parametrize("step", [keep_output, differentiate_twice])
+def test_gradients_lie_where_a_compiled_backward_lets_go_of_activations(
+    region_compiler: RegionCompiler, step: Any
+) -> None:
+    report = same_as_eager(Deep(), wide_rows, step, 9, options=INDUCTOR, fullgraph=True)
+    assert replays(report) and region_compiler.calls
+    (program,) = report.graphs[-1].programs
+    stats = program.stats
+    if step is differentiate_twice:
+        return
+    # Side by side: eight gradients, and what the last of them is made of.
+    assert stats["arena_bytes"] < stats["held_bytes"] + 6 * Deep.BYTES
+
+
+def test_a_result_may_lie_where_an_operand_was_and_is_no_copy(
+    region_compiler: RegionCompiler,
+) -> None:
+    """Its address is an input's, whose code has let go of it: it shares no memory."""
+    copies: list[Layout] = []
+    original = Layout.copy_of
+
+    def copy_of(self: Layout, tensor: Tensor) -> Tensor:
+        copies.append(self)
+        return original(self, tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Layout, "copy_of", copy_of)
+        same_as_eager(Deep(), wide_rows, keep_output, options=INDUCTOR, fullgraph=True)
+    assert region_compiler.calls and not copies
+
+
 def test_a_write_stays_behind_what_reads_the_old_value() -> None:
     aten, graph = torch.ops.aten, fx.Graph()
     x, old = (graph.placeholder(name) for name in ("x", "old"))

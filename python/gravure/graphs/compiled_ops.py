@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..library.load import program_class
 from ..library.namespace import LIBRARY
 from ..torch_api.dispatch import not_traced, plainly
 
@@ -103,19 +104,27 @@ class CompiledCode:
 
     def __call__(self, inputs: list[Tensor], numbers: list[int]) -> list[Tensor]:
         """Each result has the strides of the graph, and memory that no input and no other result
-        has."""
-        given = [
-            tensor if layout.conforms(tensor) else layout.copy_of(tensor)
-            for tensor, layout in zip(inputs, self._inputs, strict=True)
-        ]
-        taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+        has. One may lie where an input was that the code has let go of."""
+        program = program_class()
         results = []
         with plainly():
-            made = self._run([*given, *numbers])  # the list is the code's to empty
+            given: list[Any] = program.watch_operands(inputs)
+            watched = [*map(program.is_watched_operand, given)]
+            for at, layout in enumerate(self._inputs):
+                if not layout.conforms(given[at]):
+                    given[at] = layout.copy_of(given[at])
+            given += numbers
+            made = self._run(given)  # the list is the code's to empty, and nobody else's
+        taken = {
+            tensor.untyped_storage().data_ptr()
+            for tensor, is_watched in zip(inputs, watched, strict=True)
+            if not is_watched
+        }
         for found, layout in zip(made, self._outputs, strict=True):
             tensor = layout.seen_in(found)
             address = tensor.untyped_storage().data_ptr()
-            if (address in taken and tensor.numel() > 0) or not layout.conforms(tensor):
+            is_taken = address in taken or program.is_watched_operand(tensor)
+            if (is_taken and tensor.numel() > 0) or not layout.conforms(tensor):
                 tensor = layout.copy_of(tensor)
                 address = tensor.untyped_storage().data_ptr()
             taken.add(address)

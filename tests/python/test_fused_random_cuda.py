@@ -133,5 +133,6 @@ def test_a_dropout_is_no_kernel_of_its_own() -> None:
         counts.append(kernels(compiled(Block().cuda(), "divided", options), x))
     separate, fused = counts
     assert len(fused) < len(separate), counts
-    # Three draws of ATen's; all seeds are one.
-    assert sum("distribution" in name or "dropout" in name for name in fused) == 1, fused
+    # Three draws of ATen's; all seeds are one. Inductor names its kernels for what they fuse.
+    atens = [name for name in fused if "at::native" in name]
+    assert sum("distribution" in name or "dropout" in name for name in atens) == 1, fused

@@ -250,7 +250,7 @@ def test_with_inductors_kernels_a_branch_on_data_has_code_told_the_truth(
     truth = (x * 2 * weight).sum() / 3  # the way of compiled code
     torch.testing.assert_close(found, truth)
     graphs = [g for g in gravure.report().graphs if g.programs]
-    assert [g.kernels.endswith("kernels, is_compiling") for g in graphs] == [True]
+    assert [g.kernels.endswith(", is_compiling") for g in graphs] == [True]
     assert caplog.text.count(f"asking_library.py:{line}: eager's way branches on data") == 1
 
 

@@ -37,9 +37,9 @@ struct StorageLife {
   std::optional<int64_t> bytes;  // that `first` needs; nullopt if known only at run time
   Value* first = nullptr;        // the value that brought it about
   bool result = false;  // leaves the program as a result, so it lives to the end of its entry
-  int64_t heldUntil =
-      0;  // until here it lives whoever reads it: to the end of an entry that returns
-          // or saves it, of the program where a collective leaves it open
+  // It lives to here whoever reads it: the end of an entry that returns or saves it, or of the program
+  // where a collective leaves it open.
+  int64_t heldUntil = 0;
   bool written = false;  // some node writes to it, through whatever alias
 };
 

@@ -22,7 +22,7 @@ from running import bits, need_library
 from torch import Tensor, fx
 from torch._inductor import compile_fx, inductor_prims
 from torch.utils.checkpoint import checkpoint
-from training import Checkpointed, Mlp, leaves, replays, rows, state_of
+from training import Checkpointed, Mlp, leaves, replays, rows, state_of, with_gradients
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -49,22 +49,6 @@ class Draws(nn.Module):
         return self.second(F.dropout(h, 0.4, self.training).tanh())
 
 
-def differentiated(model: nn.Module, way: str, options: dict[str, Any]) -> Callable[..., Any]:
-    """A step that leaves gradients, by the backend or by compile_step, undivided or not."""
-    if way != "backend":
-        options = options | {"regions": way}
-        return gravure.compile_step(lambda x: model(x).square().mean(), options=options)
-    options = options | {"on_missed": "raise"}
-    call = torch.compile(model, backend="gravure", fullgraph=True, options=options)
-
-    def step(x: Tensor) -> Tensor:
-        result = call(x)
-        result.square().mean().backward()
-        return result.detach()
-
-    return step
-
-
 MODELS = {"mlp": Mlp(0.5), "draws": Draws(), "reads": Draws(reads=True), "again": Checkpointed(2)}
 
 
@@ -73,10 +57,9 @@ MODELS = {"mlp": Mlp(0.5), "draws": Draws(), "reads": Draws(reads=True), "again"
 def test_captured_draws_are_those_of_the_same_kernels_uncaptured(name: str, way: str) -> None:
     """Every step draws anew, a replay moves the generator as far as an uncaptured step, and a seed
     repeats a step."""
-    older = [graph.number for graph in gravure.report().graphs]
     models = [copy.deepcopy(MODELS[name]) for _ in range(2)]
     wanted = FUSED | {"poison": True}, FUSED | {"uncaptured": True}
-    calls = [differentiated(*each) for each in zip(models, (way, way), wanted, strict=True)]
+    calls = [with_gradients(*each) for each in zip(models, (way, way), wanted, strict=True)]
     (x,) = rows(0)
     seen = []
     for seed in (3, None, None, None, None, 3, None):
@@ -91,7 +74,7 @@ def test_captured_draws_are_those_of_the_same_kernels_uncaptured(name: str, way:
         assert found[0] == found[1]
         seen.append(found[0])
     assert seen[5:] == seen[:2] and len({str(each) for each in seen}) == 5
-    report = gravure.Report([g for g in gravure.report().graphs if g.number not in older])
+    report = gravure.report()
     assert replays(report) and all(not p.remarks for g in report.graphs for p in g.programs)
     assert "(Inductor's kernels, fused_random)" in str(report)
 
@@ -145,7 +128,7 @@ def test_a_dropout_takes_one_seed_from_the_generator_and_no_kernel(
 
     monkeypatch.setattr(compile_fx, "compile_fx_inner", noted)
     options = {"mode": "reduce-overhead", "fused_random": True}
-    step = differentiated(Mlp(0.5), "backend", options)
+    step = with_gradients(Mlp(0.5), "backend", options)
     (x,) = rows(0)
     for _ in range(5):
         torch.manual_seed(7)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import gravure
 import pytest
@@ -15,7 +14,7 @@ from running import bits, need_library
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from training import leaves, replays, state_of
+from training import leaves, replays, state_of, with_gradients
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
@@ -49,31 +48,15 @@ def batch() -> Tensor:
     return torch.randn(32, 64, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
 
 
-def compiled(model: nn.Module, way: str, options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    if way != "backend":
-        options = options | {"regions": way}
-        return gravure.compile_step(lambda x: model(x).square().mean(), options=options)
-    options = options | {"on_missed": "raise"}
-    call = torch.compile(model, backend="gravure", fullgraph=True, options=options)
-
-    def step(x: Tensor) -> Tensor:
-        result = call(x)
-        result.square().mean().backward()
-        return result.detach()
-
-    return step
-
-
 @pytest.mark.parametrize("way", ["backend", "divided", "undivided"])
 @pytest.mark.parametrize("again", [False, True])
 def test_captured_draws_are_those_of_the_same_kernels_uncaptured(way: str, again: bool) -> None:
     """Every step draws anew, a replay moves the generator as far as an uncaptured step, and a seed
     repeats a step."""
-    older = [graph.number for graph in gravure.report().graphs]
     models = [Block(again=again).cuda()]
     models.append(copy.deepcopy(models[0]))
     wanted = FUSED, FUSED | {"uncaptured": True}
-    calls = [compiled(*each) for each in zip(models, (way, way), wanted, strict=True)]
+    calls = [with_gradients(*each) for each in zip(models, (way, way), wanted, strict=True)]
     x, seen = batch(), []
     for seed in (3, None, None, None, None, 3, None):
         if seed is not None:
@@ -87,9 +70,10 @@ def test_captured_draws_are_those_of_the_same_kernels_uncaptured(way: str, again
         assert found[0] == found[1]
         seen.append(found[0])
     assert seen[5:] == seen[:2] and len({str(each) for each in seen}) == 5
-    graphs = [g for g in gravure.report().graphs if g.number not in older]
+    report = gravure.report()
+    graphs = report.graphs
     states = {s for p in graphs[0].programs for v in p.partitions.values() for s in v}
-    assert states == {"captured"} and replays(gravure.Report(graphs)) > 0
+    assert states == {"captured"} and replays(report) > 0
     assert not graphs[0].programs[0].remarks
 
 
@@ -130,7 +114,7 @@ def test_a_dropout_is_no_kernel_of_its_own() -> None:
     x, counts = batch(), []
     for options in (INDUCTOR, FUSED):
         torch._dynamo.reset()
-        counts.append(kernels(compiled(Block().cuda(), "divided", options), x))
+        counts.append(kernels(with_gradients(Block().cuda(), "divided", options), x))
     separate, fused = counts
     assert len(fused) < len(separate), counts
     # Three draws of ATen's; all seeds are one. Inductor names its kernels for what they fuse.

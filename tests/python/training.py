@@ -221,3 +221,19 @@ def replays(report: gravure.Report) -> int:
 
 def uncaptured(report: gravure.Report) -> int:
     return sum(p.stats["uncaptured_steps"] for graph in report.graphs for p in graph.programs)
+
+
+def with_gradients(model: nn.Module, way: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """A step that leaves gradients, by the backend or by compile_step, undivided or not."""
+    if way != "backend":
+        options = options | {"regions": way}
+        return gravure.compile_step(lambda x: model(x).square().mean(), options=options)
+    options = options | {"on_missed": "raise"}
+    call = torch.compile(model, backend="gravure", fullgraph=True, options=options)
+
+    def step(x: Tensor) -> Tensor:
+        result = call(x)
+        result.square().mean().backward()
+        return result.detach()
+
+    return step

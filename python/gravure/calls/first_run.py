@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -103,8 +104,5 @@ def _have_same_bytes(now: Any, before: Tensor | None) -> bool:
 
 
 def _innermost(traceback: TracebackType | None) -> str:
-    file = ""
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        traceback = traceback.tb_next
-    return file
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(traceback)]
+    return files[-1] if files else ""

@@ -8,6 +8,7 @@ would cut runs as it is.
 from __future__ import annotations
 
 from pathlib import Path
+from traceback import walk_tb
 
 import torch
 
@@ -28,10 +29,7 @@ def is_of_aot(error: Exception) -> bool:
     run such a graph."""
     if isinstance(error, (ExportError, torch.OutOfMemoryError, MemoryError, *_dynamos())):
         return False
-    frame, files = error.__traceback__, list[str]()
-    while frame is not None:
-        files.append(frame.tb_frame.f_code.co_filename)
-        frame = frame.tb_next
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     if _CALLS_AOT not in files:
         return False
     inside = files[len(files) - files[::-1].index(_CALLS_AOT) :]

@@ -28,8 +28,8 @@ inline void prefetchTensor(const c10::IValue& value) {
 
 inline void prefetchStorage(const c10::IValue& value) {
   if (!value.isTensor()) return;
-  const c10::TensorImpl& tensor = *value.unsafeToTensorImpl();
-  if (tensor.has_storage()) __builtin_prefetch(tensor.unsafe_storage().unsafeGetStorageImpl());
+  // Where there is none this fetches nothing.
+  __builtin_prefetch(value.unsafeToTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
 /// Fetched for writing.

@@ -26,6 +26,7 @@ enum class Method : uint8_t {
   StepTensors,
   Update,
   OnGradients,
+  Numbers,
   None
 };
 
@@ -85,6 +86,11 @@ class Direct {
       if (!read(arguments[0], numbers) || !read(arguments[1], counts))
         return slow(arguments, count);
       return run([&] { return program_->runUpdate(entry_, numbers, counts); });
+    }
+    if (method_ == Method::Numbers) {
+      std::vector<double> numbers;
+      if (!read(arguments[0], numbers)) return slow(arguments, count);
+      return run([&] { return program_->bindNumbers(entry_, numbers); });
     }
     const bool flag = step && arguments[1] == python_.yes;
     if (method_ == Method::Run || method_ == Method::Step) {
@@ -263,6 +269,7 @@ Method methodOf(const std::string& name) {
       .Case("run_step_tensors", Method::StepTensors)
       .Case("run_update", Method::Update)
       .Case("run_on_gradients", Method::OnGradients)
+      .Case("bind_numbers", Method::Numbers)
       .Default(Method::None);
 }
 

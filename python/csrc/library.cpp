@@ -1,6 +1,7 @@
 // What torch.ops.load_library("libgravure.so") adds to a process: torch.classes.gravure.Program.
 // No Python header is used, so one file serves every Python version.
 
+#include "python/csrc/distinct_values.h"
 #include "python/csrc/loaded_program.h"
 #include "python/csrc/planning/operator_facts.h"
 #include "python/csrc/planning/planned_runs.h"
@@ -30,6 +31,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("set_made_for", &LoadedProgram::setMadeFor)
       .def_static("kernel_settings", &LoadedProgram::kernelSettings)
       .def_static("settings_difference", &LoadedProgram::settingsDifference)
+      .def("keep_numbers", &LoadedProgram::keepNumbers)
+      .def("bind_numbers", &LoadedProgram::bindNumbers)
       .def("run", &LoadedProgram::run)
       .def("keep_update", &LoadedProgram::keepUpdate)
       .def("run_update", &LoadedProgram::runUpdate)
@@ -63,6 +66,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("direct_call", &LoadedProgram::directCall)
       .def("report_parked", &LoadedProgram::reportParked)
       .def_static("same_objects", &makeSameObjects)
+      .def_static("distinct_values", &makeDistinctValues)
       .def("inject_fault", &LoadedProgram::injectFault)
       .def("repeat_results", &LoadedProgram::repeatResults)
       .def("synchronize", &LoadedProgram::synchronize)

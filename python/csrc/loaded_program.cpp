@@ -253,6 +253,27 @@ void LoadedProgram::bind(const std::string& name, const std::vector<int64_t>& po
   for (size_t i = 0; i < positions.size(); ++i) state.values[positions[i]] = values.get(i);
 }
 
+void LoadedProgram::keepNumbers(const std::string& name, const std::vector<int64_t>& positions) {
+  const std::lock_guard lock(mutex_);
+  Bound& state = bound(name);
+  for (const int64_t at : positions)
+    TORCH_CHECK(at >= 0 && at < static_cast<int64_t>(state.values.size()) &&
+                    state.values[at].isDouble(),
+                "keep_numbers: entry ", name, " has no number bound at position ", at);
+  state.numbers = positions;
+}
+
+std::vector<double> LoadedProgram::bindNumbers(const std::string& name,
+                                               const std::vector<double>& numbers) {
+  const std::lock_guard lock(mutex_);
+  Bound& state = bound(name);
+  TORCH_CHECK(numbers.size() == state.numbers.size(), "bind_numbers: entry ", name, " keeps ",
+              state.numbers.size(), " numbers, and was given ", numbers.size());
+  state.update.reset();
+  for (size_t i = 0; i < numbers.size(); ++i) state.values[state.numbers[i]] = numbers[i];
+  return {};
+}
+
 void LoadedProgram::bindWeakly(const std::string& name, const std::vector<int64_t>& positions,
                                const std::vector<at::Tensor>& values) {
   const std::lock_guard lock(mutex_);
@@ -554,6 +575,7 @@ std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10
   } catch (const StepRefusal&) {
     return {};
   }
+  if (buffers.empty() && targets.empty()) return runLogged(state, std::move(inputs), &settings);
   if (buffers.empty()) return targets.accumulate(inputs, runLogged(state, inputs, &settings));
   std::vector<c10::IValue> results;
   try {

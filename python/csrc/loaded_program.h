@@ -86,6 +86,10 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// outlive the model that it was captured for.
   void bindWeakly(const std::string& entry, const std::vector<int64_t>& positions,
                   const std::vector<at::Tensor>& values);
+  /// Has bindNumbers() bind other numbers at `positions`, where numbers are bound.
+  void keepNumbers(const std::string& entry, const std::vector<int64_t>& positions);
+  /// Returns nothing: calls past torch.classes return lists.
+  std::vector<double> bindNumbers(const std::string& entry, const std::vector<double>& numbers);
   /// From now on run() of `entry` returns the outputs at `positions` (ascending) as one tensor, which
   /// comes last (saved_bundle.h).
   void bundleOutputs(const std::string& entry, const std::vector<int64_t>& positions);
@@ -246,6 +250,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
     std::vector<int64_t> bundledIn, members;  // inputs, and which values of the bundle they are
     std::unique_ptr<UpdateInputs> update;     // keepUpdate(); none once something else is bound
     std::optional<GradientInputs> gradients;  // keepGradients()
+    std::vector<int64_t> numbers;             // positions that bindNumbers() fills
   };
   const Entry& entry(const std::string& name) const;
   static std::shared_ptr<const Planned> planned(Program& program, const ProgramSource& source,

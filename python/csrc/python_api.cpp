@@ -25,14 +25,15 @@ std::optional<PythonApi> load() {
       GRAVURE_TAKE(PyTuple_Size) && GRAVURE_TAKE(PyList_New) && GRAVURE_TAKE(PyList_SetItem) &&
       GRAVURE_TAKE(PyList_GetItem) && GRAVURE_TAKE(PyList_Size) && GRAVURE_TAKE(PyDict_Next) &&
       GRAVURE_TAKE(PyDict_Size) && GRAVURE_TAKE(PyFloat_AsDouble) &&
-      GRAVURE_TAKE(PyLong_AsLongLong) && GRAVURE_TAKE(PyErr_Occurred) &&
-      GRAVURE_TAKE(PyErr_Clear) && GRAVURE_TAKE(PyErr_Fetch) && GRAVURE_TAKE(PyErr_Restore) &&
-      GRAVURE_TAKE(PyCapsule_New) && GRAVURE_TAKE(PyCapsule_GetPointer) &&
-      GRAVURE_TAKE(PyCFunction_NewEx) && take("_Py_NoneStruct", api.none) &&
-      take("_Py_TrueStruct", api.yes) && take("_Py_FalseStruct", api.no) &&
-      take("PyDict_Type", api.dictType) && take("PyTuple_Type", api.tupleType) &&
-      take("PyList_Type", api.listType) && take("PyFloat_Type", api.floatType) &&
-      take("PyLong_Type", api.intType) && take("PyBool_Type", api.boolType);
+      GRAVURE_TAKE(PyFloat_FromDouble) && GRAVURE_TAKE(PyLong_AsLongLong) &&
+      GRAVURE_TAKE(PyErr_Occurred) && GRAVURE_TAKE(PyErr_Clear) && GRAVURE_TAKE(PyErr_Fetch) &&
+      GRAVURE_TAKE(PyErr_Restore) && GRAVURE_TAKE(PyCapsule_New) &&
+      GRAVURE_TAKE(PyCapsule_GetPointer) && GRAVURE_TAKE(PyCFunction_NewEx) &&
+      take("_Py_NoneStruct", api.none) && take("_Py_TrueStruct", api.yes) &&
+      take("_Py_FalseStruct", api.no) && take("PyDict_Type", api.dictType) &&
+      take("PyTuple_Type", api.tupleType) && take("PyList_Type", api.listType) &&
+      take("PyFloat_Type", api.floatType) && take("PyLong_Type", api.intType) &&
+      take("PyBool_Type", api.boolType);
 #undef GRAVURE_TAKE
   return all ? std::optional(api) : std::nullopt;
 }

@@ -50,6 +50,7 @@ struct PythonApi {
   PyObject* none;
   PyObject *yes, *no;
   PyObject *tupleType, *listType, *dictType, *floatType, *intType, *boolType;
+  PyObject* (*PyFloat_FromDouble)(double number);
 
   /// Types outlive their objects, which the caller holds.
   const PyObject* typeOf(PyObject* object) const {

@@ -45,8 +45,8 @@ bool UpdateInputs::take(const std::vector<double>& numbers) {
     const at::Tensor& gradient = gradients_[i].owner->grad();
     if (!gradient.defined()) return false;
     prefetchTensor(gradient.unsafeGetTensorImpl());
+    values_[gradients_[i].input] = gradient;
   }
-  for (const Gradient& each : gradients_) values_[each.input] = each.owner->grad();
   for (size_t i = 0; i < numbers.size(); ++i) values_[numbers_[i]] = numbers[i];
   return true;
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Guards of many tensors, looked at in one pass.
 
+#include "ir/torch_private/tensor_fields.h"
 #include "runtime/program/guards.h"
 
 #include <cstdint>
@@ -23,16 +24,14 @@ class FlatGuards {
  private:
   struct Guard {
     uint32_t index = 0, dims = 0;
-    c10::ScalarType dtype = c10::ScalarType::Undefined;
-    c10::Device device = c10::kCPU;
+    // By which the tensor that held last is known again; no memory where there was none yet.
+    const void* memory = nullptr;  // of its storage
+    FieldWords words = {};
     uintptr_t mask = 0, address = 0;  // of the address, the bits that matter, and what they are
     c10::DispatchKeySet reads;        // OperandGuard::Layout::reads
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    c10::Device device = c10::kCPU;
     bool copied = false;
-    // By which the tensor that held last is known again; no memory where there was none yet.
-    caffe2::TypeMeta type;
-    c10::DispatchKeySet keys;
-    const void* memory = nullptr;  // of its storage
-    int64_t offset = 0;
   };
   void add(const Guard& guard, at::IntArrayRef sizes, at::IntArrayRef strides);
   static bool isAsLast(const Guard& guard, const int64_t* shape, const c10::TensorImpl& tensor);

@@ -133,7 +133,7 @@ class NumberCompiler {
     if (!value.isTensor() || !isOneNumber(value.toTensor())) return -1;
     const at::Tensor& tensor = value.toTensor();
     NumberCode::Cell cell;
-    cell.input = static_cast<size_t>(slot);
+    cell.input = static_cast<uint32_t>(slot);
     cell.address = const_cast<void*>(tensor.const_data_ptr());
     cell.keys = tensor.key_set();
     cell.isFloat = tensor.scalar_type() == c10::kFloat;
@@ -293,25 +293,39 @@ std::optional<NumberCode> NumberCode::of(const EntryCode& code,
   return NumberCompiler(code, inputs, watched).compile(why);
 }
 
+/// Whether a tensor is the one that the code was made for, as it was then.
+bool NumberCode::holds(Cell& cell, const c10::TensorImpl& tensor) {
+  const bool same = tensor.key_set() == cell.keys && tensor.dim() == 0 &&
+                    tensor.dtype() == (cell.isFloat ? caffe2::TypeMeta::Make<float>()
+                                                    : caffe2::TypeMeta::Make<double>()) &&
+                    tensor.data() == cell.address;
+  if (!same) return false;
+  const bool plain = TensorFields::hasPlainLayout(tensor);
+  cell.memory = plain ? tensor.unsafe_storage().data() : nullptr;
+  cell.words = TensorFields::wordsOf(tensor);
+  return true;
+}
+
 bool NumberCode::run(const std::vector<c10::IValue>& inputs, Frame& frame) {
   for (const auto& [input, at] : floats_) {
     if (!inputs[input].isDouble()) return false;
     values_[at] = inputs[input].toDouble();
   }
-  for (size_t i = 0; i < cells_.size(); ++i) {
-    if (i + kFarAhead < cells_.size()) {
+  const size_t count = cells_.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kFarAhead < count) {
       prefetchTensor(inputs[cells_[i + kFarAhead].input]);
       __builtin_prefetch(cells_[i + kFarAhead].address, 1);
     }
-    if (i + kNearAhead < cells_.size()) prefetchStorage(inputs[cells_[i + kNearAhead].input]);
-    const Cell& cell = cells_[i];
+    if (i + kNearAhead < count) prefetchStorage(inputs[cells_[i + kNearAhead].input]);
+    Cell& cell = cells_[i];
     if (!inputs[cell.input].isTensor()) return false;
-    const c10::TensorImpl& tensor = *inputs[cell.input].toTensor().unsafeGetTensorImpl();
-    const bool same = tensor.key_set() == cell.keys && tensor.dim() == 0 &&
-                      tensor.dtype() == (cell.isFloat ? caffe2::TypeMeta::Make<float>()
-                                                      : caffe2::TypeMeta::Make<double>()) &&
-                      tensor.data() == cell.address;
-    if (!same) return false;
+    const c10::TensorImpl& tensor = *inputs[cell.input].unsafeToTensorImpl();
+    const c10::StorageImpl* const storage = TensorFields::storageOf(tensor);
+    const bool known = cell.memory != nullptr && storage && storage->data() == cell.memory &&
+                       TensorFields::layoutOf(tensor).size() == 0 &&
+                       TensorFields::hasWords(tensor, cell.words);
+    if (!known && !holds(cell, tensor)) return false;
     const double value = valueAt(cell.address, cell.isFloat);
     if (cell.leads) values_[cell.first] = value;
     if (std::bit_cast<uint64_t>(value) != std::bit_cast<uint64_t>(values_[cell.first]))

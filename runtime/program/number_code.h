@@ -2,6 +2,7 @@
 // What an entry's calls compute of single numbers, as one list of operations: each once, however many
 // parameters have it. An optimizer's step makes the same corrections of each parameter's step count.
 
+#include "ir/torch_private/tensor_fields.h"
 #include "runtime/program/instruction.h"
 
 #include <compare>
@@ -51,14 +52,18 @@ class NumberCode {
   };
   /// A tensor of one number.
   struct Cell {
-    size_t input = 0;
     void* address = nullptr;
-    c10::DispatchKeySet keys;
-    bool isFloat = false;  // else double
+    uint32_t input = 0;
     int32_t first = 0;     // its value before the step: index into values_
     int32_t last = -1;     // behind it; -1: nothing counts in it
+    bool isFloat = false;  // else double
     bool leads = false;    // the first one with that value
+    // By which it is known again: what holds() said yes of.
+    const void* memory = nullptr;  // of its storage; none where there was none yet
+    FieldWords words = {};
+    c10::DispatchKeySet keys;
   };
+  static bool holds(Cell& cell, const c10::TensorImpl& tensor);
 
   int64_t calls_ = 0;
   std::vector<size_t> inputs_;

@@ -11,6 +11,14 @@ namespace {
 
 bool sameBits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
+/// Whether there were other bytes.
+template <size_t width>
+bool put(uint8_t* at, const uint8_t* bytes) {
+  const bool other = std::memcmp(at, bytes, width) != 0;
+  std::memcpy(at, bytes, width);
+  return other;
+}
+
 uint32_t bitOf(double value) { return uint32_t{1} << kindOfValue(value); }
 
 }  // namespace
@@ -31,7 +39,7 @@ NumberPatches::NumberPatches(std::vector<PatchedNumber> numbers, FoundPlaces fou
     const NumberPlace& place = places_[p];
     const auto node = static_cast<size_t>(place.node);
     if (kernels_.empty() || kernels_.back().node != node)
-      kernels_.push_back({node, p, p, executable.work()[node].bytes, false});
+      kernels_.push_back({node, p, p, executable.work()[node].bytes, false, false});
     kernels_.back().endPlace = p + 1;
     auto& kernels = kernelsOf_[place.number];
     const auto kernel = static_cast<uint32_t>(kernels_.size() - 1);
@@ -39,29 +47,29 @@ NumberPatches::NumberPatches(std::vector<PatchedNumber> numbers, FoundPlaces fou
     auto& casts = castsOf_[place.number];
     if (!llvm::is_contained(casts, place.cast)) casts.push_back(place.cast);
   }
-  for (size_t i = 0; i < numbers_.size(); ++i) {
-    numbers_[i].kinds |= bitOf(written_[i]);
-    likeLast_.push_back(i > 0 && castsOf_[i] == castsOf_[i - 1]);
-  }
+  for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i].kinds |= bitOf(written_[i]);
+  noteAlike();
+}
+
+/// Most parameters have the same corrections.
+void NumberPatches::noteAlike() {
+  likeLast_.assign(numbers_.size(), false);
+  for (size_t i = 1; i < numbers_.size(); ++i)
+    likeLast_[i] = castsOf_[i] == castsOf_[i - 1] && numbers_[i].kinds == numbers_[i - 1].kinds;
 }
 
 bool NumberPatches::hold(const Frame& frame) const {
-  // Most parameters have the same corrections: what holds for one holds for the next.
   double last = 0;
-  bool known = false;
+  bool known = false;  // `last` is of a kind that holds, for those alike
   for (size_t i = 0; i < numbers_.size(); ++i) {
     const c10::IValue& given = frame[numbers_[i].slot];
     if (!given.isDouble()) return false;
     const double value = given.toDouble();
-    const bool again = known && likeLast_[i] && sameBits(value, last) &&
-                       numbers_[i].kinds == numbers_[i - 1].kinds;
-    if (!again && !sameBits(value, written_[i])) {
-      if (!holds(i, value)) return false;
-      known = true;
-    } else if (!again) {
-      known = false;  // it is written, whatever its kind
-    }
+    known = known && likeLast_[i];
+    if ((known && sameBits(value, last)) || sameBits(value, written_[i])) continue;
+    if (!holds(i, value)) return false;
     last = value;
+    known = true;
   }
   return true;
 }
@@ -107,6 +115,30 @@ void NumberPatches::note(const std::vector<double>& values, bool proven) {
     if ((numbers_[i].kinds & bitOf(values[i])) != 0) continue;
     (proven ? numbers_[i].kinds : numbers_[i].refused) |= bitOf(values[i]);
   }
+  noteAlike();
+}
+
+/// The values of its numbers, in its bytes. What is equal and cast alike is cast once.
+void NumberPatches::putNumbers(Kernel& kernel) {
+  double last = 0;
+  uint8_t bytes[8];
+  size_t width = 0;
+  const NumberPlace* before = nullptr;
+  for (size_t p = kernel.firstPlace; p < kernel.endPlace; ++p) {
+    const NumberPlace& place = places_[p];
+    const double value = written_[place.number];
+    if (!before || before->cast != place.cast || !sameBits(value, last)) {
+      castNumber(place.cast, value, bytes);
+      width = static_cast<size_t>(widthOf(place.cast));
+      last = value;
+      before = &place;
+    }
+    uint8_t* const at = kernel.bytes.data() + place.offset;
+    const bool other = width == 4   ? put<4>(at, bytes)
+                       : width == 8 ? put<8>(at, bytes)
+                                    : put<2>(at, bytes);
+    kernel.unwritten |= other;
+  }
 }
 
 void NumberPatches::write(const Frame& frame, Executable& executable) {
@@ -118,12 +150,9 @@ void NumberPatches::write(const Frame& frame, Executable& executable) {
   }
   for (Kernel& kernel : kernels_) {
     if (!kernel.stale) continue;
-    for (size_t p = kernel.firstPlace; p < kernel.endPlace; ++p) {
-      const NumberPlace& place = places_[p];
-      castNumber(place.cast, written_[place.number], kernel.bytes.data() + place.offset);
-    }
-    executable.write(kernel.node, kernel.bytes.data());
-    kernel.stale = false;
+    putNumbers(kernel);
+    if (kernel.unwritten) executable.write(kernel.node, kernel.bytes.data());
+    kernel.stale = kernel.unwritten = false;
   }
 }
 

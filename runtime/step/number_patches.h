@@ -53,11 +53,14 @@ class NumberPatches {
     size_t node = 0;
     size_t firstPlace = 0, endPlace = 0;  // in places_
     std::vector<uint8_t> bytes;
-    bool stale = false;  // the device may have others
+    bool stale = false;      // a number of it is another one
+    bool unwritten = false;  // the device may have other bytes
   };
 
   bool holds(size_t number, double value) const;
   bool fits(size_t number, double value) const;
+  void putNumbers(Kernel& kernel);
+  void noteAlike();
 
   std::vector<PatchedNumber> numbers_;
   std::vector<NumberPlace> places_;
@@ -66,7 +69,7 @@ class NumberPatches {
   std::vector<Kernel> kernels_;
   std::vector<std::vector<uint32_t>> kernelsOf_;  // by number, of kernels_
   std::vector<std::vector<NumberCast>> castsOf_;  // by number, each once
-  std::vector<bool> likeLast_;                    // by number: it has the casts of the one before
+  std::vector<bool> likeLast_;  // by number: what holds for the one before holds for it
 };
 
 }  // namespace gravure

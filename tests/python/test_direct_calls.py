@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from gravure.library import direct_calls
-from gravure.library.direct_calls import direct, same_objects
+from gravure.library.direct_calls import direct, distinct_values, same_objects
 from gravure.library.load import program_class
 from torch import Tensor, nn
 
@@ -219,3 +219,14 @@ def test_objects_are_compared_by_what_they_are(same: Callable[[Any, list[Any]], 
     assert not same({"a": one}, ["a", one, "b", two])
     assert same({}, [])
     assert not same((one,), [one])
+
+
+def test_values_of_counters_are_told_apart_by_their_bits() -> None:
+    read = distinct_values()
+    counters = [torch.tensor(v) for v in (3.0, 3.0, 0.0, -0.0, float("nan"), 3.0)]
+    values = read(counters)
+    assert values is not None
+    assert [str(v) for v in values] == ["3.0", "0.0", "-0.0", "nan"]
+    assert read([torch.tensor(0.1)]) == [torch.tensor(0.1).item()]
+    for other in (torch.ones(1), torch.tensor(1), torch.tensor(1.0, dtype=torch.bfloat16), None):
+        assert read([torch.tensor(1.0), other]) is None

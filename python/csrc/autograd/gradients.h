@@ -46,6 +46,9 @@ class GradientTargets {
   /// `.grad` is the gradient that this step would write over.
   void check(const std::vector<c10::IValue>& inputs, bool hooks) const;
 
+  /// True if no gradient is handed out: accumulate() returns all results as they are.
+  bool empty() const { return targets_.empty(); }
+
   /// Adds each gradient to `.grad` of its input: the first one becomes it, later ones are added in
   /// place. Returns the other results, in order.
   std::vector<c10::IValue> accumulate(const std::vector<c10::IValue>& inputs,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from ..library.direct_calls import distinct_values
 from ..torch_api.dispatch import TorchDispatchMode
 from ..torch_api.dtensors import (
     is_dtensor,
@@ -76,13 +77,15 @@ def conditions_of(
     read = {i: local_of(tensors[i]) for i in update.counters}
     counters = [*read.values()]
     quick = conditions_on_counts(update) if _are_alike(counters) else None
+    read_all = distinct_values()
 
     def hold(numbers: list[float]) -> bool:
         nonlocal quick
         # Nearly always all counters have one value, for which each condition holds.
         if quick is not None:
             with contextlib.suppress(ArithmeticError):
-                if quick(numbers, _distinct_values(counters)):
+                values = read_all(counters)
+                if quick(numbers, _distinct_values(counters) if values is None else values):
                     return True
         held = bool(holds(numbers, {i: t.item() for i, t in read.items()}))
         if held:  # counters differ, and will go on to differ

@@ -41,6 +41,17 @@ def same_objects() -> Callable[[Any, list[Any]], bool]:
     return _taken(made) if made else _same
 
 
+def distinct_values() -> Callable[[list[Any]], list[float] | None]:
+    """The values that tensors of one number on the CPU have, in order, each once by its bits. None
+    where a tensor is of another kind, or they have too many values."""
+    made = program_class().distinct_values()
+    return _taken(made) if made else _no_values
+
+
+def _no_values(tensors: list[Any]) -> None:
+    return None
+
+
 def items_of(dictionary: dict[Any, Any]) -> list[Any]:
     """Its keys and values, one behind the other."""
     return [*chain.from_iterable(dictionary.items())]

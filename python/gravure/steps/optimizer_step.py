@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..errors import ExportError
 from ..graphs.names import InputSpec
 from ..graphs.update_recorder import conditions_of
+from ..library.direct_calls import direct
 from ..text.entries import StepEntry
 from ..text.fx_import import EntryWriter
 from ..torch_api.fake_tensors import unset_fake_temporarily
@@ -173,6 +174,7 @@ class Update:
         self._tensors: list[Tensor] = []
         self._numbers_at: list[int] = []
         self._bound: list[float] = []
+        self._rebind: Callable[[list[float]], Any] | None = None  # of the program that has them
         self._scaling: Scaling | None = None
         if ending.scaler is not None:
             unscales = ending.clipping is not None
@@ -209,7 +211,12 @@ class Update:
             raise OtherBranch
         given = [numbers[i] for i in self._update.numbers]
         if given != self._bound or 0.0 in given:  # which equals -0.0
-            program.bind("step", self._numbers_at, given)
+            if self._rebind is None:
+                program.bind("step", self._numbers_at, given)
+                program.keep_numbers("step", self._numbers_at)
+                self._rebind = direct(program, "bind_numbers", "step")
+            else:
+                self._rebind(given)
             self._bound = given
 
     def take_gradients(self) -> list[Tensor]:
@@ -237,6 +244,7 @@ class Update:
         """The next program has nothing bound."""
         self._same = never
         self._bound = []
+        self._rebind = None
         self._tracker = None
 
     def refuse_others(self, found: dict[int, Any]) -> None:

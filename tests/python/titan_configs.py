@@ -6,17 +6,9 @@ configuration runs with Gravure's pass and without.
 
 from __future__ import annotations
 
-from typing import Any
-
 import gravure.torchtitan  # noqa: F401  registers the pipeline
-from torchtitan.experiments.graph_trainer.deepseek_v3 import config_registry as deepseek_v3
+from titan_more_configs import graph_trainer_deepseek_v3_debugmodel_sdpa  # noqa: F401
 from torchtitan.experiments.graph_trainer.llama3.config_registry import (  # noqa: F401
     graph_trainer_llama3_debugmodel_sdpa,
     graph_trainer_llama3_debugmodel_sdpa_cross_entropy_loss,
 )
-
-
-def graph_trainer_deepseek_v3_debugmodel_sdpa() -> Any:
-    config = deepseek_v3.graph_trainer_deepseek_v3_debugmodel()
-    config.model_spec = deepseek_v3.model_registry("debugmodel", attn_backend="sdpa")
-    return config

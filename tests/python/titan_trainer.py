@@ -26,7 +26,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     found = hashlib.sha256()
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        found.update(local.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(local.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -84,7 +84,7 @@ def trace_for_all_ranks(trainer: type) -> None:
     trainer._make_fx_forward_backward_step = traced
 
 
-def main() -> None:
+def use_the_cpu() -> None:
     titan_on_cpu.use_the_cpu()
     titan_on_cpu.add_names_of_newer_torch()
     metrics = importlib.import_module("torchtitan.components.metrics")
@@ -92,6 +92,10 @@ def main() -> None:
     metrics.build_device_memory_monitor = lambda: types.SimpleNamespace(
         get_peak_stats=lambda: stats, reset_peak_stats=lambda: None, device_name="cpu"
     )
+
+
+def main() -> None:
+    use_the_cpu()
     found: dict[str, Any] = {"losses": [], "gradients": []}
     trainer = importlib.import_module("torchtitan.experiments.graph_trainer.trainer").GraphTrainer
     record(trainer, found)

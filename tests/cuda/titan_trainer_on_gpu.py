@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import socket
 import statistics
@@ -34,14 +35,13 @@ sys.path.insert(0, str(_ROOT / "tests/python"))
 
 from titan_assets import write_assets  # noqa: E402
 
+_ERROR = re.compile(r"(\[rank\d+\]: *)?[\w.]*(Error|Exception|Failed|Interrupt)\b")
 ON_GPU = torch.cuda.is_available()
 PROCESS = _HERE / "titan_trainer_process.py"
 PRECOMPILE = "torchtitan.experiments.graph_trainer.precompile_main"
 OURS, MORE = "gravure.torchtitan", "titan_more_configs"
 SDPA = "graph_trainer_llama3_debugmodel_sdpa"
 LLAMA, DEEPSEEK = "graph_trainer.llama3", "graph_trainer.deepseek_v3"
-# Where a run of these passes has less time left, it is not begun.
-SHORTEST = 20
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,19 @@ def with_sdpa(*arguments: str) -> Case:
 
 
 FLEX = Case(LLAMA, "graph_trainer_llama3_debugmodel", (), needs_gpu=True)
-DEEPSEEK_SDPA = Case(MORE, "graph_trainer_deepseek_v3_debugmodel_sdpa")
+# What has no deterministic kernel warns; whether runs repeat, "again" tells.
+WARN = "--debug.deterministic_warn_only"
+DEEPSEEK_SDPA = Case(MORE, "graph_trainer_deepseek_v3_debugmodel_sdpa", (WARN,))
 ARTIFACT = "--compile.precompile_artifact_dir=ARTIFACT"
 ONE = "--parallelism.data_parallel_shard_degree=1"
 BITS = {
     "llama3": with_sdpa(),
     "llama3_flex": FLEX,
     "deepseek_v3": DEEPSEEK_SDPA,
-    "deepseek_v3_flex": Case(DEEPSEEK, "graph_trainer_deepseek_v3_debugmodel", (), needs_gpu=True),
+    "deepseek_v3_flex": Case(
+        DEEPSEEK, "graph_trainer_deepseek_v3_debugmodel", (WARN,), needs_gpu=True
+    ),
+    "llama3_tied": Case(MORE, "graph_trainer_llama3_debugmodel_sdpa_tied"),
     "policy_full": with_sdpa("--compile.memory_policy=full"),
     "policy_eager": with_sdpa("--compile.memory_policy=eager"),
     "offload": Case(LLAMA, SDPA, ("--compile.memory_policy=sac_and_offload",), needs_gpu=True),
@@ -95,6 +100,7 @@ class Run:
     passes: str  # of PASSES, "again" (none once more), "artifact", or turns of several
     arguments: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    needs: float = 25  # seconds; where fewer are left, it is not begun
     limit: float = 150
 
     def command(self, folder: Path) -> list[str]:
@@ -143,7 +149,7 @@ def speed_run(name: str, passes: str) -> Run:
     arguments = ["--training.steps=100000", "--metrics.log_freq=100000"]
     arguments += [f"--training.local_batch_size={batch}", f"--training.seq_len={length}"]
     environment = {"TURNS": passes, "TURN": str(turn), "TURNS_SECONDS": str(seconds)}
-    return Run(f"speed-{name}-{passes}", case, passes, arguments, environment)
+    return Run(f"speed-{name}-{passes}", case, passes, arguments, environment, 30 + seconds)
 
 
 def bits_runs(names: Sequence[str]) -> list[Run]:
@@ -190,11 +196,10 @@ class Runner:
         waiting = list(stage)
         running: list[tuple[Run, subprocess.Popen[bytes], float]] = []
         while waiting or running:
-            while waiting and len(running) < self._together and self.left() > SHORTEST:
+            waiting = [run for run in waiting if self.left() > run.needs]
+            while waiting and len(running) < self._together:
                 run = waiting.pop(0)
                 running.append((run, self._start(run), time.monotonic()))
-            if self.left() <= SHORTEST:
-                waiting.clear()
             for each in list(running):
                 run, process, begun = each
                 took = time.monotonic() - begun
@@ -230,6 +235,7 @@ class Runner:
             "OMP_NUM_THREADS": "4" if ON_GPU else "1",
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "RANK": "0",
+            "TORCHINDUCTOR_COMPILE_THREADS": "4",
             "WORLD_SIZE": "1",
         }
         self.path(run, "found").unlink(missing_ok=True)
@@ -262,7 +268,8 @@ class Runner:
 
 
 def last_error(log: str) -> str:
-    lines = [line for line in log.splitlines() if "Error" in line or "error" in line]
+    """The line with which the traceback ends, or the log's own end where there is none."""
+    lines = [line for line in log.splitlines() if _ERROR.match(line)]
     return lines[-1].strip() if lines else log[-200:].strip().replace("\n", " | ")
 
 

@@ -131,7 +131,7 @@ class Turns:
     """
 
     def __init__(self, names: list[str], found: dict[str, Any]) -> None:
-        self._names, self._built = names, dict[str, Any]()
+        self._names, self._built, self._found = names, dict[str, Any](), found
         self._length = int(os.environ.get("TURN", "10"))
         self._limit = float(os.environ.get("TURNS_SECONDS", "15"))
         self._deadline = 0.0
@@ -195,6 +195,7 @@ class Turns:
         _wait()
         if self._steps == self._length * len(self._names):  # each has had its captures
             self._deadline = time.perf_counter() + self._limit
+            self._found["memory_first"] = memory()
             if ON_GPU:
                 torch.cuda.reset_peak_memory_stats()
         self._host, self._events = 0.0, []
@@ -248,6 +249,16 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+def without_autotuning() -> None:
+    """As torchtitan does in deterministic runs: tuning flex attention takes minutes."""
+    attention = importlib.import_module("torchtitan.models.common.attention")
+    flex = attention.FlexAttention
+    flex.inductor_configs.update(max_autotune=False, coordinate_descent_tuning=False)
+    flex._compiled_flex_attn = torch.compile(
+        attention.flex_attention, options=flex.inductor_configs
+    )
+
+
 def choose(compile_config: Any, name: str) -> None:
     """The pass pipeline of `ours`, `own` or `none`, for the graph that is traced next."""
     compile_config.pass_pipeline = "cudagraph" if name == "ours" else "default"
@@ -270,6 +281,7 @@ def main() -> None:
     found["seconds_to_import"] = round(time.perf_counter() - begun, 1)
     own_graphs(found)
     if names:
+        without_autotuning()
         Turns(names, found).take(trainer)
     else:
         titan_trainer.record(trainer, found)

@@ -11,6 +11,7 @@ from typing import Any
 from torchtitan.experiments.graph_trainer.deepseek_v3 import config_registry as deepseek_v3
 from torchtitan.experiments.graph_trainer.llama3 import config_registry as llama3
 from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.common.param_init import skip_param_init
 
 
 def graph_trainer_deepseek_v3_debugmodel_sdpa() -> Any:
@@ -27,6 +28,17 @@ def _llama3(flavor: str, layers: int | None = None) -> Any:
         spec = replace(spec, model=replace(spec.model, layers=spec.model.layers[:layers]))
     config.model_spec = spec
     config.loss.loss_fn.global_vocab_size = decoder_vocab_size(spec)
+    return config
+
+
+def graph_trainer_llama3_debugmodel_sdpa_tied() -> Any:
+    """Token embeddings and output projection are one parameter, as in the 1B model."""
+    config = _llama3("debugmodel")
+    embeddings = replace(
+        config.model_spec.model.tok_embeddings, param_init={"weight": skip_param_init}
+    )
+    model = replace(config.model_spec.model, tok_embeddings=embeddings, enable_weight_tying=True)
+    config.model_spec = replace(config.model_spec, model=model)
     return config
 
 

@@ -14,9 +14,10 @@
 namespace gravure {
 namespace {
 
-/// Replays without a warm-up after which what is spare lies idle. In a model of many graphs, some of
-/// which replay while others warm up, memory is only made anew then.
-constexpr int64_t kIdle = 16;
+/// Replays without a warm-up after which what is spare lies idle: within ten steps, also of a program that
+/// replays once a step. In a model of many graphs, some of which replay while others warm up, memory is
+/// only made anew then.
+constexpr int64_t kIdle = 6;
 
 bool isTime(int64_t call) { return (call & (call - 1)) == 0 || call % 1024 == 0; }
 
@@ -43,7 +44,13 @@ MemoryPool SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStream stre
   if (auto known = takeKnown(stream)) return *known;
   EndedPools::of(device_).giveBack();
   tidyHeld(allocator);
+  if (isTimeToEmpty()) emptyIdleCache(allocator);
   return make(allocator);
+}
+
+bool SparePools::isTimeToEmpty() {
+  const std::lock_guard lock(mutex_);
+  return isTime(++made_) && !PartitionGraph::oneIsCaptured();
 }
 
 std::optional<MemoryPool> SparePools::takeKnown(c10::cuda::CUDAStream stream) {
@@ -118,8 +125,10 @@ void SparePools::tidyNow(CudaAllocator& allocator) {
 }
 
 /// Steps that run captured have their memory in arenas. What the first ones took in PyTorch's own pool,
-/// uncaptured or in between, nobody would ask for again. A loop that does gets it anew, as after
-/// torch.cuda.graph(), which empties the cache before each capture. PyTorch empties the caches of all
+/// uncaptured or in between, nobody would ask for again; nor, before the first warm-up, what a compilation
+/// took that timed kernels. The state of an optimizer would come to lie in a part of it, and keep the rest
+/// for good. A loop that does ask gets it anew, as after torch.cuda.graph(), which empties the cache before
+/// each capture. PyTorch empties the caches of all
 /// GPUs, so nothing is done where another one has memory: a wait for its work, which may itself wait for
 /// this thread's next launch, must not come out of a replay.
 void SparePools::emptyIdleCache(CudaAllocator& allocator) const {

@@ -20,8 +20,8 @@ class CudaAllocator;
 /// own or another program's: so programs that warm up one after another take what the eager step takes,
 /// and one that is never called again (a graph that Dynamo compiled anew after its first call, say) keeps
 /// nothing. Their memory is given back when a program is planned, when nobody has warmed up for some
-/// replays, and when memory is asked back. In the second case PyTorch's own cache is emptied, too, if it
-/// lies idle. Thread-safe; PyTorch's lock is never taken with its own held.
+/// replays, and when memory is asked back. In the second case, and before one is made, PyTorch's own cache
+/// is emptied, too, if it lies idle. Thread-safe; PyTorch's lock is never taken with its own held.
 class SparePools {
  public:
   static SparePools& of(c10::DeviceIndex device);
@@ -56,6 +56,7 @@ class SparePools {
   MemoryPool make(CudaAllocator& allocator);
   void tidyNow(CudaAllocator& allocator);
   void tidyHeld(CudaAllocator& allocator);
+  bool isTimeToEmpty();
   void emptyIdleCache(CudaAllocator& allocator) const;
   void noteWhetherToTidy() { mayTidy_.store(!spare_.empty() || !held_.empty() || warmedUp_); }
 
@@ -69,6 +70,7 @@ class SparePools {
   int64_t tidied_ = 0;            // since the last one was let go of
   bool warmedUp_ = false;         // somebody did, since it was last quiet
   int64_t quiets_ = 0;            // times that it was
+  int64_t made_ = 0;              // pools, since there was none to take
 };
 
 }  // namespace gravure

@@ -17,7 +17,8 @@ import torch
 
 from .load import program_class
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Of plain tensors, told by their type: a subclass may have operators of its own.
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def direct(program: Any, method: str, entry: str | None = None) -> Callable[..., Any]:
@@ -29,7 +30,7 @@ def direct(program: Any, method: str, entry: str | None = None) -> Callable[...,
     if entry is not None:
         slow = functools.partial(slow, entry)
     report = program.report_parked
-    types = [id(kind) for kind in _PLAIN]
+    types = [id(kind) for kind in PLAIN_TENSORS]
     made = program.direct_call(method, entry or "", id(slow), id(report), types)
     return _taken(made) if made else slow
 

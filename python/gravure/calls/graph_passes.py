@@ -28,7 +28,7 @@ from ..torch_api.aot_metadata import current_metadata, current_tokens, own_resul
 from ..torch_api.dynamo import TracingContext
 from .compiled_graph import CompiledGraph
 from .live_graphs import follow
-from .program_maker import as_it_is
+from .program_maker import as_aot_runs
 
 _MOST_MESHES = 4  # sets of them that one step has programs for
 logger = logging.getLogger("gravure")
@@ -135,7 +135,7 @@ class _MadeInCalls:
         self._kept = kept
         self._read: list[int] | None = None  # which arguments are meshes that it reads
         self._made: list[tuple[list[Any], Run]] = []  # by the meshes that each is for
-        self._as_it_is: Run = boxed(as_it_is(_copy(module)))
+        self._as_it_is: Run = boxed(as_aot_runs(_copy(module)))
         self._was_told = False
 
     def __call__(self, args: list[Any]) -> Any:
@@ -198,7 +198,7 @@ class _Pair:
         specs = input_specs(module, current_tokens())
         self._traced = _traced(graph.label, _copy(module), specs, own)
         self._forward: Run = graph.run_forward
-        self._plain_forward: Run = boxed(as_it_is(_copy(module)))
+        self._plain_forward: Run = boxed(as_aot_runs(_copy(module)))
         self._plain_backward: Run | None = None
         self._backward: Run | None = None
         self._pending = 0  # forwards that ran as they are, and whose backward is still to come
@@ -223,7 +223,7 @@ class _Pair:
 
     def take_backward(self, module: fx.GraphModule) -> None:
         tangents, generators = backward_inputs(module)
-        self._plain_backward = boxed(as_it_is(_copy(module)))
+        self._plain_backward = boxed(as_aot_runs(_copy(module)))
         self._backward = self._graph.run_backward
         traced = replace(
             self._traced, backward=_copy(module), tangents=tangents, generators=generators

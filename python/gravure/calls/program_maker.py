@@ -70,7 +70,7 @@ class ProgramMaker:
 
     def as_it_is(self) -> Instance:
         """The graphs themselves."""
-        forward, *rest = [boxed(as_it_is(module)) for module in self.traced.modules]
+        forward, *rest = [boxed(as_aot_runs(module)) for module in self.traced.modules]
         return Instance(forward, rest[0] if rest else None)
 
     def make(
@@ -213,8 +213,8 @@ def _run_of(program: Any, call: Call, *, keeps: bool) -> Run:
     return call.caller(direct(program, method, call.entry), keeps=keeps)
 
 
-def as_it_is(module: fx.GraphModule) -> Run:
-    """The graph as AOTAutograd would run it."""
+def as_aot_runs(module: fx.GraphModule) -> Run:
+    """One of AOTAutograd's graphs, run as AOTAutograd itself would."""
     module = without_inductor(module)
     if not module.graph.find_nodes(op="call_function", target=_LSTM):
         return lambda args: module(*args)

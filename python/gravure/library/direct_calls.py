@@ -21,11 +21,15 @@ from .load import program_class
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def direct(program: Any, method: str, entry: str | None = None) -> Callable[..., Any]:
+def direct(
+    program: Any, method: str, entry: str | None = None, *, only_tensors: bool = False
+) -> Callable[..., Any]:
     """`program.method(entry, ...)` as a function of what follows; without `entry` of all.
 
-    `method`: one that direct_calls.h, of python/csrc, knows.
+    `method`: one that direct_calls.h, of python/csrc, knows. `only_tensors`: the entry takes and
+    returns nothing else, so the method is taken that has lists of tensors, which cost less.
     """
+    method = f"{method}_tensors" if only_tensors else method
     slow = getattr(program, method)
     if entry is not None:
         slow = functools.partial(slow, entry)

@@ -68,10 +68,11 @@ struct EntryWarmUp {
   AllocationRecord record;  // of the last one
   /// What is known behind that run, where others know it, too.
   std::shared_ptr<const EntryRecording> recording;
-  std::vector<int64_t> unsteady;  // steps that are planned in part, since two runs differed there
-  std::thread::id thread;         // of the last one
-  int64_t runs = 0;               // in the device's pool
-  bool settled = false;           // two agreed, or no more are wanted
+  std::vector<int64_t>
+      unsteady;            // positions of calls planned in part, since two runs differed there
+  std::thread::id thread;  // of the last one
+  int64_t runs = 0;        // in the device's pool
+  bool settled = false;    // two agreed, or no more are wanted
 };
 
 /// What was handed out, and who holds it. All by output.

@@ -124,7 +124,7 @@ CapturedWork trialOf(const CaptureContext& context, const std::vector<PatchedNum
   const NumbersInFrame given(context.frame, numbers, values);
   const auto leave = [&] {
     context.stack.clear();
-    context.session.enterStep(-1);
+    context.session.leaveCall();
     for (const Call& call : context.launch.calls) releaseSlots(call.outputs, context.frame);
   };
   try {
@@ -195,9 +195,9 @@ LaunchNumbers numbersOf(const Launch& launch, const Frame& frame, bool draws) {
 void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
                   ArenaSession& session) {
   for (const Call& call : launch.calls) {
-    session.enterStep(-1);
+    session.leaveCall();
     call.push(frame, stack);
-    session.enterStep(call.step);
+    session.enterCall(call.position);
     try {
       capture.call(call, call.rngIn(frame), stack);
     } catch (c10::Error& error) {

@@ -190,7 +190,7 @@ class Runtime::Impl {
   std::unique_ptr<Communication> communication_;  // none without collectives in partitions
 
   // Warm-up.
-  std::vector<StepPlanning> planning_;          // by step of the timeline
+  std::vector<CallPlanning> planning_;          // by position in the timeline
   std::shared_ptr<SharedWarmUp> shared_;        // with programs of the same text
   std::shared_ptr<const SharedWarmUp> taught_;  // by one of other sizes, if there is one
   int64_t followed_ = 0;                        // version of shared_

@@ -28,7 +28,7 @@ struct EntryRecording {
   std::vector<std::vector<int64_t>> remainders;         // Stage::remainders
   std::vector<std::vector<c10::DispatchKeySet>> reads;  // Stage::reads
   std::vector<std::vector<int64_t>> strides;            // EntryInputs::strides
-  std::vector<int64_t> unsteady;  // steps that allocated otherwise from run to run
+  std::vector<int64_t> unsteady;  // positions of calls that allocated otherwise from run to run
   std::thread::id thread;         // of the last run
   int64_t runs = 0;
   bool settled = false;
@@ -39,7 +39,7 @@ struct LaidOut {
   std::shared_ptr<const FlatProgram> flat;
   /// By entry; nullptr for one that has not run.
   std::vector<std::shared_ptr<const EntryRecording>> recordings;
-  std::vector<StepPlanning> planning;
+  std::vector<CallPlanning> planning;
   std::vector<Exclusive> reserved;
 
   ArenaLayout layout;
@@ -59,7 +59,7 @@ class SharedWarmUp {
   SharedWarmUp(size_t entries, std::shared_ptr<const std::string> operators)
       : operators_(std::move(operators)), entries_(entries), dropped_(entries) {}
 
-  /// Whether they are calls of the same operators in the same order, so that one's steps are the other's.
+  /// Whether they are calls of the same operators in the same order, so that positions in one's Timeline are those in the other's.
   bool isLike(const SharedWarmUp& other) const {
     return operators_ == other.operators_ || *operators_ == *other.operators_;
   }

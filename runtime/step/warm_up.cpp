@@ -42,7 +42,7 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
   AllocationRecord record;
   entry.warmUp.recording.reset();
   warmUp(entry, [&] {
-    ArenaSession session(timeline_.steps().size(), device_->tensorDevice());
+    ArenaSession session(timeline_.nodes().size(), device_->tensorDevice());
     Recorder recorder(session);
     entry.executor->runUncaptured(&recorder, &session);
     record = session.takeRecord();
@@ -69,15 +69,15 @@ void Runtime::Impl::runPlain(EntryState& entry) {
 /// Two runs that agree settle an entry. What still differs after the last warm-up is left alone.
 void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
   const bool compare = entry.warmUp.runs > 1;
-  const auto differing = compare ? differingSteps(timeline_, entry.warmUp.record, record, planning_)
+  const auto differing = compare ? differingCalls(timeline_, entry.warmUp.record, record, planning_)
                                  : std::vector<int64_t>();
   entry.warmUp.record = std::move(record);
   if (!compare && !isTaught(entry)) return;
   if (!differing.empty() && entry.warmUp.runs < mostWarmUps()) return;
-  for (int64_t step : differing) {
-    planning_[step] = StepPlanning::Results;
-    entry.warmUp.unsteady.push_back(step);
-    once_.missed("unstable-allocations", timeline_.steps()[step],
+  for (const int64_t position : differing) {
+    planning_[position] = CallPlanning::Results;
+    entry.warmUp.unsteady.push_back(position);
+    once_.missed("unstable-allocations", timeline_.nodes()[position],
                  "its allocations differ from run to run, so only its results are planned");
   }
   entry.warmUp.settled = true;
@@ -130,7 +130,7 @@ void Runtime::Impl::take(EntryState& entry, const std::shared_ptr<const EntryRec
     entry.code->stages[s].remainders = recording.remainders[s];
     entry.code->stages[s].reads = recording.reads[s];
   }
-  for (const int64_t step : recording.unsteady) planning_[step] = StepPlanning::Results;
+  for (const int64_t position : recording.unsteady) planning_[position] = CallPlanning::Results;
   if (!recording.settled) return;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
 }
@@ -372,16 +372,16 @@ void Runtime::Impl::forgetArena() {
 void Runtime::Impl::installLayout() {
   for (size_t e = 0; e < codes_.size(); ++e) {
     EntryCode& code = codes_[e];
-    // What dies with the last step of an entry may be a result: it is poisoned once that was copied.
+    // What dies with the last call of an entry may be a result: it is poisoned once that was copied.
     const auto range = timeline_.entryRange(e);
     const int64_t last = range.second > range.first ? range.second - 1 : -1;
-    const auto dyingAt = [&](int64_t step) {
-      const bool now = step >= 0 && step != last && device_->poisons();
-      return now ? layout_->dying[step] : std::vector<DeadBlock>();
+    const auto dyingAt = [&](int64_t position) {
+      const bool now = position >= 0 && position != last && device_->poisons();
+      return now ? layout_->dying[position] : std::vector<DeadBlock>();
     };
     if (last >= 0 && device_->poisons()) entries_[e].served.dying = layout_->dying[last];
-    code.forEachCall([&](Call& call) { call.dying = dyingAt(call.step); });
-    for (Own& own : code.owns) own.dying = dyingAt(own.step);
+    code.forEachCall([&](Call& call) { call.dying = dyingAt(call.position); });
+    for (Own& own : code.owns) own.dying = dyingAt(own.position);
     auto& staged = entries_[e].served.staged;
     for (size_t s = 0; s < code.stages.size(); ++s) {
       std::vector<at::Tensor> buffers;

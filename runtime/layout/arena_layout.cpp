@@ -92,8 +92,7 @@ bool isComputed(const Value* value, const DeviceMap& devices) {
 struct Life {
   int64_t begin = 0, end = -1;  // positions
   bool reserved = false;        // a result that the caller holds when the step is over
-  int64_t born =
-      begin;  // of the call that writes it, where its place is kept from an earlier one on
+  int64_t born = begin;         // of the call that writes it; its bytes may be kept before
   // Where the order within a call is known, allocations of that call:
   int64_t beginAfter = 0;    // made before it, by the call at `begin`
   int64_t endBefore = kAll;  // made when it is over, by the call at `end` - 1
@@ -395,9 +394,8 @@ class LayoutBuilder {
   Lives lives_;
   llvm::DenseMap<int64_t, Exclusive> reserved_;  // by leader in lives_
   ArenaLayout layout_;
-  llvm::DenseMap<int64_t, int64_t>
-      endsBefore_;               // by leader in lives_: allocations of its last call
-  std::vector<int64_t> widths_;  // by position: moments in the call
+  llvm::DenseMap<int64_t, int64_t> endsBefore_;  // likewise: allocations of its last call
+  std::vector<int64_t> widths_;                  // by position: moments in the call
   std::optional<Moments> moments_;
   std::vector<Buffer> buffers_;
   std::vector<int64_t> born_;      // by buffer: Life::born

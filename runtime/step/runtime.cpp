@@ -365,7 +365,7 @@ void Runtime::Impl::installArena(std::shared_ptr<Slab> slab, std::shared_ptr<Loa
   loans_ = std::move(loans);
 }
 
-/// Its arena was made when there was one call at a time.
+/// Its arena was made before there were calls in flight beside its own.
 void Runtime::Impl::joinInFlight() {
   const std::lock_guard lock(arena_);
   if (slab_) slab_->joinInFlight(shared_);

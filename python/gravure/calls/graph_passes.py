@@ -136,7 +136,7 @@ class _MadeInCalls:
         self._read: list[int] | None = None  # which arguments are meshes that it reads
         self._made: list[tuple[list[Any], Run]] = []  # by the meshes that each is for
         self._as_it_is: Run = boxed(as_aot_runs(_copy(module)))
-        self._was_told = False
+        self._warned = False
 
     def __call__(self, args: list[Any]) -> Any:
         if self._read is None:
@@ -149,9 +149,9 @@ class _MadeInCalls:
             run = self._for(given)
             self._made.append((given, run))
             return run(args)
-        if not self._was_told:
+        if not self._warned:
             logger.warning("a step has more than %d meshes: it runs as it is", _MOST_MESHES)
-            self._was_told = True
+            self._warned = True
         return self._as_it_is(args)
 
     def _look(self, args: Sequence[Any]) -> list[int]:
@@ -170,11 +170,11 @@ class _MadeInCalls:
     def _for(self, given: list[Any]) -> Run:
         assert self._read is not None
         try:
-            module, told = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
+            module, known = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
             run = self._passes._step(module, self._kept)
         except Exception as error:
             return self._left(error)
-        return _telling(run, told) if told else run
+        return _with_known_results(run, known) if known else run
 
     def _left(self, error: Exception) -> Run:
         """The step as it is. Raises `error` where that is to be one."""
@@ -305,12 +305,12 @@ def _handing_on(run: Run, handed_on: dict[int, int]) -> Run:
     return whole
 
 
-def _telling(run: Run, told: Mapping[int, Any]) -> Run:
-    """`run`, whose results at the positions that are `told` are these values."""
+def _with_known_results(run: Run, known: Mapping[int, Any]) -> Run:
+    """`run`, whose results at the positions that are `known` are these values."""
 
     def whole(args: list[Any]) -> list[Any]:
         results = list(run(args))
-        for i, value in told.items():
+        for i, value in known.items():
             results[i] = value
         return results
 

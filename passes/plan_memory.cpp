@@ -58,7 +58,7 @@ class PlannedValues {
   }
 
   void addResults(Node* node) {
-    // What runs inside a branch is allocated by steps that may not come.
+    // What runs inside a branch is allocated by calls that may not come.
     if (!node->blocks().empty()) return;
     for (size_t o = 0; o < node->outputs().size(); ++o) {
       const Value* output = node->output(o);
@@ -67,7 +67,7 @@ class PlannedValues {
       const auto bytes = storage.first == output ? storage.bytes : storageBytes(*output->type());
       if (!bytes) ++unsized;
       if (!bytes || *bytes == 0) continue;
-      const int64_t begin = timeline_.stepOf(node);
+      const int64_t begin = timeline_.positionOf(node);
       const std::string label = "%" + output->debugName();
       offsets.push_back({node, attr::arena, o, addBuffer(output, begin, *bytes, label)});
     }
@@ -103,7 +103,7 @@ class PlannedValues {
   }
 
   int64_t firstStep(const Node* partition) const {
-    for (const Node* inner : partition->blocks().at(0)->nodes()) return timeline_.stepOf(inner);
+    for (const Node* inner : partition->blocks().at(0)->nodes()) return timeline_.positionOf(inner);
     return 0;
   }
 

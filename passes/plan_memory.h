@@ -1,12 +1,12 @@
 #pragma once
 // plan-memory: an offset in one arena for every value of known size, over all entries together.
 //
-// Terms. Arena, LOAD: ir/memory/memory_plan.h. Step, storage, life: ir/memory/timeline.h. Planned value: a
+// Terms. Arena, LOAD: ir/memory/memory_plan.h. Call, storage, life: ir/memory/timeline.h. Planned value: a
 //   result of a leaf node that allocates (it aliases no operand), lies on the program's device and needs
 //   a number of bytes that its type tells; a staged copy of a partition's operand is one too. It lives
-//   from its step to the end of its storage's life: the last reader of any alias, the wait of a
+//   from its call to the end of its storage's life: the last reader of any alias, the wait of a
 //   collective, the end of the entry for what is returned, the last reader in `backward` for what
-//   `forward` saves. Staged copies of inputs live from the entry's first step on, others from the first
+//   `forward` saves. Staged copies of inputs live from the entry's first call on, others from the first
 //   partition that takes them.
 // Before: operands tagged, RNG states bound.
 //     %y : Float(256, …) = aten::mm(%a, %b)

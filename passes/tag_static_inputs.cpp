@@ -38,7 +38,7 @@ class StorageUses {
         device_(computeDevice(program)), traits_(timeline_.storages().size()) {
     for (size_t i = 0; i < traits_.size(); ++i)
       traits_[i].written = timeline_.storages()[i].written;
-    for (const Node* node : timeline_.steps()) noteBranch(node);
+    for (const Node* node : timeline_.nodes()) noteBranch(node);
     for (const Entry& entry : program.entries) {
       noteInputs(entry);
       noteAliases(entry);

@@ -11,13 +11,13 @@
 
 namespace gravure {
 
-/// A forward that is called while what an earlier one saved is held needs captures at other addresses. So
-/// there are several runtimes of one program, which is made ready once, and what their warm-ups record is all
-/// of theirs. One call at a time; backwards in any order, or never.
+/// A forward that comes while what an earlier one saved is held needs captures at other addresses. So there
+/// are several runtimes of one program, which is made ready once; what one of them records in its warm-up
+/// holds for all. One step at a time; backwards in any order, or never.
 class CallsInFlight {
  public:
   /// `device` makes a device, the same for each instance. There are `most` instances at most, one at least
-  /// (TORCH_CHECK): what goes beyond that the last one runs, uncaptured.
+  /// (TORCH_CHECK): the last one runs what goes beyond that, uncaptured.
   CallsInFlight(Program program, std::function<std::unique_ptr<Device>()> device,
                 RuntimeOptions options = {}, size_t most = 32);
 

@@ -23,10 +23,10 @@ class TimelineBuilder {
     entries_.reserve(program.entries.size());
     for (size_t e = 0; e < program.entries.size(); ++e) {
       const Numbering& numbering = *memories[e]->numbering;
-      entries_.emplace_back(program.entries[e], *memories[e], step(), storages_);
+      entries_.emplace_back(program.entries[e], *memories[e], nodeCount(), storages_);
       storages_ += memories[e]->accesses.storageCount();
-      out_.steps_.insert(out_.steps_.end(), numbering.nodes().begin(), numbering.nodes().end());
-      out_.ranges_.emplace_back(entries_.back().firstStep, step());
+      out_.nodes_.insert(out_.nodes_.end(), numbering.nodes().begin(), numbering.nodes().end());
+      out_.ranges_.emplace_back(entries_.back().firstPosition, nodeCount());
     }
   }
 
@@ -46,21 +46,21 @@ class TimelineBuilder {
  private:
   /// An entry, and where it begins among all.
   struct PlacedEntry {
-    PlacedEntry(const Entry& entry, const EntryMemory& memory, int64_t firstStep,
+    PlacedEntry(const Entry& entry, const EntryMemory& memory, int64_t firstPosition,
                 int32_t firstStorage)
-        : numbering(*memory.numbering), accesses(memory.accesses), firstStep(firstStep),
+        : numbering(*memory.numbering), accesses(memory.accesses), firstPosition(firstPosition),
           firstStorage(firstStorage), isTaken(entry.graph->inputs().size()),
           isKept(entry.graph->outputs().size()) {}
 
     const Numbering& numbering;
     const StorageAccesses& accesses;
-    int64_t firstStep;
+    int64_t firstPosition;
     int32_t firstStorage;
     std::vector<bool> isTaken;  // by input: it takes what an earlier entry saved
     std::vector<bool> isKept;   // by output: saved, and taken by a later entry
   };
 
-  int64_t step() const { return static_cast<int64_t>(out_.steps_.size()); }
+  int64_t nodeCount() const { return static_cast<int64_t>(out_.nodes_.size()); }
 
   /// Saved inputs of entry `e` are the outputs of that name of an earlier entry.
   void joinSaved(size_t e) {
@@ -101,7 +101,7 @@ class TimelineBuilder {
         if (life.first) continue;
         life.first = placed.accesses.firstOf(s);
         life.bytes = storageBytes(*life.first->type());
-        life.begin = placed.firstStep;
+        life.begin = placed.firstPosition;
       }
     }
   }
@@ -111,15 +111,15 @@ class TimelineBuilder {
     const std::vector<Life> lives = livesInProgramOrder(placed.accesses);
     for (int32_t s = 0; s < placed.accesses.storageCount(); ++s) {
       StorageLife& life = lifeOf(placed, s);
-      if (placed.accesses.isLeftOpen(s)) life.end = life.heldUntil = step();
+      if (placed.accesses.isLeftOpen(s)) life.end = life.heldUntil = nodeCount();
       if (placed.accesses.isHeld(s))
-        life.heldUntil = std::max(life.heldUntil, placed.firstStep + placed.numbering.size());
+        life.heldUntil = std::max(life.heldUntil, placed.firstPosition + placed.numbering.size());
       if (lives[s].isEmpty()) continue;
       // Of several that are one storage in a later entry, the first one begins it.
       const bool begins =
           placed.accesses.makerOf(s) >= 0 && placed.accesses.firstOf(s) == life.first;
-      if (begins) life.begin = placed.firstStep + lives[s].begin;
-      life.end = std::max(life.end, placed.firstStep + lives[s].end);
+      if (begins) life.begin = placed.firstPosition + lives[s].begin;
+      life.end = std::max(life.end, placed.firstPosition + lives[s].end);
     }
   }
 
@@ -131,7 +131,7 @@ class TimelineBuilder {
       if (s < 0 || placed.isTaken[i]) continue;
       StorageLife& life = lifeOf(placed, s);
       life.origin = StorageOrigin::External;
-      life.end = std::max(life.end, placed.firstStep + 1);
+      life.end = std::max(life.end, placed.firstPosition + 1);
     }
     for (int32_t i = 0; i < placed.numbering.size(); ++i) {
       if (!isOwn(placed.numbering, i)) continue;
@@ -158,7 +158,7 @@ class TimelineBuilder {
     Timeline::EntryStorages& values = out_.storageOf_.emplace_back();
     values.graph = program_.entries[e].graph.get();
     values.storage.assign(numbering.valueBound(), -1);
-    values.step.assign(numbering.valueBound(), -1);
+    values.position.assign(numbering.valueBound(), -1);
     values.allocates.assign(numbering.valueBound(), false);
     for (int32_t t = 0; t < numbering.tensorCount(); ++t) {
       const int32_t value = numbering.valueOfTensor(t);
@@ -173,9 +173,9 @@ class TimelineBuilder {
                                    !isOwn(numbering, i);
       }
       if (results.empty()) {
-        out_.stepOf_[numbering.node(i)] = placed.firstStep + i;
+        out_.positionOf_[numbering.node(i)] = placed.firstPosition + i;
       } else {
-        values.step[results.front()] = static_cast<int32_t>(placed.firstStep + i);
+        values.position[results.front()] = static_cast<int32_t>(placed.firstPosition + i);
       }
     }
   }
@@ -227,15 +227,15 @@ bool Timeline::allocates(const Value* value) const {
   return values && values->allocates[value->unique()];
 }
 
-int64_t Timeline::stepOf(const Node* node) const {
+int64_t Timeline::positionOf(const Node* node) const {
   if (node->outputs().empty()) {
-    const auto at = stepOf_.find(node);
-    return at == stepOf_.end() ? -1 : at->second;
+    const auto at = positionOf_.find(node);
+    return at == positionOf_.end() ? -1 : at->second;
   }
   const size_t result = node->output(0)->unique();
   for (const EntryStorages& values : storageOf_) {
-    if (values.graph == node->owningGraph() && result < values.step.size())
-      return values.step[result];
+    if (values.graph == node->owningGraph() && result < values.position.size())
+      return values.position[result];
   }
   return -1;
 }

@@ -83,11 +83,11 @@ void printCalls(const std::vector<CallRow>& rows, llvm::json::OStream& json) {
 std::vector<CallRow> callRows(const Program& program) {
   const Timeline timeline = Timeline::build(program);
   std::vector<CallRow> rows;
-  rows.reserve(timeline.steps().size());
+  rows.reserve(timeline.nodes().size());
   for (size_t e = 0; e < program.entries.size(); ++e) {
     const auto [begin, end] = timeline.entryRange(e);
-    for (int64_t step = begin; step < end; ++step) {
-      rows.push_back(callRow(timeline.steps()[static_cast<size_t>(step)], e));
+    for (int64_t position = begin; position < end; ++position) {
+      rows.push_back(callRow(timeline.nodes()[static_cast<size_t>(position)], e));
     }
   }
   return rows;

@@ -15,7 +15,7 @@ class raw_ostream;
 
 namespace gravure {
 
-/// One operator call. Its index in the list is a step of Timeline, in which memory plans
+/// One operator call. Its index in the list is its position in Timeline, by which memory plans
 /// count.
 struct CallRow {
   size_t entry = 0;

@@ -96,8 +96,8 @@ class Direct {
     if (method_ == Method::Run || method_ == Method::Step) {
       std::vector<c10::IValue> given;
       if (!read(arguments[0], given)) return slow(arguments, count);
-      if (step) return run([&] { return program_->runStepValues(entry_, given, flag); });
-      return run([&] { return program_->runValues(entry_, given); });
+      if (step) return run([&] { return program_->runStep(entry_, given, flag); });
+      return run([&] { return program_->run(entry_, given); });
     }
     std::vector<at::Tensor> given;
     if (!read(arguments[0], given)) return slow(arguments, count);

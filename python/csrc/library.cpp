@@ -11,7 +11,26 @@
 
 #include <torch/library.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace gravure {
+namespace {
+
+using Self = c10::intrusive_ptr<LoadedProgram>;
+using Values = LoadedProgram::Values;
+using Tensors = std::vector<at::Tensor>;
+
+/// torch.classes has no vector of values of any type.
+Values asList(std::vector<c10::IValue> values) {
+  Values list(c10::AnyType::get());
+  list.reserve(values.size());
+  for (c10::IValue& value : values) list.push_back(std::move(value));
+  return list;
+}
+
+}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(gravure, m) {
   m.class_<LoadedProgram>("Program")
@@ -33,12 +52,20 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def_static("settings_difference", &LoadedProgram::settingsDifference)
       .def("keep_numbers", &LoadedProgram::keepNumbers)
       .def("bind_numbers", &LoadedProgram::bindNumbers)
-      .def("run", &LoadedProgram::run)
+      .def("run", [](const Self& self, const std::string& entry,
+                     const Values& values) { return asList(self->run(entry, values.vec())); })
       .def("keep_update", &LoadedProgram::keepUpdate)
       .def("run_update", &LoadedProgram::runUpdate)
       .def("keep_gradients", &LoadedProgram::keepGradients)
-      .def("run_on_gradients", &LoadedProgram::runOnGradientsOf)
-      .def("run_uncaptured", &LoadedProgram::runUncaptured)
+      .def("run_on_gradients",
+           [](const Self& self, const std::string& entry, const Tensors& owners,
+              const std::vector<double>& numbers) {
+             return asList(self->runOnGradients(entry, owners, numbers));
+           })
+      .def("run_uncaptured",
+           [](const Self& self, const std::string& entry, const Values& values) {
+             return asList(self->runUncaptured(entry, values.vec()));
+           })
       .def("run_tensors", &LoadedProgram::runTensors)
       .def("set_autograd", &LoadedProgram::setAutograd)
       .def("run_differentiable", &LoadedProgram::runDifferentiable)
@@ -49,7 +76,10 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("learn_from", &LoadedProgram::learnFrom)
       .def("set_whole", &LoadedProgram::setWhole)
       .def("take_tangent_news", &LoadedProgram::takeTangentNews)
-      .def("run_step", &LoadedProgram::runStep)
+      .def("run_step",
+           [](const Self& self, const std::string& entry, const Values& values, bool checkHooks) {
+             return asList(self->runStep(entry, values.vec(), checkHooks));
+           })
       .def("run_step_tensors", &LoadedProgram::runStepTensors)
       .def("refusal", &LoadedProgram::refusal)
       .def("set_updated", &LoadedProgram::setUpdated)

@@ -47,22 +47,11 @@ const char* stateName(PartitionState state) {
   return "";
 }
 
-c10::IValue at(const LoadedProgram::Values& values, size_t i) { return values.get(i); }
-c10::IValue at(const std::vector<at::Tensor>& values, size_t i) { return values[i]; }
-c10::IValue at(const std::vector<c10::IValue>& values, size_t i) { return values[i]; }
-
 std::vector<at::Tensor> asTensors(std::vector<c10::IValue> values) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(values.size());
   for (c10::IValue& value : values) tensors.push_back(std::move(value).toTensor());
   return tensors;
-}
-
-LoadedProgram::Values asList(std::vector<c10::IValue> values) {
-  LoadedProgram::Values list(c10::AnyType::get());
-  list.reserve(values.size());
-  for (c10::IValue& value : values) list.push_back(std::move(value));
-  return list;
 }
 
 /// Programs with collectives in partitions. Programs come and go on any thread.
@@ -336,12 +325,12 @@ std::vector<c10::IValue> LoadedProgram::allInputs(const Bound& state, const Aliv
               values.size());
   std::vector<c10::IValue> inputs = boundValues(state, alive);
   if (first > 0) {
-    std::vector<c10::IValue> saved = bundled(at(values, 0).toTensor(), last);
+    std::vector<c10::IValue> saved = bundled(c10::IValue(values.front()).toTensor(), last);
     for (size_t i = 0; i < state.members.size(); ++i) {
       inputs[state.bundledIn[i]] = std::move(saved.at(state.members[i]));
     }
   }
-  for (size_t i = first; i < values.size(); ++i) inputs[state.open[i - first]] = at(values, i);
+  for (size_t i = first; i < values.size(); ++i) inputs[state.open[i - first]] = values[i];
   return inputs;
 }
 
@@ -447,12 +436,8 @@ std::vector<c10::IValue> LoadedProgram::runInTurn(const std::string& name, const
   return withBundle(state, runLogged(state, allInputs(state, alive, values)));
 }
 
-LoadedProgram::Values LoadedProgram::run(const std::string& name, const Values& values) {
-  return asList(runInTurn(name, values));
-}
-
-std::vector<c10::IValue> LoadedProgram::runValues(const std::string& name,
-                                                  const std::vector<c10::IValue>& values) {
+std::vector<c10::IValue> LoadedProgram::run(const std::string& name,
+                                            const std::vector<c10::IValue>& values) {
   return runInTurn(name, values);
 }
 
@@ -530,24 +515,19 @@ std::vector<c10::IValue> LoadedProgram::runOnGradients(const std::string& name,
   return results;
 }
 
-LoadedProgram::Values LoadedProgram::runOnGradientsOf(const std::string& name,
-                                                      const std::vector<at::Tensor>& owners,
-                                                      const std::vector<double>& numbers) {
-  return asList(runOnGradients(name, owners, numbers));
-}
-
 std::vector<at::Tensor> LoadedProgram::runTensors(const std::string& name,
                                                   const std::vector<at::Tensor>& values) {
   return asTensors(runInTurn(name, values));
 }
 
-LoadedProgram::Values LoadedProgram::runUncaptured(const std::string& name, const Values& values) {
+std::vector<c10::IValue> LoadedProgram::runUncaptured(const std::string& name,
+                                                      const std::vector<c10::IValue>& values) {
   const auto lock = turn();
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
   auto results =
       runCounted(state, allInputs(state, alive, values, /*last=*/false), /*captured=*/false);
-  return asList(withBundle(state, std::move(results)));
+  return withBundle(state, std::move(results));
 }
 
 LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
@@ -598,14 +578,9 @@ std::vector<c10::IValue> LoadedProgram::stepInTurn(const std::string& name, cons
   return step(state, allInputs(state, alive, values), checkHooks);
 }
 
-LoadedProgram::Values LoadedProgram::runStep(const std::string& name, const Values& values,
-                                             bool checkHooks) {
-  return asList(stepInTurn(name, values, checkHooks));
-}
-
-std::vector<c10::IValue> LoadedProgram::runStepValues(const std::string& name,
-                                                      const std::vector<c10::IValue>& values,
-                                                      bool checkHooks) {
+std::vector<c10::IValue> LoadedProgram::runStep(const std::string& name,
+                                                const std::vector<c10::IValue>& values,
+                                                bool checkHooks) {
   return stepInTurn(name, values, checkHooks);
 }
 
@@ -647,7 +622,7 @@ std::tuple<std::string, std::string> LoadedProgram::refusal(const std::string& n
   }
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
-  const std::vector<c10::IValue> inputs = allInputs(state, alive, values, /*last=*/false);
+  const std::vector<c10::IValue> inputs = allInputs(state, alive, values.vec(), /*last=*/false);
   const auto& [targets, buffers] = gradientsOf(name);
   try {
     targets.check(inputs, checkHooks);

@@ -39,10 +39,13 @@ struct ProgramSource;
 /// come at any time. What an operator of a step brings about does not wait for the step's end
 /// (runtime.h). Called without Python's lock (torch.classes sees to it), since whoever's turn it is may
 /// wait for that.
+///
+/// Python comes here in two ways: by torch.classes (library.cpp), and past it (direct_calls.h). A method that
+/// both call takes and returns vectors.
 class LoadedProgram final : public torch::CustomClassHolder {
  public:
   using Options = c10::Dict<std::string, std::string>;
-  using Values = c10::List<c10::IValue>;
+  using Values = c10::List<c10::IValue>;  // as torch.classes has values of any type
 
   /// `path`: a program text. `device`: "host", "cuda" or "cuda:N". `options`, all optional:
   ///   host                operators and module paths to keep out of graphs, separated by commas
@@ -97,9 +100,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   void bundleInputs(const std::string& entry, const std::vector<int64_t>& positions,
                     const std::vector<int64_t>& members);
   /// `values`: the inputs that are not bound, in order. Returns one value an output.
-  Values run(const std::string& entry, const Values& values);
-  std::vector<c10::IValue> runValues(const std::string& entry,
-                                     const std::vector<c10::IValue>& values);
+  std::vector<c10::IValue> run(const std::string& entry, const std::vector<c10::IValue>& values);
   /// The same for an entry that takes and returns tensors alone: a list of one type costs Python a
   /// fraction of what a list of anything does.
   std::vector<at::Tensor> runTensors(const std::string& entry,
@@ -131,10 +132,9 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> runOnGradients(const std::string& entry,
                                           const std::vector<at::Tensor>& owners,
                                           const std::vector<double>& numbers);
-  Values runOnGradientsOf(const std::string& entry, const std::vector<at::Tensor>& owners,
-                          const std::vector<double>& numbers);
-  /// The same on the uncaptured path: lent values among the inputs stay good for another run.
-  Values runUncaptured(const std::string& entry, const Values& values);
+  /// run() on the uncaptured path: lent values among the inputs stay good for another run.
+  std::vector<c10::IValue> runUncaptured(const std::string& entry,
+                                         const std::vector<c10::IValue>& values);
   /// Says how `forward` and `backward` hang together in autograd's graph. The memory of `alive` lives as long
   /// as this program: a graph of autograd's may outlive the Python objects that its operators need.
   void setAutograd(const AutogradPlan::Lists& lists, const at::Tensor& alive,
@@ -179,9 +179,9 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// that they belong to, and the other outputs returned, in order; nothing, and nothing has run, where
   /// refusal() says why: who calls may know what to do. TORCH_CHECK, before anything runs, for an input
   /// that requires a gradient and is no leaf.
-  Values runStep(const std::string& entry, const Values& values, bool checkHooks);
-  std::vector<c10::IValue> runStepValues(const std::string& entry,
-                                         const std::vector<c10::IValue>& values, bool checkHooks);
+  std::vector<c10::IValue> runStep(const std::string& entry, const std::vector<c10::IValue>& values,
+                                   bool checkHooks);
+  /// As runTensors().
   std::vector<at::Tensor> runStepTensors(const std::string& entry,
                                          const std::vector<at::Tensor>& values, bool checkHooks);
 
@@ -267,7 +267,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   template <typename List>
   static std::vector<c10::IValue> allInputs(const Bound& state, const AliveTensors& alive,
                                             const List& values, bool last = true);
-  /// run() and runStep(), of whichever list of values.
+  /// run() and runStep(), of tensors alone or of any values.
   template <typename List>
   std::vector<c10::IValue> runInTurn(const std::string& entry, const List& values);
   template <typename List>

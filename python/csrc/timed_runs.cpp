@@ -109,10 +109,10 @@ void TimedRuns::printJson(llvm::raw_ostream& os) const {
         json.attribute("replayed_ns", times.replayed);
         json.attributeArray("calls", [&] {
           for (const CallTime& call : times.calls) {
-            const auto clocked = times.hostTimes.find(call.step);
+            const auto clocked = times.hostTimes.find(call.position);
             const int64_t host = clocked == times.hostTimes.end() ? 0 : clocked->second;
             json.array([&] {
-              for (int64_t each : {call.step, host, call.deviceTime, call.deviceItems})
+              for (int64_t each : {call.position, host, call.deviceTime, call.deviceItems})
                 json.value(each);
             });
           }

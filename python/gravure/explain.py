@@ -320,7 +320,7 @@ class _PlannedGraph(CompiledGraph):
         try:
             with unset_fake_temporarily():
                 device = self._maker.device
-                text = self._maker.text(dict(zip(self._symbols, sizes, strict=False))).text
+                text = self._maker.text(self._symbols.known(sizes)).text
             plan = _plan(self.label, text, device, sizes, self.options)
             plan.max_shapes = self._most_sizes if self._symbols else 0
             if len(plan.plan["entries"]) > 1 and self._may_be_several:

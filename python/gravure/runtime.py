@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .export import INPUTS_FILE, PROGRAM_FILE
-from .graphs.devices import SPARE, free_bytes
+from .graphs.devices import arena_excess
 from .library.direct_calls import direct
 from .library.load import program_class
 from .options import CompileOptions, library_options
@@ -56,9 +56,9 @@ class Program:
         options: dict[str, str],
         max_in_flight: int = 1,
     ) -> None:
-        place = Path(path)
+        given = Path(path)
         self._settings = {"device": device} | options
-        file = place / PROGRAM_FILE if place.is_dir() else place
+        file = given / PROGRAM_FILE if given.is_dir() else given
         self._program = program_class()(str(file), device, options)
         # Looked up anew, each would cost as much as a launch.
         self._runs = [self._direct_runs(self._program)]
@@ -161,7 +161,7 @@ class Program:
 
         A default random state may be left out, or None. Returns one value an output; they are the
         caller's. Raises RuntimeError, which names the input, where one does not fit the program;
-        where an operator fails, what eager raises, with the operator's place in the program.
+        where an operator fails, what eager raises, with the operator's location.
 
         A forward runs on an instance of which nobody holds saved values, a backward on the one that
         saved what it is given; or on `instance`, for who sees to it himself: one that there is, or
@@ -217,8 +217,7 @@ class Program:
         if (found := next(free, None)) is not None:
             return found
         count = len(self._instances)
-        need, left = self._program.stats()["arena_bytes"], free_bytes(str(self._device))
-        if count >= self._most or (left is not None and SPARE * need > left):
+        if count >= self._most or arena_excess(self._program, str(self._device)):
             return count - 1  # uncaptured
         return self._at(count)
 

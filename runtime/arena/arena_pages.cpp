@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kChunkBits = 28;  // addresses are handed out in chunks of 256 MiB
 constexpr int64_t kChunkBytes = int64_t{1} << kChunkBits;
-/// Steps that a program without memory runs before it is tried again.
+/// Steps that a program without memory runs before its arena is tried again.
 constexpr int64_t kPatience = 16;
 
 }  // namespace
@@ -32,12 +32,12 @@ std::shared_ptr<Slab> ArenaPages::make(const ArenaShape& shape,
                                        const std::vector<PageHandle>& large) {
   std::shared_ptr<Slab> slab;  // its end takes the lock, should this fail
   std::lock_guard lock(mutex_);
-  buryEnded(/*wait=*/false);
+  destroyEnded(/*wait=*/false);
   for (const PageHandle handle : large) keep(sharing_.addPage(source_->largePage()), handle);
   try {
     slab = makeUnfit(shape);
     auto& paged = static_cast<PagedSlab&>(*slab);
-    noteWhoLives(paged, shape.entered);
+    keepApartFromLiving(paged, shape.entered);
     fit(paged);
     // Work on the pages that were given is ordered before this stream's, and nothing yet before others'.
     if (!large.empty()) paged.lastStream = source_->currentStream();
@@ -70,10 +70,10 @@ void ArenaPages::keep(PageSharing::Page page, PageHandle handle) {
 
 size_t ArenaPages::takeChunks(PagedSlab& slab, int64_t bytes) {
   slab.chunks = static_cast<size_t>((std::max<int64_t>(bytes, 1) + kChunkBytes - 1) >> kChunkBits);
-  size_t run = 0;
+  size_t free = 0;  // chunks up to here, one after another
   for (size_t i = 0; i < owners_.size(); ++i) {
-    run = owners_[i].load(std::memory_order_relaxed) ? 0 : run + 1;
-    if (run < slab.chunks) continue;
+    free = owners_[i].load(std::memory_order_relaxed) ? 0 : free + 1;
+    if (free < slab.chunks) continue;
     const size_t first = i + 1 - slab.chunks;
     for (size_t c = first; c <= i; ++c) owners_[c].store(&slab, std::memory_order_release);
     return first;
@@ -105,8 +105,9 @@ void ArenaPages::readOn(const void* address, c10::Stream stream) {
     slab.readers.push_back(stream);
 }
 
-/// Keeps what a run of `entry` uses apart from all that lives now. True if it was not.
-bool ArenaPages::noteWhoLives(PagedSlab& slab, size_t entry) {
+/// Has what a run of `entry` uses lie apart from all that means something now. True if it shared pages with
+/// some of that.
+bool ArenaPages::keepApartFromLiving(PagedSlab& slab, size_t entry) {
   const ArenaParts own = partOfEntry(entry);
   bool met = false;
   for (PagedSlab* other : slabs_) {
@@ -118,8 +119,8 @@ bool ArenaPages::noteWhoLives(PagedSlab& slab, size_t entry) {
     }
     met |= sharing_.meets(slab.tenant, other->tenant, living, own);
     sharing_.keepApart(slab.tenant, other->tenant, living, own);
-    // The other one's backward comes later, when what this one returns is still held.
-    // Gradients of calls of one graph are added up: whether any are held then is seen then.
+    // The other one has saved values, so its backward is still to come, while what this one returns is held.
+    // With calls in flight of one graph that is not known before: their gradients are added up.
     const bool nested = (living & kSavedPart) != 0 && !other->isInFlightWith(slab);
     if (nested && sharing_.keepApart(other->tenant, slab.tenant, kResultPart, kLaterEntriesPart))
       other->unfit = true;
@@ -127,8 +128,8 @@ bool ArenaPages::noteWhoLives(PagedSlab& slab, size_t entry) {
   return met;
 }
 
-/// Gives the slab all its pages, by the rules. False if a held page would have to move: then its bytes
-/// would be lost.
+/// Gives the slab all its pages, by the rules. False if a held page would have to move, as its bytes would be
+/// lost.
 bool ArenaPages::fit(PagedSlab& slab) {
   std::vector<PageSharing::Move> moves;
   if (!sharing_.choose(slab.tenant, slab.held(), moves)) return false;
@@ -183,7 +184,8 @@ void ArenaPages::remap(PagedSlab& slab, const std::vector<PageSharing::Move>& mo
   }
 }
 
-/// Nobody holds anything in it. Where its old pages cannot be waited for now, they stay.
+/// Pages for what the slab wants by now. Nobody holds anything in it. Where its old pages cannot be waited
+/// for now, they stay.
 void ArenaPages::takeNewSizes(PagedSlab& slab) {
   std::vector<PageSharing::Move> moves;
   for (size_t i = 0; i < sharing_.pagesOf(slab.tenant).size(); ++i)
@@ -222,14 +224,14 @@ bool ArenaPages::hasAllPages(const PagedSlab& slab) const {
 bool ArenaPages::enter(PagedSlab& slab, size_t entry, std::string& why) {
   std::lock_guard lock(mutex_);
   TORCH_INTERNAL_ASSERT(!slab.running, "an arena is used by two steps at once");
-  buryEnded(/*wait=*/false);
+  destroyEnded(/*wait=*/false);
   if (slab.patience > 0) {
     why = "there was no memory for it a few steps ago";
     --slab.patience;
     return false;
   }
   if (slab.ofOldSizes && slab.held() == kNoPart) takeNewSizes(slab);
-  const bool met = noteWhoLives(slab, entry);
+  const bool met = keepApartFromLiving(slab, entry);
   if (met || slab.unfit) {
     try {
       if (!fit(slab)) why = "held values in it would have to move";
@@ -240,7 +242,7 @@ bool ArenaPages::enter(PagedSlab& slab, size_t entry, std::string& why) {
       slab.patience = kPatience;
       return false;
     }
-    why.clear();  // a broken rule does no harm while nobody meets
+    why.clear();  // a broken rule does no harm while nobody else lives on the pages
     slab.unfit = false;
   }
   if (!orderAfterOthers(slab, entry)) {
@@ -251,10 +253,9 @@ bool ArenaPages::enter(PagedSlab& slab, size_t entry, std::string& why) {
   return true;
 }
 
-/// Two programs on the same pages are ordered by the stream they run on. Where the streams differ, what
-/// the other one's holds now comes first: its last step, and what read its results. Whoever used nothing
-/// since this entry's last run came first then, and what of it was held then lies elsewhere. False while
-/// one of those streams is being captured.
+/// Has the step come after all work on its pages: what the stream of an arena's last step holds now, and
+/// streams that read its results. On the same stream that is so by itself. An arena that was not used since
+/// this entry's last run was waited for then. False while one of those streams is being captured.
 bool ArenaPages::orderAfterOthers(PagedSlab& slab, size_t entry) {
   uint64_t& lastOfPart = slab.lastStepOf[entry == 0 ? 0 : 1];
   const c10::Stream stream = source_->currentStream();
@@ -304,8 +305,8 @@ void ArenaPages::follow(PagedSlab& slab) {
   slab.lastStream = stream;
 }
 
-/// It runs in a deleter, on any thread, and may not wait: work may still use the pages. Until that is
-/// done the arena stays as one that holds nothing, so others may have its pages, behind that work.
+/// Called by a deleter, on any thread, so it may not wait for work that still uses the pages. Until that is
+/// done the arena stays as one in which nobody holds anything: others may have its pages, behind that work.
 void ArenaPages::drop(PagedSlab& slab) noexcept {
   // A forked child cannot use its parent's device, and what it has of the host's is its own copy.
   if (slab.process() != getpid()) return;
@@ -316,26 +317,26 @@ void ArenaPages::drop(PagedSlab& slab) noexcept {
     if (slab.lastStream) streams.push_back(*slab.lastStream);
     slab.lastWork = source_->work(streams);
     ended_.emplace_back(&slab);
-    buryEnded(/*wait=*/false);
+    destroyEnded(/*wait=*/false);
   } catch (const std::exception&) {  // no memory to note that: its pages stay mapped
   }
 }
 
-/// Takes the pages from ended arenas on which no work is left. True if it did.
-bool ArenaPages::buryEnded(bool wait) {
+/// Destroys ended arenas on which no work is left. True if there were any.
+bool ArenaPages::destroyEnded(bool wait) {
   if (ended_.empty()) return false;
   const auto isOver = [wait](const auto& slab) {
     return slab->lastWork->isDone() || (wait && slab->lastWork->wait());
   };
   const auto over = std::stable_partition(ended_.begin(), ended_.end(), std::not_fn(isOver));
   if (over == ended_.end()) return false;
-  for (auto each = over; each != ended_.end(); ++each) bury(**each);
+  for (auto each = over; each != ended_.end(); ++each) destroy(**each);
   ended_.erase(over, ended_.end());
   destroyUnused();
   return true;
 }
 
-void ArenaPages::bury(PagedSlab& slab) {
+void ArenaPages::destroy(PagedSlab& slab) {
   const auto& pages = sharing_.pagesOf(slab.tenant);
   const auto& wants = sharing_.wantsOf(slab.tenant);
   char* at = slab.base_;
@@ -351,14 +352,14 @@ void ArenaPages::bury(PagedSlab& slab) {
 int64_t ArenaPages::releaseEnded() {
   const std::lock_guard lock(mutex_);
   const int64_t before = sharing_.bytes();
-  buryEnded(/*wait=*/true);
+  destroyEnded(/*wait=*/true);
   return before - sharing_.bytes();
 }
 
 int64_t ArenaPages::releaseAtRest() {
   std::lock_guard lock(mutex_);
   const int64_t before = sharing_.bytes();
-  buryEnded(/*wait=*/true);
+  destroyEnded(/*wait=*/true);
   for (PagedSlab* slab : slabs_) {
     if (slab->running || slab->lastWork) continue;
     const ArenaParts held = slab->held();
@@ -399,7 +400,7 @@ std::vector<PageSource::Piece> ArenaPages::mapped() const {
   return found;
 }
 
-std::vector<Extent> ArenaPages::runs() const {
+std::vector<Extent> ArenaPages::extents() const {
   std::lock_guard lock(mutex_);
   std::unordered_set<PageHandle> seen;
   std::vector<Extent> found;

@@ -16,7 +16,7 @@
 
 namespace gravure {
 
-/// What a device calls one physical page.
+/// A physical page, as its device knows it.
 using PageHandle = uint64_t;
 
 /// Physical memory and addresses of one device. Called by ArenaPages alone, one call at a time.
@@ -54,7 +54,7 @@ class PageSource {
   /// Waits for what the streams hold now.
   virtual void finish(const std::vector<c10::Stream>& streams) = 0;
 
-  /// What streams held once. Where work is done when the call that gives it returns, there is none.
+  /// The work that streams held at some time. This one is of a device whose work is done at once.
   class Work {
    public:
     virtual ~Work() = default;
@@ -62,7 +62,7 @@ class PageSource {
     /// False where it cannot be waited for now.
     virtual bool wait() noexcept { return true; }
   };
-  /// That of now.
+  /// What `streams` hold now.
   virtual std::unique_ptr<Work> work(const std::vector<c10::Stream>& /*streams*/) {
     return std::make_unique<Work>();
   }
@@ -80,7 +80,7 @@ class ArenaPages final : public ArenaMemory {
   /// this one has no use for are destroyed.
   std::shared_ptr<Slab> make(const ArenaShape& shape, const std::vector<PageHandle>& large = {});
 
-  /// What lies in any arena; may be called from any thread at any time.
+  /// Whether `address` lies in any arena; may be called from any thread at any time.
   bool contains(const void* address) const {
     return static_cast<size_t>(static_cast<const char*>(address) - addresses_.base) <
            static_cast<size_t>(addresses_.bytes);
@@ -97,8 +97,8 @@ class ArenaPages final : public ArenaMemory {
   /// Physical bytes, each page once.
   int64_t bytes() const;
   int64_t arenas() const { return arenas_.load(); }
-  /// Runs of pages that follow one another, each physical page once.
-  std::vector<Extent> runs() const;
+  /// Addresses with pages behind them, as few extents as possible; each physical page once.
+  std::vector<Extent> extents() const;
 
   PageSource& source() { return *source_; }
   /// Holds everything still: around fork(), and while the source is told something.
@@ -115,8 +115,8 @@ class ArenaPages final : public ArenaMemory {
   bool mayHaveChanged(const PagedSlab& slab) const;
   void joinInFlight(PagedSlab& slab, std::shared_ptr<const void> with);
   void drop(PagedSlab& slab) noexcept;
-  bool buryEnded(bool wait);
-  void bury(PagedSlab& slab);
+  bool destroyEnded(bool wait);
+  void destroy(PagedSlab& slab);
 
   std::shared_ptr<Slab> makeUnfit(const ArenaShape& shape);
   void keep(PageSharing::Page page, PageHandle handle);
@@ -126,7 +126,7 @@ class ArenaPages final : public ArenaMemory {
   bool fit(PagedSlab& slab);
   bool hasAllPages(const PagedSlab& slab) const;
   void remap(PagedSlab& slab, const std::vector<PageSharing::Move>& moves);
-  bool noteWhoLives(PagedSlab& slab, size_t entry);
+  bool keepApartFromLiving(PagedSlab& slab, size_t entry);
   bool orderAfterOthers(PagedSlab& slab, size_t entry);
   void destroyUnused();
 
@@ -136,8 +136,9 @@ class ArenaPages final : public ArenaMemory {
   PageSharing sharing_;
   std::vector<PageHandle> handles_;  // by page
   std::vector<PagedSlab*> slabs_;
-  std::vector<std::unique_ptr<PagedSlab>> ended_;  // of them, those that work may still use
-  std::vector<std::atomic<PagedSlab*>> owners_;    // by chunk of addresses
+  /// Nobody has them any more, but work may still use them.
+  std::vector<std::unique_ptr<PagedSlab>> ended_;
+  std::vector<std::atomic<PagedSlab*>> owners_;  // by chunk of addresses
   std::atomic<int64_t> arenas_{0};
   uint64_t steps_ = 0;
 };

@@ -67,7 +67,7 @@ class PagedSlab final : public Slab {
     }
     return pages;
   }
-  /// Whether both are calls of one graph that are in flight together.
+  /// Whether both are arenas of one graph's calls in flight.
   bool isInFlightWith(const PagedSlab& other) const {
     return shape_.inFlightWith && isInFlightWith(other.shape_.inFlightWith);
   }
@@ -80,11 +80,11 @@ class PagedSlab final : public Slab {
   size_t firstChunk = 0, chunks = 0;
   ArenaParts running = kNoPart;  // what a step uses now
   bool mayBeHeld = false;        // since the last step that used it
-  bool unfit = true;             // pages are missing, or break a rule
-  bool ofOldSizes = false;       // wants() would be others by now
-  bool moved = false;            // some are others than in the last step that used it
-  int64_t patience = 0;
-  uint64_t lastStep = 0;                    // the owner's count
+  bool unfit = true;             // pages are missing, or a page breaks a rule
+  bool ofOldSizes = false;       // it has pages of sizes that wants() does not ask for any more
+  bool moved = false;            // some pages are others than in the last step that used it
+  int64_t patience = 0;          // steps until memory for it is asked for again
+  uint64_t lastStep = 0;         // the owner's count
   std::array<uint64_t, 2> lastStepOf = {};  // of the first entry, and of the others
   std::optional<c10::Stream> lastStream;
   std::vector<c10::Stream> readers;
@@ -92,8 +92,8 @@ class PagedSlab final : public Slab {
   char* base_ = nullptr;
 
  private:
-  /// Whether small pages there would all hold the same between steps. Of calls in flight each has what it
-  /// holds to itself, so a page that holds little would cost each of them a whole one.
+  /// Whether small pages there would all have the same held parts. Calls in flight share no page with a held
+  /// part, so a large page with a small one would cost each of them a whole page.
   bool isOfOneKind(int64_t begin, int64_t bytes, int64_t small) const {
     const auto heldIn = [&](int64_t at) {
       return partsIn(at, at + small) & (kSavedPart | kResultPart);

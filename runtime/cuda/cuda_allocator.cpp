@@ -84,15 +84,15 @@ auto orFromIdle(CUDAAllocator& base, Allocate&& allocate) {
   }
 }
 
-/// A run of the arenas' pages as PyTorch's snapshots have memory: one block in use.
-SegmentInfo segmentOf(c10::DeviceIndex device, const Extent& run) {
-  const auto bytes = static_cast<size_t>(run.end - run.begin);
+/// Pages of the arenas as PyTorch's snapshots have memory: one block in use.
+SegmentInfo segmentOf(c10::DeviceIndex device, const Extent& extent) {
+  const auto bytes = static_cast<size_t>(extent.end - extent.begin);
   BlockInfo block;
   block.size = block.requested_size = bytes;
   block.allocated = block.active = true;
   SegmentInfo segment;
   segment.device = device;
-  segment.address = static_cast<size_t>(run.begin);
+  segment.address = static_cast<size_t>(extent.begin);
   segment.total_size = segment.requested_size = bytes;
   segment.allocated_size = segment.active_size = bytes;
   segment.is_large = segment.is_expandable = true;
@@ -276,12 +276,12 @@ SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool traces) {
   for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
     const ArenaPages* arenas = knownCudaPages(device);
     if (arenas == nullptr) continue;
-    for (const Extent& run : arenas->runs()) {
-      if (asSegments) info.segments.push_back(segmentOf(device, run));
+    for (const Extent& extent : arenas->extents()) {
+      if (asSegments) info.segments.push_back(segmentOf(device, extent));
       c10::CachingDeviceAllocator::AnnotationEntry name(device, c10::getApproximateTime());
       name.recordUserMetadata("name", "gravure arena");
-      name.recordUserMetadata("address", std::to_string(run.begin));
-      name.recordUserMetadata("size", std::to_string(run.end - run.begin));
+      name.recordUserMetadata("address", std::to_string(extent.begin));
+      name.recordUserMetadata("size", std::to_string(extent.end - extent.begin));
       info.external_annotations.push_back(std::move(name));
     }
   }

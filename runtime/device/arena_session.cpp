@@ -13,8 +13,8 @@ namespace {
 thread_local ArenaSession* innermost = nullptr;
 }
 
-ArenaSession::ArenaSession(size_t steps, c10::Device device)
-    : outer_(innermost), device_(device), record_(steps) {
+ArenaSession::ArenaSession(size_t calls, c10::Device device)
+    : outer_(innermost), device_(device), record_(calls) {
   TORCH_INTERNAL_ASSERT(device.is_cpu() || device.has_index(), "a session for any one of the GPUs");
   innermost = this;
 }
@@ -42,20 +42,21 @@ void ArenaSession::freed(void* address) {
   while (session != nullptr && !session->noteFree(address)) session = session->outer_;
 }
 
-void ArenaSession::enterStep(int64_t step) {
-  step_ = step;
+void ArenaSession::enterCall(int64_t position) {
+  position_ = position;
   cursor_ = 0;
   served_.clear();
   watch_ = 0;
   letGo_.clear();
-  if (step < 0 || operands_ == nullptr) return;
-  for (const Extent& each : (*operands_)[step])
+  if (position < 0 || operands_ == nullptr) return;
+  for (const Extent& each : (*operands_)[position])
     served_.push_back({each.begin, each.end - each.begin});
 }
 
 uint64_t ArenaSession::watch() {
   static std::atomic<uint64_t> last{0};
-  const bool asks = step_ >= 0 && (recording() || (operands_ && !(*operands_)[step_].empty()));
+  const bool asks =
+      position_ >= 0 && (recording() || (operands_ && !(*operands_)[position_].empty()));
   if (asks && watch_ == 0) watch_ = ++last;
   return watch_;
 }
@@ -65,7 +66,7 @@ void ArenaSession::letGo(uint64_t watch, const void* address) {
   while (session != nullptr && session->watch_ != watch) session = session->outer_;
   if (session == nullptr) return;
   if (session->recording()) {
-    session->letGo_[address] = static_cast<int64_t>(session->record_[session->step_].size());
+    session->letGo_[address] = static_cast<int64_t>(session->record_[session->position_].size());
     return;
   }
   const int64_t at = static_cast<const char*>(address) - session->slab_->base();
@@ -80,32 +81,33 @@ int64_t ArenaSession::letGoBefore(const void* address) const {
 }
 
 void* ArenaSession::serve(size_t bytes) {
-  if (step_ < 0) return nullptr;
-  const auto& row = (*plan_)[step_];
-  if (row.empty()) return nullptr;  // this step's allocations are not planned
+  if (position_ < 0) return nullptr;
+  const auto& row = (*plan_)[position_];
+  if (row.empty()) return nullptr;  // this call's allocations are not planned
   const bool match = cursor_ < row.size() && row[cursor_].bytes == static_cast<int64_t>(bytes) &&
                      isFree(row[cursor_]);
   if (!match && row.front().loose) return nullptr;
   if (!match) {
-    if (mismatches_.empty() || mismatches_.back() != step_) mismatches_.push_back(step_);
+    if (mismatches_.empty() || mismatches_.back() != position_) mismatches_.push_back(position_);
     return nullptr;
   }
-  const PlannedAllocation& place = row[cursor_++];
-  if (place.shared && place.offset >= 0) served_.push_back({place.offset, place.bytes});
-  return place.offset < 0 ? nullptr : slab_->base() + place.offset;
+  const PlannedAllocation& planned = row[cursor_++];
+  if (planned.shared && planned.offset >= 0) served_.push_back({planned.offset, planned.bytes});
+  return planned.offset < 0 ? nullptr : slab_->base() + planned.offset;
 }
 
-/// False while another allocation of the step lies there: it is given back later than in the recorded run.
-bool ArenaSession::isFree(const PlannedAllocation& place) const {
-  return !place.shared || place.offset < 0 || llvm::none_of(served_, [&](const Served& other) {
-    return other.offset < place.offset + place.bytes && place.offset < other.offset + other.bytes;
+/// False while another allocation of the call lies there: it is given back later than in the recorded run.
+bool ArenaSession::isFree(const PlannedAllocation& planned) const {
+  return !planned.shared || planned.offset < 0 || llvm::none_of(served_, [&](const Served& other) {
+    return other.offset < planned.offset + planned.bytes &&
+           planned.offset < other.offset + other.bytes;
   });
 }
 
 void ArenaSession::noteAllocation(void* address, size_t bytes) {
-  if (!recording() || step_ < 0) return;
-  auto& row = record_[step_];
-  live_[address] = {step_, row.size()};
+  if (!recording() || position_ < 0) return;
+  auto& row = record_[position_];
+  live_[address] = {position_, row.size()};
   row.push_back({static_cast<int64_t>(bytes), -1, address, -1});
 }
 
@@ -119,17 +121,18 @@ bool ArenaSession::noteFree(void* address) {
   }
   auto at = live_.find(address);
   if (at == live_.end()) return false;
-  const auto [step, ordinal] = at->second;
-  RecordedAllocation& allocation = record_[step][ordinal];
-  allocation.freedAtStep = step_;
-  if (step == step_) allocation.freedBefore = static_cast<int64_t>(record_[step].size());
+  const auto [position, ordinal] = at->second;
+  RecordedAllocation& allocation = record_[position][ordinal];
+  allocation.freedAt = position_;
+  if (position == position_)
+    allocation.freedBefore = static_cast<int64_t>(record_[position].size());
   live_.erase(at);
   return true;
 }
 
 int32_t ArenaSession::ordinalOf(const void* address) const {
   auto at = live_.find(address);
-  if (at == live_.end() || at->second.first != step_) return -1;
+  if (at == live_.end() || at->second.first != position_) return -1;
   return static_cast<int32_t>(at->second.second);
 }
 

@@ -61,7 +61,7 @@ class Capture {
   virtual ~Capture() = default;
   /// Records one operator call; on return `stack` holds its outputs, whose contents mean nothing
   /// until the executable has been replayed. `rng`: what the call draws from, None for the device's
-  /// default generator (RngScope in runtime/device/rng.h binds it). The session's step is the call's.
+  /// default generator (RngScope in runtime/device/rng.h binds it). The session has entered the call.
   /// Throws NotCapturable where the call may not be captured, and any other error where this capture
   /// broke.
   virtual void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) = 0;
@@ -115,7 +115,7 @@ struct ArenaShape {
   std::shared_ptr<LoanBook> savedBook;
   std::vector<std::shared_ptr<LoanBook>> resultBooks;
   bool resultsStay = false;  // static results are held for as long as the arena lives
-  /// The same for arenas of calls of one graph that are in flight together; nullptr where there is one.
+  /// The same for all arenas of one graph's calls in flight; nullptr where there is one arena.
   std::shared_ptr<const void> inFlightWith{};
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// Names what a step does for whoever watches: torch.profiler, and Nsight by emit_nvtx. In a run that is
-// timed, also which call of the program is made.
+// Names what a step does for whoever watches: torch.profiler, and Nsight by emit_nvtx. In a
+// timed run also which call of the program is made.
 
 #include <ATen/record_function.h>
 
@@ -33,14 +33,14 @@ class StepMark {
 /// nothing else, and other watchers do not see these.
 constexpr at::RecordScope kCallScope = at::RecordScope::STATIC_RUNTIME_OP;
 
-/// While alive, the thread makes the call with that number in Timeline, which is the mark's name.
+/// While alive, the thread makes the call at `position` of the Timeline, which is the mark's name.
 class CallMark {
  public:
-  explicit CallMark(int64_t step) {
+  explicit CallMark(int64_t position) {
     auto watchers = at::getStepCallbacksUnlessEmpty(kCallScope);
     if (!watchers) return;
     record_.emplace(std::move(*watchers));
-    if (record_->isActive()) record_->before(std::to_string(step));
+    if (record_->isActive()) record_->before(std::to_string(position));
   }
   CallMark(const CallMark&) = delete;
   CallMark& operator=(const CallMark&) = delete;

@@ -145,14 +145,14 @@ class HostExecutable final : public Executable {
       started_.clear();
       throw;
     }
-    session->enterStep(-1);
+    session->leaveCall();
   }
 
  private:
   void replayCall(const BakedCall& baked, ArenaSession& session) {
     const Call& call = *baked.call;
     const OpFacts& facts = *baked.facts;
-    session.enterStep(call.step);
+    session.enterCall(call.position);
     stack_ = baked.operands;
     if (facts.wait) waitForStarted();
     if (baked.rng.isNone()) {
@@ -266,7 +266,7 @@ class ResultForger {
     TORCH_CHECK(recorded.ordinal >= 0,
                 "its result lies in memory that it neither allocates nor is given");
     device_.passFaultPoint(FaultPoint::Allocation);
-    const auto& row = (*session_.plan())[call_.step];
+    const auto& row = (*session_.plan())[call_.position];
     const auto ordinal = static_cast<size_t>(recorded.ordinal);
     // A loose row's other allocations vary; a collective's do with the backend's threads, and replays
     // check where its results lie.

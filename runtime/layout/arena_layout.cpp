@@ -43,7 +43,7 @@ class Lives {
     return true;
   }
   int64_t end(int64_t storage) const { return ends_[find(storage)]; }
-  /// True if it ends with the step that reads it last, and not with an entry or the program.
+  /// True if it ends with the call that reads it last, and not with an entry or the program.
   bool endsWithReader(int64_t storage) const { return end(storage) > heldUntil_[find(storage)]; }
 
  private:
@@ -51,7 +51,7 @@ class Lives {
   std::vector<int64_t> ends_, heldUntil_;  // by leader
 };
 
-/// Time within steps: as many moments in each as it makes allocations where their order is known, else one.
+/// Time within calls: as many moments in each as it makes allocations where their order is known, else one.
 class Moments {
  public:
   explicit Moments(std::vector<int64_t> widths) : starts_(std::move(widths)) {
@@ -59,17 +59,17 @@ class Moments {
     for (int64_t& each : starts_) sum += std::exchange(each, sum);
     starts_.push_back(sum);
   }
-  /// Of `step`, when it has made `allocations`: where the next step begins if these are all.
-  int64_t at(int64_t step, int64_t allocations) const {
-    if (step + 1 >= static_cast<int64_t>(starts_.size())) return starts_.back();
-    return starts_[step] + std::min(allocations, starts_[step + 1] - starts_[step]);
+  /// When the call at `position` has made `allocations`: where the next call begins if these are all.
+  int64_t at(int64_t position, int64_t allocations) const {
+    if (position + 1 >= static_cast<int64_t>(starts_.size())) return starts_.back();
+    return starts_[position] + std::min(allocations, starts_[position + 1] - starts_[position]);
   }
-  int64_t stepAt(int64_t moment) const {
+  int64_t positionAt(int64_t moment) const {
     return llvm::upper_bound(starts_, moment) - starts_.begin() - 1;
   }
 
  private:
-  std::vector<int64_t> starts_;  // by step; and one more
+  std::vector<int64_t> starts_;  // by position; and one more
 };
 
 /// Calls visit(slot) for each value that fills a parameter, members of lists too.
@@ -90,12 +90,12 @@ bool isComputed(const Value* value, const DeviceMap& devices) {
 }
 
 struct Life {
-  int64_t begin = 0, end = -1;
-  bool reserved = false;  // a result that the caller holds when the step is over
-  int64_t born = begin;   // the step that writes it, where its place is kept from an earlier one on
-  // Where the order within a step is known, allocations of that step:
-  int64_t beginAfter = 0;    // made in step `begin` before it
-  int64_t endBefore = kAll;  // made in step `end` - 1 when it is over
+  int64_t begin = 0, end = -1;  // positions
+  bool reserved = false;        // a result that the caller holds when the step is over
+  int64_t born = begin;         // of the call that writes it; its bytes may be kept before
+  // Where the order within a call is known, allocations of that call:
+  int64_t beginAfter = 0;    // made before it, by the call at `begin`
+  int64_t endBefore = kAll;  // made when it is over, by the call at `end` - 1
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 };
 
@@ -103,14 +103,14 @@ class LayoutBuilder {
  public:
   LayoutBuilder(const Timeline& timeline, std::vector<EntryCode>& codes,
                 const std::vector<AllocationRecord>& records,
-                const std::vector<StepPlanning>& planning, const DeviceMap& devices,
+                const std::vector<CallPlanning>& planning, const DeviceMap& devices,
                 Remarks& remarks)
       : timeline_(timeline), codes_(codes), records_(records), planning_(planning),
         devices_(devices), remarks_(remarks), lives_(timeline) {
-    layout_.serve.resize(timeline.steps().size());
-    layout_.dying.resize(timeline.steps().size());
-    layout_.operands.resize(timeline.steps().size());
-    widths_.assign(timeline.steps().size(), 1);
+    layout_.serve.resize(timeline.nodes().size());
+    layout_.dying.resize(timeline.nodes().size());
+    layout_.operands.resize(timeline.nodes().size());
+    widths_.assign(timeline.nodes().size(), 1);
   }
 
   ArenaLayout build(const LayoutOptions& options) {
@@ -158,14 +158,15 @@ class LayoutBuilder {
 
   /// Whether `call` gave back what it allocated, and let go of operands, in an order that is planned by.
   bool isOrdered(const Call& call, const AllocationRecord& record) const {
-    return call.step >= 0 && planning_[call.step] == StepPlanning::All && !record.empty() &&
+    return call.position >= 0 && planning_[call.position] == CallPlanning::All && !record.empty() &&
            compiledCalls(call.node) > 0;
   }
 
   /// Before anything is planned: moments within the call, and which storages end there.
   void noteOrder(const Call& call, const EntryCode& code, const AllocationRecord& record) {
     if (!isOrdered(call, record)) return;
-    widths_[call.step] = std::max<int64_t>(static_cast<int64_t>(record[call.step].size()), 1);
+    widths_[call.position] =
+        std::max<int64_t>(static_cast<int64_t>(record[call.position].size()), 1);
     llvm::DenseMap<int64_t, int64_t>
         ends;  // by leader: when the last of its operands was let go of
     const auto note = [&](Slot slot) {
@@ -179,20 +180,20 @@ class LayoutBuilder {
     };
     for (const Operand& operand : call.operands) forEachSlot(operand, note);
     for (const auto& [storage, before] : ends) {
-      const bool last = lives_.end(storage) == call.step + 1 && lives_.endsWithReader(storage);
-      if (last && before < widths_[call.step])
-        endsBefore_[storage] = std::max<int64_t>(before, 1);  // not before the step
+      const bool last = lives_.end(storage) == call.position + 1 && lives_.endsWithReader(storage);
+      if (last && before < widths_[call.position])
+        endsBefore_[storage] = std::max<int64_t>(before, 1);  // not before the call
     }
   }
 
   void planCall(Call& call, const EntryCode& code, const AllocationRecord& record) {
-    const int64_t step = call.step;
-    if (step < 0 || planning_[step] == StepPlanning::None) return;
+    const int64_t position = call.position;
+    if (position < 0 || planning_[position] == CallPlanning::None) return;
     if (record.empty()) return;  // its entry has not run
-    const bool loose = planning_[step] == StepPlanning::Results;
+    const bool loose = planning_[position] == CallPlanning::Results;
     const bool ordered = isOrdered(call, record);
-    const auto& allocations = record[step];
-    auto& row = layout_.serve[step];
+    const auto& allocations = record[position];
+    auto& row = layout_.serve[position];
     row.reserve(allocations.size());
     for (size_t k = 0; k < allocations.size(); ++k) {
       const auto ordinal = static_cast<int32_t>(k);
@@ -203,7 +204,7 @@ class LayoutBuilder {
       }
       row.push_back({allocations[k].bytes, -1, loose, ordered});
       if (life.end < 0) continue;
-      if (ordered && life.begin == step) life.beginAfter = ordinal;
+      if (ordered && life.begin == position) life.beginAfter = ordinal;
       add(&row.back().offset, life, allocations[k].bytes, call.node, ordinal);
     }
   }
@@ -220,31 +221,31 @@ class LayoutBuilder {
     return false;
   }
 
-  /// Steps [begin, end) in which an allocation of `call` is in use; end -1 if that cannot be told.
+  /// Positions [begin, end) at which an allocation of `call` is in use; end -1 if that cannot be told.
   Life lifeOf(const Call& call, const EntryCode& code, const RecordedAllocation& allocation,
               int32_t ordinal) {
-    Life life{call.step, -1, false};
+    Life life{call.position, -1, false};
     for (const RecordedTensor& tensor : call.recorded.tensors) {
       if (tensor.ordinal != ordinal) continue;
       const int64_t storage = storageOfOutput(call, code, tensor);
-      if (storage < 0) return {call.step, -1, false};
+      if (storage < 0) return {call.position, -1, false};
       const auto reserved = reserved_.find(lives_.find(storage));
       if (reserved != reserved_.end()) {
-        Life whole = reservedFrom(call.step, reserved->second);
+        Life whole = reservedFrom(call.position, reserved->second);
         whole.end = std::max(whole.end, lives_.end(storage));  // joined with what lives longer
         return whole;
       }
       life = until(storage, life);
     }
-    if (life.end < 0 && allocation.freedAtStep == call.step) {
-      life.end = call.step + 1;
+    if (life.end < 0 && allocation.freedAt == call.position) {
+      life.end = call.position + 1;
       const int64_t made = std::max<int64_t>(allocation.freedBefore, ordinal + 1);
       if (compiledCalls(call.node) > 0) life.endBefore = made;
     }
     return life;
   }
 
-  /// `life`, and as long as `storage` lives, at least to the end of the step that it begins in.
+  /// `life`, and as long as `storage` lives, at least to the end of the call that it begins in.
   Life until(int64_t storage, Life life) const {
     const int64_t end = std::max(lives_.end(storage), life.begin + 1);
     if (end < life.end) return life;
@@ -259,15 +260,15 @@ class LayoutBuilder {
 
   /// In the caller's hands until the next run of its entry: when its own runs again nobody holds it,
   /// so what comes before it there may use its memory.
-  Life reservedFrom(int64_t step, Exclusive reservation) const {
-    const bool first = step < timeline_.entryRange(0).second;
-    const int64_t begin = first || reservation != Exclusive::Always ? step : 0;
-    int64_t end = static_cast<int64_t>(timeline_.steps().size());
+  Life reservedFrom(int64_t position, Exclusive reservation) const {
+    const bool first = position < timeline_.entryRange(0).second;
+    const int64_t begin = first || reservation != Exclusive::Always ? position : 0;
+    int64_t end = static_cast<int64_t>(timeline_.nodes().size());
     for (size_t e = 0; reservation == Exclusive::InEntry && e < codes_.size(); ++e) {
       const auto [from, to] = timeline_.entryRange(e);
-      if (from <= step && step < to) end = to;
+      if (from <= position && position < to) end = to;
     }
-    return {begin, end, /*reserved=*/true, step};
+    return {begin, end, /*reserved=*/true, position};
   }
 
   void planStages(EntryCode& code) {
@@ -281,10 +282,10 @@ class LayoutBuilder {
         const auto bytes = storageBytes(*outputs[i]->type());
         const auto device = deviceOf(outputs[i]);
         const int64_t storage = code.storages[stage.to[i]];
-        if (!bytes || *bytes == 0 || storage < 0 || stage.step < 0) continue;
+        if (!bytes || *bytes == 0 || storage < 0 || stage.position < 0) continue;
         if (device && !devices_.computes(*device)) continue;
-        // The copy is of this step even where facts take it for its operand's alias.
-        const Life life = until(storage, {stage.step, -1, false});
+        // The copy is this node's even where facts take it for its operand's alias.
+        const Life life = until(storage, {stage.position, -1, false});
         const int64_t remainder = stage.remainders.empty() ? 0 : stage.remainders[i];
         add(&layout_.staged.back()[s][i], life, *bytes + remainder, stage.node,
             static_cast<int64_t>(i));
@@ -328,7 +329,7 @@ class LayoutBuilder {
       std::vector<Extent> found;
       for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
         const Buffer& buffer = layout_.plan.buffers[i];
-        const int64_t end = staysOn_[i] ? born_[i] + 1 : endStep(buffer);
+        const int64_t end = staysOn_[i] ? born_[i] + 1 : endPosition(buffer);
         if (born_[i] < last && end > first) found.push_back(extentOf(buffer));
       }
       llvm::sort(found, [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
@@ -340,59 +341,61 @@ class LayoutBuilder {
     }
   }
 
-  /// What dies within a step may lie where something is that this step made, and that lives on.
+  /// What dies within a call may lie where something is that this call made, and that lives on.
   void noteDeaths() {
-    const auto steps = static_cast<int64_t>(layout_.dying.size());
-    std::vector<std::vector<Extent>> survivors(steps);  // by step
+    const auto calls = static_cast<int64_t>(layout_.dying.size());
+    std::vector<std::vector<Extent>> survivors(calls);  // by position
     for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
       const Buffer& buffer = layout_.plan.buffers[i];
-      const int64_t begin = moments_->stepAt(buffer.begin);
-      const bool livesOn = staysOn_[i] || endStep(buffer) > begin + 1;
+      const int64_t begin = moments_->positionAt(buffer.begin);
+      const bool livesOn = staysOn_[i] || endPosition(buffer) > begin + 1;
       if (livesOn && widths_[begin] > 1) survivors[begin].push_back(extentOf(buffer));
     }
     for (std::vector<Extent>& each : survivors)
       llvm::sort(each, [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
     for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
       const Buffer& buffer = layout_.plan.buffers[i];
-      const int64_t step = endStep(buffer) - 1;
-      if (step >= steps || staysOn_[i]) continue;
+      const int64_t last = endPosition(buffer) - 1;
+      if (last >= calls || staysOn_[i]) continue;
       Extent rest = extentOf(buffer);
-      for (const Extent& other : survivors[step]) {
+      for (const Extent& other : survivors[last]) {
         if (other.end <= rest.begin || other.begin >= rest.end) continue;
         if (other.begin > rest.begin)
-          layout_.dying[step].push_back({rest.begin, other.begin - rest.begin});
+          layout_.dying[last].push_back({rest.begin, other.begin - rest.begin});
         rest.begin = std::max(rest.begin, std::min(other.end, rest.end));
       }
-      if (rest.begin < rest.end) layout_.dying[step].push_back({rest.begin, rest.end - rest.begin});
+      if (rest.begin < rest.end) layout_.dying[last].push_back({rest.begin, rest.end - rest.begin});
     }
   }
 
-  /// Whose place may be another's before the step is over that reads them last.
+  /// Operands whose bytes another buffer may take before the call is over that reads them last.
   void noteOperands() {
     for (const Buffer& buffer : layout_.plan.buffers) {
-      const int64_t step = endStep(buffer) - 1;
-      const bool within = buffer.end < moments_->at(step + 1, 0);
-      if (within && moments_->stepAt(buffer.begin) < step)
-        layout_.operands[step].push_back(extentOf(buffer));
+      const int64_t last = endPosition(buffer) - 1;
+      const bool within = buffer.end < moments_->at(last + 1, 0);
+      if (within && moments_->positionAt(buffer.begin) < last)
+        layout_.operands[last].push_back(extentOf(buffer));
     }
   }
 
   static Extent extentOf(const Buffer& buffer) {
     return {buffer.offset, buffer.offset + buffer.bytes};
   }
-  int64_t endStep(const Buffer& buffer) const { return moments_->stepAt(buffer.end - 1) + 1; }
+  int64_t endPosition(const Buffer& buffer) const {
+    return moments_->positionAt(buffer.end - 1) + 1;
+  }
 
   const Timeline& timeline_;
   std::vector<EntryCode>& codes_;
   const std::vector<AllocationRecord>& records_;
-  const std::vector<StepPlanning>& planning_;
+  const std::vector<CallPlanning>& planning_;
   const DeviceMap& devices_;
   Remarks& remarks_;
   Lives lives_;
-  llvm::DenseMap<int64_t, Exclusive> reserved_;  // by root of lives_
+  llvm::DenseMap<int64_t, Exclusive> reserved_;  // by leader in lives_
   ArenaLayout layout_;
-  llvm::DenseMap<int64_t, int64_t> endsBefore_;  // by root of lives_: allocations of its last step
-  std::vector<int64_t> widths_;                  // by step: moments in it
+  llvm::DenseMap<int64_t, int64_t> endsBefore_;  // likewise: allocations of its last call
+  std::vector<int64_t> widths_;                  // by position: moments in the call
   std::optional<Moments> moments_;
   std::vector<Buffer> buffers_;
   std::vector<int64_t> born_;      // by buffer: Life::born
@@ -403,7 +406,7 @@ class LayoutBuilder {
 
 }  // namespace
 
-StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
+CallPlanning callPlanning(const Node* node, const DeviceMap& devices) {
   bool any = false, all = true;
   for (const Value* output : node->outputs()) {
     if (!isTensorValue(output) || !output->hasUses())
@@ -417,40 +420,40 @@ StepPlanning stepPlanning(const Node* node, const DeviceMap& devices) {
     if (input == rng || input->type()->kind() != c10::TypeKind::TensorType) continue;
     all &= hasStaticShape(input);
   }
-  if (all) return StepPlanning::All;
-  return any ? StepPlanning::Results : StepPlanning::None;
+  if (all) return CallPlanning::All;
+  return any ? CallPlanning::Results : CallPlanning::None;
 }
 
 namespace {
 
-/// As far as the plan reads them: it asks when memory was given back within its step, not when else, and
+/// As far as the plan reads them: it asks when memory was given back within its call, not when else, and
 /// of compiled code in which order. A collective's buffers are, by threads of its backend, sooner or later.
 bool sameAllocations(const std::vector<RecordedAllocation>& a,
-                     const std::vector<RecordedAllocation>& b, int64_t step, bool compiled) {
+                     const std::vector<RecordedAllocation>& b, int64_t position, bool compiled) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& x, const auto& y) {
-    return x.bytes == y.bytes && (x.freedAtStep == step) == (y.freedAtStep == step) &&
+    return x.bytes == y.bytes && (x.freedAt == position) == (y.freedAt == position) &&
            (!compiled || x.freedBefore == y.freedBefore);
   });
 }
 
 }  // namespace
 
-std::vector<int64_t> differingSteps(const Timeline& timeline, const AllocationRecord& a,
+std::vector<int64_t> differingCalls(const Timeline& timeline, const AllocationRecord& a,
                                     const AllocationRecord& b,
-                                    const std::vector<StepPlanning>& planning) {
-  std::vector<int64_t> steps;
-  for (size_t s = 0; s < a.size(); ++s) {
-    const auto step = static_cast<int64_t>(s);
-    const bool compiled = compiledCalls(timeline.steps()[s]) > 0;
-    if (planning[s] == StepPlanning::All && !sameAllocations(a[s], b[s], step, compiled))
-      steps.push_back(step);
+                                    const std::vector<CallPlanning>& planning) {
+  std::vector<int64_t> positions;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const auto position = static_cast<int64_t>(i);
+    const bool compiled = compiledCalls(timeline.nodes()[i]) > 0;
+    if (planning[i] == CallPlanning::All && !sameAllocations(a[i], b[i], position, compiled))
+      positions.push_back(position);
   }
-  return steps;
+  return positions;
 }
 
 ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
                         const std::vector<AllocationRecord>& records, const DeviceMap& devices,
-                        const std::vector<StepPlanning>& planning, const LayoutOptions& options,
+                        const std::vector<CallPlanning>& planning, const LayoutOptions& options,
                         Remarks& remarks) {
   return LayoutBuilder(timeline, codes, records, planning, devices, remarks).build(options);
 }

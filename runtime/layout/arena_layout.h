@@ -15,9 +15,9 @@ namespace gravure {
 
 struct ArenaLayout {
   MemoryPlan plan;
-  ServePlan serve;                            // one row a Timeline step
-  OperandPlan operands;                       // one row a Timeline step
-  std::vector<std::vector<DeadBlock>> dying;  // by the step they die with
+  ServePlan serve;                            // by position in the Timeline
+  OperandPlan operands;                       // likewise
+  std::vector<std::vector<DeadBlock>> dying;  // by position of the call they die with
   // What may be held between steps.
   std::vector<Extent> saved;              // alive from one entry to the next
   std::vector<Extent> results;            // reserved
@@ -44,29 +44,30 @@ struct LayoutOptions {
   std::function<void(std::vector<Buffer>&)> edit;
 };
 
-/// What of a step's allocations can be planned.
-enum class StepPlanning : uint8_t {
+/// What of a call's allocations can be planned.
+enum class CallPlanning : uint8_t {
   None,     // nothing: what it returns has no shape known in advance, or lives on another device
   Results,  // results of known shape, but not what it allocates besides: some size varies
   All,      // everything: each tensor that it takes and returns has a shape known in advance
 };
-StepPlanning stepPlanning(const Node* node, const DeviceMap& devices);
+CallPlanning callPlanning(const Node* node, const DeviceMap& devices);
 
-/// Steps planned in full at which two recorded runs differ in bytes or ends.
-std::vector<int64_t> differingSteps(const Timeline& timeline, const AllocationRecord& a,
+/// Positions of calls that are planned in full, and in which two recorded runs differ in bytes or ends.
+std::vector<int64_t> differingCalls(const Timeline& timeline, const AllocationRecord& a,
                                     const AllocationRecord& b,
-                                    const std::vector<StepPlanning>& planning);
+                                    const std::vector<CallPlanning>& planning);
 
-/// Plans: an allocation given back within its call lives for that step; one that holds an output lives as
-/// long as the output's storage does in `timeline`; anything else is the library's own and stays with
-/// PyTorch's allocator. Compiled code allocates, gives back, and lets go of its operands one after
-/// another, which is planned by: an operand that nobody has in use behind it ends where it was let go of. Where a recorded output shares memory that the program's facts call
-/// separate, lives are joined, with the remark unexpected-alias.
-/// `records`: one an entry, empty where that has not run. `planning`: one verdict a step. Notes in `codes`
-/// where results are planned (RecordedTensor::row).
+/// An allocation that its call gives back lives for that call; one that holds an output lives as long as the
+/// output's storage does in `timeline`; anything else is the library's own and stays with PyTorch's
+/// allocator. Compiled code allocates, gives back, and lets go of its operands one after another, and is
+/// planned in that order: an operand that nobody reads after the call ends where it was let go of. Where a
+/// recorded output shares memory that the program's facts call separate, lives are joined, with the remark
+/// unexpected-alias.
+/// `records`: one an entry, empty where that has not run. `planning`: by position. Notes in `codes` where
+/// results are planned (RecordedTensor::row).
 ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
                         const std::vector<AllocationRecord>& records, const DeviceMap& devices,
-                        const std::vector<StepPlanning>& planning, const LayoutOptions& options,
+                        const std::vector<CallPlanning>& planning, const LayoutOptions& options,
                         Remarks& remarks);
 
 }  // namespace gravure

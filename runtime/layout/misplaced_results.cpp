@@ -44,8 +44,8 @@ class InOrder {
 }  // namespace
 
 bool anyMisplaced(const Call& call, const torch::jit::Stack& stack, const ArenaSession& session) {
-  if (call.step < 0 || !call.recorded.recorded) return false;
-  const PlannedAllocation* row = (*session.plan())[call.step].data();
+  if (call.position < 0 || !call.recorded.recorded) return false;
+  const PlannedAllocation* row = (*session.plan())[call.position].data();
   InOrder recorded(call);
   bool found = false;
   for (const c10::IValue& value : stack) {
@@ -60,8 +60,8 @@ bool anyMisplaced(const Call& call, const torch::jit::Stack& stack, const ArenaS
 }
 
 void copyMisplaced(const Call& call, torch::jit::Stack& stack, ArenaSession& session) {
-  const PlannedAllocation* row = (*session.plan())[call.step].data();
-  session.enterStep(-1);
+  const PlannedAllocation* row = (*session.plan())[call.position].data();
+  session.leaveCall();
   InOrder recorded(call);
   forEachTensor(stack, [&](const at::Tensor& tensor) {
     if (!isMisplaced(tensor, recorded.next(), row, *session.slab())) return tensor;

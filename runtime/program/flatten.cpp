@@ -90,7 +90,7 @@ class Flattener {
   Call flattenCall(const Node* node, SlotSource source) {
     for (const Value* output : node->outputs()) define(output, source);
     Call call = compileCall(node, devices_, [this](const Value* v) { return slotOf(v); });
-    call.step = timeline_.stepOf(node);
+    call.position = timeline_.positionOf(node);
     return call;
   }
 
@@ -129,7 +129,7 @@ class Flattener {
                 ": needs one output an operand");
     Stage stage;
     stage.node = node;
-    stage.step = timeline_.stepOf(node);
+    stage.position = timeline_.positionOf(node);
     stage.from = slotsOf(node->inputs());
     for (const Value* output : node->outputs())
       stage.to.push_back(define(output, SlotSource::Stage));
@@ -141,7 +141,7 @@ class Flattener {
                 ": needs one output an operand");
     Own own;
     own.node = node;
-    own.step = timeline_.stepOf(node);
+    own.position = timeline_.positionOf(node);
     own.from = slotsOf(node->inputs());
     for (const Value* output : node->outputs()) {
       own.to.push_back(define(output, SlotSource::Own));
@@ -170,7 +170,7 @@ class Flattener {
       branch.body[side] = flattenBlock(block);
       // Which side runs is not known when lifetimes are planned.
       for (const Instruction& inner : branch.body[side]) {
-        if (inner.kind == Instruction::Kind::Call) code_.calls[inner.index].step = -1;
+        if (inner.kind == Instruction::Kind::Call) code_.calls[inner.index].position = -1;
       }
       TORCH_CHECK(block->outputs().size() == node->outputs().size(), describe(node),
                   ": each block needs ", node->outputs().size(), " results");

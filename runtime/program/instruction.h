@@ -113,7 +113,7 @@ using QuickCall = bool (*)(const Call&, Frame&);
 /// One operator call, compiled: what to push, what to call, where the outputs go.
 struct Call {
   const Node* node = nullptr;  // for messages and remarks; outlived by the program
-  int64_t step = -1;           // Timeline step; -1: its allocations are not planned
+  int64_t position = -1;       // in the Timeline; -1: its allocations are not planned
   std::optional<c10::OperatorHandle> handle;
   std::function<void(torch::jit::Stack&)> operation;  // where there is no handle
   QuickCall quick = nullptr;                          // runtime/program/quick_call.h
@@ -162,7 +162,7 @@ struct Launch {
 /// Copies of the caller's values into the arena: from[i] to to[i].
 struct Stage {
   const Node* node = nullptr;
-  int64_t step = -1;
+  int64_t position = -1;  // in the Timeline
   std::vector<Slot> from, to;
   std::vector<Slot> releases;
   // As they were in the last warm-up, once there was one:
@@ -181,7 +181,7 @@ enum class Ownership : uint8_t {
 /// Results that leave the arena: from[i] to to[i].
 struct Own {
   const Node* node = nullptr;
-  int64_t step = -1;
+  int64_t position = -1;  // in the Timeline
   std::vector<Slot> from, to;
   std::vector<Ownership> ownership;  // Copied: here; all else passes on to where results are taken
   std::vector<bool> asEager;         // by operand: CopySource::asEager

@@ -22,7 +22,7 @@ size_t CallsInFlight::choose(const std::string& entry, const std::vector<c10::IV
     const auto saved = std::find_if(instances_.begin(), instances_.end(), [&](const auto& each) {
       return each->hasSaved(entry, inputs);
     });
-    // What a call saved that ran uncaptured lies in no arena: any instance takes it so.
+    // What an uncaptured step saved lies in no arena: any instance takes it so.
     return saved == instances_.end() ? 0 : saved - instances_.begin();
   }
   const auto free = std::find_if(instances_.begin(), instances_.end(),

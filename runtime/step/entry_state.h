@@ -1,9 +1,8 @@
 #pragma once
 // One entry, and what is known of it from step to step.
 //
-// Who reads what: a step that a seal holds for reads `seals`, `served` and `results`, and nothing else
-// decides how it runs. `inputs`, `warmUp` and `uncapturedRuns` belong to the slow way, which finds out why
-// no seal holds, and gets to one.
+// A step that a seal holds for is decided by `seals`, `served` and `results` alone. `inputs`, `warmUp` and
+// `uncapturedRuns` are for the others: why no seal holds, and how the entry gets to one.
 
 #include "runtime/device/kernel_settings.h"
 #include "runtime/program/guards.h"
@@ -47,14 +46,14 @@ struct EntryInputs {
   std::vector<std::pair<size_t, OperandGuard>> guards;  // by input, of all captured partitions
   std::unique_ptr<MovingInputs> moving;
   std::vector<std::vector<int64_t>> strides;  // in the warm-up, by input that is not staged
-  int64_t runs = 0;  // in which inputs were compared with what was captured
+  int64_t runs = 0;  // runs in which inputs were compared with what was captured
   // Of the last of these runs, where they differed:
   std::vector<ChangedInput> changed;
   std::vector<std::pair<size_t, int64_t>> remainders;  // addressRemainder of staged ones
-  std::vector<SeenAddresses> seen;                     // that nothing was captured for yet
+  std::vector<SeenAddresses> seen;  // addresses that nothing was captured for yet
 
   /// All inputs of this run are what was captured.
-  void held() {
+  void noteUnchanged() {
     ++runs;
     changed.clear();
     remainders.clear();
@@ -66,9 +65,9 @@ struct EntryRecording;  // shared_warm_up.h
 /// The recorded runs before memory is planned.
 struct EntryWarmUp {
   AllocationRecord record;  // of the last one
-  /// What is known behind that run, where others know it, too.
+  /// What is known behind that run, where programs of the same text know it, too.
   std::shared_ptr<const EntryRecording> recording;
-  std::vector<int64_t> unsteady;  // steps that are planned in part, since two runs differed there
+  std::vector<int64_t> unsteady;  // positions of calls in which two runs differed: planned in part
   std::thread::id thread;         // of the last one
   int64_t runs = 0;               // in the device's pool
   bool settled = false;           // two agreed, or no more are wanted
@@ -78,12 +77,12 @@ struct EntryWarmUp {
 struct EntryResults {
   std::vector<std::shared_ptr<LoanBook>> lent;  // who holds it, where it is Lent
   std::vector<at::Tensor> statics;              // what is handed out, where it is Static
-  std::vector<bool> heldTogether;               // Runtime::holdTogether
-  std::vector<at::Tensor> together;             // what is lent alongside, step for step
-  std::vector<ResultWatch> watches;             // as they are when the arena is laid out
-  std::vector<bool> dropped;                    // in time, as the arena was laid out for
-  std::vector<bool> droppedInEntry;             // before a later one runs, likewise
-  int64_t heldSteps = 0;                        // in a row, that a lent one was held
+  std::vector<bool> heldTogether;               // holdTogether() was told of it
+  std::vector<at::Tensor> together;  // the tensor that goes with the loan, the same each step
+  std::vector<ResultWatch> watches;  // what is seen until the arena is laid out
+  // What the arena is laid out for: results are dropped before the next step, or before a later entry runs.
+  std::vector<bool> dropped, droppedInEntry;
+  int64_t heldSteps = 0;  // steps in a row in which a lent result was held
 };
 
 struct EntryState {
@@ -100,10 +99,10 @@ struct EntryState {
   std::optional<KernelSettings> settings;       // of its captures
   std::optional<KernelSettings> otherSettings;  // of the last run, where they differed
   bool planned = false;                         // its memory is in the arena's plan
-  int64_t unreadRuns = 0;      // in a row, before memory is planned, whose saved values nobody read
-  bool wasServed = false;      // from the arena that there is
-  bool lentSaved = false;      // in a served step
-  bool ranWithGroups = false;  // all its collectives have run with the groups that there are
+  int64_t unreadRuns = 0;       // runs in a row whose saved values nobody read; before planning
+  bool wasServed = false;       // a step was, from the arena in force
+  bool lentSaved = false;       // a served step lent saved values
+  bool ranWithGroups = false;   // all its collectives have run, with the groups in force
   uint32_t uncapturedRuns = 0;  // a bit for each of the last runs that could have been captured
 };
 

@@ -115,7 +115,7 @@ bool Executor::runLaunches(ServedEntry& served, ArenaSession& session, const Sea
   seal_ = &seal;
   inputs_ = &inputs;
   const auto over = c10::make_scope_exit([this] { inputs_ = nullptr; });
-  session.enterStep(-1);
+  session.leaveCall();
   for (size_t i = 0; i < code_.launches.size(); ++i) {
     if (seal_) {
       replay(*seal_->launch(i).captured, code_.launches[i]);
@@ -146,15 +146,15 @@ void Executor::runHostCall(Call& call) {
 
 void Executor::runCall(Call& call) {
   std::optional<CallMark> mark;
-  if (timed_) mark.emplace(call.step);
+  if (timed_) mark.emplace(call.position);
   if (call.quick && !recorder_ && call.dying.empty() && call.quick(call, frame_)) {
     releaseSlots(call.releases, frame_);
     return;
   }
   // A number wrapped on its way to a Tensor parameter is not the operator's allocation.
-  if (session_) session_->enterStep(-1);
+  if (session_) session_->leaveCall();
   call.push(frame_, stack_);
-  if (session_) session_->enterStep(call.step);
+  if (session_) session_->enterCall(call.position);
   if (recorder_) recorder_->before(call, frame_);
   try {
     if (call.rng == kNoSlot) {
@@ -188,7 +188,7 @@ void Executor::runLaunch(uint32_t index) {
   Launch& launch = code_.launches[index];
   if (seal_ && !seal_->launch(index).holds(frame_)) seal_ = nullptr;
   if (seal_) {
-    session_->enterStep(-1);
+    session_->leaveCall();
     replay(*seal_->launch(index).captured, launch);
   } else if (served_) {
     runPartition(served_->partitions[index], launch);
@@ -211,7 +211,7 @@ void Executor::runCalls(Launch& launch) {
 }
 
 void Executor::runPartition(Partition& partition, Launch& launch) {
-  session_->enterStep(-1);  // what the runtime itself allocates is not the program's
+  session_->leaveCall();  // what the runtime itself allocates is not the program's
   const bool together = communication_ && !launch.groups.empty() && communication_->capturing();
   // Ranks would have to try again together.
   const bool alone = !communication_ || launch.groups.empty();
@@ -404,7 +404,7 @@ bool hasBuffer(const at::Tensor& buffer, const c10::IValue& value) {
 void Executor::runStage(uint32_t index) {
   Stage& stage = code_.stages[index];
   const StepMark mark([&] { return "gravure: stage inputs of " + code_.entry->name; });
-  if (session_) session_->enterStep(-1);
+  if (session_) session_->leaveCall();
   CopyBatches copies;
   if (recorder_) {
     stage.remainders.assign(stage.from.size(), 0);
@@ -441,7 +441,7 @@ bool Executor::mustCopy(const Own& own, size_t i, const at::Tensor& tensor) cons
 }
 
 void Executor::runOwn(Own& own) {
-  if (session_) session_->enterStep(-1);
+  if (session_) session_->leaveCall();
   std::vector<CopySource> sources;
   llvm::SmallVector<Slot, 16> targets;
   for (size_t i = 0; i < own.from.size(); ++i) {

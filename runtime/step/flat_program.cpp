@@ -38,9 +38,9 @@ std::vector<std::vector<InputCheck>> checksOf(const Program& program, const Devi
   return checks;
 }
 
-std::vector<StepPlanning> planningOf(const Timeline& timeline, const DeviceMap& devices) {
-  std::vector<StepPlanning> planning;
-  for (const Node* node : timeline.steps()) planning.push_back(stepPlanning(node, devices));
+std::vector<CallPlanning> planningOf(const Timeline& timeline, const DeviceMap& devices) {
+  std::vector<CallPlanning> planning;
+  for (const Node* node : timeline.nodes()) planning.push_back(callPlanning(node, devices));
   return planning;
 }
 
@@ -69,7 +69,7 @@ std::string operatorsOf(const std::vector<EntryCode>& codes) {
     found += code.entry->name + ':' + std::to_string(code.outputs.size()) + '\n';
     code.forEachCall([&](const Call& call) {
       found += call.node->kind().toQualString();
-      found += ' ' + std::to_string(call.step) + '\n';
+      found += ' ' + std::to_string(call.position) + '\n';
     });
     for (const Launch& launch : code.launches) found += std::to_string(launch.calls.size()) + '\n';
     found += std::to_string(code.stages.size()) + '\n';

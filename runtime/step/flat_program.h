@@ -33,7 +33,7 @@ struct FlatProgram {
   const Timeline timeline;
   const std::vector<EntryCode> codes;                 // one an entry
   const std::vector<std::vector<InputCheck>> checks;  // [entry][input]
-  const std::vector<StepPlanning> planning;           // by step
+  const std::vector<CallPlanning> planning;           // by position in `timeline`
   /// By entry: those whose saved values it reads, ascending.
   const std::vector<std::vector<size_t>> producers;
   /// Which operators the entries call, in order, and where partitions begin.

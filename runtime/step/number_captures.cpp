@@ -11,7 +11,7 @@ namespace {
 
 /// Unset bytes of parameters hold what was in memory: each capture finds another pattern there.
 constexpr uint8_t kPaints[] = {0x00, 0xA5, 0x3B, 0xFE, 0x5B, 0xC4, 0x81, 0x7D};
-constexpr int kRounds = 6;        // of numbers that turn out to be structure
+constexpr int kRounds = 6;  // each without the numbers that were found to decide which kernels run
 constexpr int kMoreCaptures = 4;  // to find out whether bytes are noise
 
 /// Why an operator's parameter of this type may not change between replays; "" if it may.
@@ -124,7 +124,7 @@ CapturedWork trialOf(const CaptureContext& context, const std::vector<PatchedNum
   const NumbersInFrame given(context.frame, numbers, values);
   const auto leave = [&] {
     context.stack.clear();
-    context.session.enterStep(-1);
+    context.session.leaveCall();
     for (const Call& call : context.launch.calls) releaseSlots(call.outputs, context.frame);
   };
   try {
@@ -195,9 +195,9 @@ LaunchNumbers numbersOf(const Launch& launch, const Frame& frame, bool draws) {
 void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, Capture& capture,
                   ArenaSession& session) {
   for (const Call& call : launch.calls) {
-    session.enterStep(-1);
+    session.leaveCall();
     call.push(frame, stack);
-    session.enterStep(call.step);
+    session.enterCall(call.position);
     try {
       capture.call(call, call.rngIn(frame), stack);
     } catch (c10::Error& error) {
@@ -205,8 +205,8 @@ void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, 
       throw;
     }
     TORCH_CHECK(!anyMisplaced(call, stack, session), describe(call.node),
-                ": allocates otherwise than in warm-up, and a result came to lie in the place of "
-                "another one");
+                ": allocates otherwise than in warm-up, and a result came to lie where another one "
+                "does");
     call.store(stack, frame);
     // Operands stay: if the capture fails, the calls run one by one.
     for (Slot slot : call.releases) {
@@ -219,7 +219,7 @@ void captureCalls(const Launch& launch, Frame& frame, torch::jit::Stack& stack, 
 std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executable& executable,
                                            const CaptureContext& context) {
   const size_t count = numbers.numbers.size();
-  std::vector<bool> kept(count, false);
+  std::vector<bool> kept(count, false);  // whether a number keeps its value in all captures
   std::vector<std::string> why(count);
   for (int round = 0; round < kRounds && llvm::is_contained(kept, false); ++round) {
     TrialRound trials(numbers, kept, executable, context);
@@ -231,15 +231,15 @@ std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executa
     }
     if (found.structure) continue;
     std::vector<PatchedNumber> patched;
-    std::vector<int32_t> places(count, -1);
+    std::vector<int32_t> patchedIndex(count, -1);
     std::vector<std::vector<double>> values(trials.trials().size());
     for (size_t i = 0; i < count; ++i) {
       if (kept[i]) continue;
-      places[i] = static_cast<int32_t>(patched.size());
+      patchedIndex[i] = static_cast<int32_t>(patched.size());
       patched.push_back(numbers.numbers[i]);
       for (size_t t = 0; t < values.size(); ++t) values[t].push_back(trials.trials()[t].values[i]);
     }
-    for (NumberPlace& each : found.places) each.number = places[each.number];
+    for (NumberPlace& each : found.places) each.number = patchedIndex[each.number];
     for (size_t i = 0; i < count; ++i)
       if (kept[i]) numbers.baked.emplace_back(numbers.numbers[i].operand, why[i]);
     numbers.numbers = patched;

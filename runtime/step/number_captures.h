@@ -16,7 +16,7 @@ namespace gravure {
 
 /// The floats among a launch's operands.
 struct LaunchNumbers {
-  std::vector<PatchedNumber> numbers;        // that go into numbers of operators
+  std::vector<PatchedNumber> numbers;        // operators take them as numbers alone
   std::vector<std::vector<int32_t>> ofCall;  // by call of the launch: indices into `numbers`
   /// Operands that are baked in, and why.
   std::vector<std::pair<size_t, std::string>> baked;

@@ -11,7 +11,7 @@ namespace {
 
 bool sameBits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-/// Whether there were other bytes.
+/// True if there were other bytes.
 template <size_t width>
 bool put(uint8_t* at, const uint8_t* bytes) {
   const bool other = std::memcmp(at, bytes, width) != 0;
@@ -51,7 +51,7 @@ NumberPatches::NumberPatches(std::vector<PatchedNumber> numbers, FoundPlaces fou
   noteAlike();
 }
 
-/// Most parameters have the same corrections.
+/// Most parameters of a model have the same corrections, so what holds for one is not asked for the next.
 void NumberPatches::noteAlike() {
   likeLast_.assign(numbers_.size(), false);
   for (size_t i = 1; i < numbers_.size(); ++i)

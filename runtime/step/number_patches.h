@@ -15,9 +15,9 @@ namespace gravure {
 /// One number that a partition takes, and that is written before its replays.
 struct PatchedNumber {
   Slot slot = kNoSlot;
-  size_t operand = 0;    // of the launch
-  uint32_t kinds = 0;    // bit kindOfValue(v): such values were captured, and were what is written
-  uint32_t refused = 0;  // … and were not
+  size_t operand = 0;  // of the launch
+  // Bit kindOfValue(v): captures with such a value had the bytes that are written for it, or had others.
+  uint32_t kinds = 0, refused = 0;
 };
 
 /// Their values in `frame`.
@@ -25,7 +25,7 @@ std::vector<double> valuesOf(const std::vector<PatchedNumber>& numbers, const Fr
 
 class NumberPatches {
  public:
-  /// `found` of captures of `executable`, the first of which had `values`. Nothing in it is refused.
+  /// `found`: of captures, the first of which is `executable`, with `values`. No number is refused.
   NumberPatches(std::vector<PatchedNumber> numbers, FoundPlaces found, std::vector<double> values,
                 const Executable& executable);
 
@@ -53,8 +53,8 @@ class NumberPatches {
     size_t node = 0;
     size_t firstPlace = 0, endPlace = 0;  // in places_
     std::vector<uint8_t> bytes;
-    bool stale = false;      // a number of it is another one
-    bool unwritten = false;  // the device may have other bytes
+    bool stale = false;      // `bytes` have an earlier value of some number
+    bool unwritten = false;  // the device may have other bytes than `bytes`
   };
 
   bool holds(size_t number, double value) const;
@@ -69,7 +69,8 @@ class NumberPatches {
   std::vector<Kernel> kernels_;
   std::vector<std::vector<uint32_t>> kernelsOf_;  // by number, of kernels_
   std::vector<std::vector<NumberCast>> castsOf_;  // by number, each once
-  std::vector<bool> likeLast_;  // by number: what holds for the one before holds for it
+  /// By number: a value that holds for the number before it holds for it.
+  std::vector<bool> likeLast_;
 };
 
 }  // namespace gravure

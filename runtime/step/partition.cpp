@@ -172,11 +172,11 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
     }
   } catch (...) {
     stack.clear();
-    session.enterStep(-1);
+    session.leaveCall();
     for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
     throw;
   }
-  session.enterStep(-1);
+  session.leaveCall();
   captured->baked = std::move(numbers.baked);
   bake(launch, code, frame, slab, *captured);
   for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);

@@ -196,7 +196,7 @@ void Runtime::Impl::launchAll(EntryState& entry, const Seal& seal,
     if (!straight) entry.executor->clear();
   });
   straight = entry.executor->runLaunches(entry.served, session, seal, inputs);
-  session.enterStep(-1);
+  session.leaveCall();
   bumpVersionsOf(*entry.code, inputs);
   entry.wasServed = true;
   for (const DeadBlock& block : entry.served.dying)
@@ -286,7 +286,7 @@ std::vector<c10::IValue> Runtime::Impl::runServed(EntryState& entry, const KeptI
   }
   if (stats_.captures != captures) collectInputGuards(entry);
   if (!session.mismatches().empty()) remarkMismatches(session);
-  session.enterStep(-1);
+  session.leaveCall();
   moved.copyBack();
   kept.bumpVersions();
   auto results = takeResults(entry, kept, &session, seal);
@@ -352,11 +352,10 @@ void Runtime::Impl::collectInputGuards(EntryState& entry) {
 }
 
 void Runtime::Impl::remarkMismatches(const ArenaSession& session) {
-  for (int64_t step : session.mismatches()) {
-    once_.missed(
-        "allocation-mismatch", timeline_.steps()[step],
-        "its allocations differ from those of the warm-up; those without a place in the plan "
-        "came from PyTorch's allocator");
+  for (const int64_t position : session.mismatches()) {
+    once_.missed("allocation-mismatch", timeline_.nodes()[position],
+                 "its allocations differ from those of the warm-up; those that are not in the plan "
+                 "came from PyTorch's allocator");
   }
 }
 
@@ -366,7 +365,7 @@ void Runtime::Impl::installArena(std::shared_ptr<Slab> slab, std::shared_ptr<Loa
   loans_ = std::move(loans);
 }
 
-/// Its arena was made when there was one call at a time.
+/// Its arena was made before there were calls in flight beside its own.
 void Runtime::Impl::joinInFlight() {
   const std::lock_guard lock(arena_);
   if (slab_) slab_->joinInFlight(shared_);

@@ -81,44 +81,47 @@ class Runtime::Impl {
 
   EntryState& find(const std::string& entry);
 
-  // Which path a step takes (choose_path.cpp). The straight one is a seal that holds; all else is the slow
-  // way to one.
+  // Which path a step takes (choose_path.cpp).
   StepPath choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
   bool sealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, StepPath& path);
   bool enterSealed(EntryState& entry, const Seal& seal, const std::vector<c10::IValue>& inputs,
                    StepPath& path);
   StepPath unsealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
-  static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   StepPath servedPath(EntryState& entry, const std::vector<c10::IValue>& inputs);
-  std::string inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   void watchResults(const EntryState& begins);
   bool resultsHeld(EntryState& entry);
   static bool writesOver(const EntryState& entry, const EntryState& lender, size_t output);
   bool layOutAnew(const EntryState& next);
   void enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path);
   std::string missed(const std::string& key, const std::string& name, std::string message);
-  bool acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
-                     std::vector<ChangedInput> changed, const std::string& found);
-  bool standsBeside(EntryState& entry, const std::vector<c10::IValue>& inputs,
-                    const std::vector<ChangedInput>& changed, bool& again);
-  void captureBeside(EntryState& entry);
-  bool takeUp(EntryState& entry, const Seal& seal);
-  bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
-                   const std::vector<ChangedInput>& changed);
-  std::string laidOtherwise(EntryState& entry, const std::vector<c10::IValue>& inputs);
-  std::string settingsDiffer(EntryState& entry);
-  std::string liesOtherwise(EntryState& entry, const std::vector<c10::IValue>& inputs);
-  void planForNewLayout(const std::string& found);
-  void ranUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);
+  void noteUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);
+  std::string savedHeld(EntryState& entry);
   bool producersAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
   static bool givenValuesIn(const Slab* slab, const EntryState& entry,
                             const std::vector<c10::IValue>& inputs);
   void checkForCaller(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   void checkLentValues(const EntryState& entry, bool lent) const;
+
+  // What differs from what was captured (differences.cpp).
+  static void noteStrides(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  std::string inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  std::string stridesDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  std::string remaindersDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
+  std::string settingsDiffer(EntryState& entry);
+  std::string threadsDiffer(EntryState& entry);
+  bool acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                     std::vector<ChangedInput> changed, const std::string& found);
+  bool alternatesAddresses(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                           const std::vector<ChangedInput>& changed, bool& returns);
+  bool stageMoving(EntryState& entry, const std::vector<c10::IValue>& inputs,
+                   const std::vector<ChangedInput>& changed);
+  void captureBeside(EntryState& entry);
+  bool makeCurrent(EntryState& entry, const Seal& seal);
+  void warmUpAnew(const std::string& found);
   static void forgetCaptures(EntryState& entry);
   static void forgetPartitions(EntryState& entry);
-  void sealEntry(EntryState& entry, const KeptInputs& kept);
 
   // The same decided with the other ranks (common_path.cpp).
   StepPath commonPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
@@ -139,6 +142,7 @@ class Runtime::Impl {
                                 const StepPath& path);
   std::vector<c10::IValue> runServed(EntryState& entry, const KeptInputs& kept,
                                      const MovedInputs& moved, const Seal* seal);
+  void sealEntry(EntryState& entry, const KeptInputs& kept);
   static void fillFrame(const EntryCode& code, Frame& frame, std::vector<c10::IValue>& inputs,
                         bool served);
   void collectInputGuards(EntryState& entry);
@@ -157,9 +161,9 @@ class Runtime::Impl {
   void runRecorded(EntryState& entry);
   void runPlain(EntryState& entry);
   void settle(EntryState& entry, AllocationRecord record);
-  void post(EntryState& entry);
+  void shareRecording(EntryState& entry);
   void followOthers();
-  void take(EntryState& entry, const std::shared_ptr<const EntryRecording>& found);
+  void takeRecording(EntryState& entry, const std::shared_ptr<const EntryRecording>& found);
   bool isTaught(const EntryState& entry) const;
   bool isDropped(size_t entry, size_t output) const;
   bool allSettled() const;
@@ -168,7 +172,7 @@ class Runtime::Impl {
   bool hasLateEntry() const;
   static void noteUnread(EntryState& entry);
   std::string plan(const EntryState& next);
-  std::shared_ptr<const LaidOut> layOut(std::vector<Exclusive> reserved);
+  std::shared_ptr<const SharedLayout> layOut(std::vector<Exclusive> reserved);
   void copyHeldOutputs(const std::vector<std::vector<bool>>& dropped);
   ArenaShape shapeOf(const ArenaLayout& layout) const;
   void remarkThreads();
@@ -190,14 +194,14 @@ class Runtime::Impl {
   std::unique_ptr<Communication> communication_;  // none without collectives in partitions
 
   // Warm-up.
-  std::vector<StepPlanning> planning_;          // by step of the timeline
+  std::vector<CallPlanning> planning_;          // by position in the timeline
   std::shared_ptr<SharedWarmUp> shared_;        // with programs of the same text
   std::shared_ptr<const SharedWarmUp> taught_;  // by one of other sizes, if there is one
   int64_t followed_ = 0;                        // version of shared_
-  bool apart_ = false;                          // its inputs are laid out otherwise than others'
+  bool apart_ = false;  // what others recorded does not hold here: it warmed up anew
 
   // The arena in force.
-  std::shared_ptr<const ArenaLayout> layout_;  // of a LaidOut; nullptr while none is planned
+  std::shared_ptr<const ArenaLayout> layout_;  // of a SharedLayout; nullptr while none is planned
   MemoryPlan noPlan_;                          // memoryPlan() then
   std::shared_ptr<Slab> slab_;
   std::shared_ptr<LoanBook> loans_ = std::make_shared<LoanBook>();  // of saved values
@@ -206,8 +210,8 @@ class Runtime::Impl {
   bool planned_ = false;       // there was one at least once
   int64_t arenaRetryAt_ = 0;   // step from which making it is tried again
   int threads_ = 0;            // at::get_num_threads() when it was planned
-  int layouts_ = 0;            // of inputs, that it was planned for
-  bool layoutWanted_ = false;  // another one is, once no saved values are lent
+  int warmUpsAnew_ = 0;        // how often warmUpAnew() had the program begin again
+  bool warmUpWanted_ = false;  // it waits until nobody holds saved values
 
   // The step that runs.
   bool callerCaptures_ = false;  // its stream

@@ -97,7 +97,7 @@ void Seals::setAside(size_t most) {
   ++changes_;
 }
 
-bool Seals::takeUp(const Seal& seal) {
+bool Seals::makeCurrent(const Seal& seal) {
   if (!seal.holdMemory()) {
     drop(&seal);
     return false;

@@ -118,7 +118,7 @@ class Seals {
   /// which were current before, the last `most` stay.
   void setAside(size_t most);
   /// `seal`, which holds, becomes the current one. False where memory that it reads has gone: it is dropped.
-  bool takeUp(const Seal& seal);
+  bool makeCurrent(const Seal& seal);
   /// Drops those whose memory is gone.
   void dropGone();
 

@@ -1,9 +1,9 @@
 #pragma once
 // What programs of one graph learn from each other's warm-ups.
 //
-// Calls in flight have a program each, of one text: what one of them allocates the others do, so a run that
-// one recorded is a run of all, and a further one needs no warm-up of its own. Programs of other sizes
-// allocate other bytes, but the same calls are unsteady, and the same results are dropped.
+// Calls in flight have a runtime each, of one program: all of them allocate alike, so a run that one has
+// recorded counts for all, and a further one needs no warm-up of its own. Programs of other sizes allocate
+// other bytes, but their unsteady calls are the same, and so are the results that callers drop in time.
 
 #include "ir/core/remark.h"
 #include "runtime/device/arena_session.h"
@@ -28,25 +28,25 @@ struct EntryRecording {
   std::vector<std::vector<int64_t>> remainders;         // Stage::remainders
   std::vector<std::vector<c10::DispatchKeySet>> reads;  // Stage::reads
   std::vector<std::vector<int64_t>> strides;            // EntryInputs::strides
-  std::vector<int64_t> unsteady;  // steps that allocated otherwise from run to run
+  std::vector<int64_t> unsteady;  // positions of calls that allocated otherwise from run to run
   std::thread::id thread;         // of the last run
   int64_t runs = 0;
   bool settled = false;
 };
 
-/// How an arena was laid out, and of what: where that is the same, so is the layout.
-struct LaidOut {
+/// How an arena was laid out, and of what. Where the latter is the same, so is the former.
+struct SharedLayout {
   std::shared_ptr<const FlatProgram> flat;
   /// By entry; nullptr for one that has not run.
   std::vector<std::shared_ptr<const EntryRecording>> recordings;
-  std::vector<StepPlanning> planning;
+  std::vector<CallPlanning> planning;
   std::vector<Exclusive> reserved;
 
   ArenaLayout layout;
   std::vector<int32_t> rows;  // RecordedTensor::row of all calls, in order
   Remarks remarks;
 
-  bool isOf(const LaidOut& other) const {
+  bool isMadeAlike(const SharedLayout& other) const {
     return flat == other.flat && recordings == other.recordings && planning == other.planning &&
            reserved == other.reserved;
   }
@@ -59,7 +59,7 @@ class SharedWarmUp {
   SharedWarmUp(size_t entries, std::shared_ptr<const std::string> operators)
       : operators_(std::move(operators)), entries_(entries), dropped_(entries) {}
 
-  /// Whether they are calls of the same operators in the same order, so that one's steps are the other's.
+  /// Whether they are calls of the same operators in the same order, so that positions in one's Timeline are those in the other's.
   bool isLike(const SharedWarmUp& other) const {
     return operators_ == other.operators_ || *operators_ == *other.operators_;
   }
@@ -69,9 +69,9 @@ class SharedWarmUp {
     entries_[entry] = std::move(recording);
     version_.fetch_add(1, std::memory_order_release);
   }
-  /// One program more is for calls that are in flight together with those of the others.
+  /// One program more is for calls in flight beside those of the others.
   void join() { several_.store(true, std::memory_order_relaxed); }
-  bool isOfSeveral() const { return several_.load(std::memory_order_relaxed); }
+  bool isForSeveral() const { return several_.load(std::memory_order_relaxed); }
 
   /// nullptr before the first one.
   std::shared_ptr<const EntryRecording> of(size_t entry) const {
@@ -91,16 +91,16 @@ class SharedWarmUp {
     return output < dropped_[entry].size() && dropped_[entry][output];
   }
 
-  /// One of the same as `wanted` that some program still has; nullptr if there is none.
-  std::shared_ptr<const LaidOut> layoutOf(const LaidOut& wanted) const {
+  /// One made alike, which some program still has; nullptr if there is none.
+  std::shared_ptr<const SharedLayout> layoutOf(const SharedLayout& wanted) const {
     const std::lock_guard lock(mutex_);
     for (const auto& each : layouts_) {
       auto found = each.lock();
-      if (found && found->isOf(wanted)) return found;
+      if (found && found->isMadeAlike(wanted)) return found;
     }
     return nullptr;
   }
-  void noteLayout(const std::shared_ptr<const LaidOut>& laid) {
+  void noteLayout(const std::shared_ptr<const SharedLayout>& laid) {
     const std::lock_guard lock(mutex_);
     std::erase_if(layouts_, [](const auto& each) { return each.expired(); });
     layouts_.push_back(laid);
@@ -111,7 +111,7 @@ class SharedWarmUp {
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const EntryRecording>> entries_;
   std::vector<std::vector<bool>> dropped_;
-  std::vector<std::weak_ptr<const LaidOut>> layouts_;  // as many as programs have, at most
+  std::vector<std::weak_ptr<const SharedLayout>> layouts_;  // as many as programs have, at most
   std::atomic<int64_t> version_ = 0;
   std::atomic<bool> several_ = false;
 };

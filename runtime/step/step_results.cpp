@@ -200,7 +200,7 @@ class ResultTaker {
 
 std::vector<c10::IValue> Runtime::Impl::takeResults(EntryState& entry, const KeptInputs& kept,
                                                     ArenaSession* serving, const Seal* seal) {
-  if (serving) serving->enterStep(-1);
+  if (serving) serving->leaveCall();
   // A lent input may come out of an uncaptured step, too.
   const std::shared_ptr<Slab> none;
   ResultTaker taker(entry, entry.executor->frame(), kept, loans_, callerCaptures_ ? none : slab_,

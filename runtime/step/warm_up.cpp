@@ -42,18 +42,19 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
   AllocationRecord record;
   entry.warmUp.recording.reset();
   warmUp(entry, [&] {
-    ArenaSession session(timeline_.steps().size(), device_->tensorDevice());
+    ArenaSession session(timeline_.nodes().size(), device_->tensorDevice());
     Recorder recorder(session);
     entry.executor->runUncaptured(&recorder, &session);
     record = session.takeRecord();
     entry.warmUp.thread = std::this_thread::get_id();
   });
   settle(entry, std::move(record));
-  post(entry);
+  shareRecording(entry);
 }
 
-/// While other entries warm up, a settled one goes on in their pool: what it left there would lie idle, and
-/// be taken anew beside it. Not for ever, since those entries may never come.
+/// Node by node, recording nothing. While other entries warm up, a settled one goes on in their pool, where
+/// what it used lies idle else, and as much would be taken beside it. Not for ever, since those entries may
+/// never come.
 void Runtime::Impl::runPlain(EntryState& entry) {
   const auto run = [&] { timed_ ? entry.executor->runTimed() : entry.executor->runUncaptured(); };
   if (callerCaptures_) return run();
@@ -66,26 +67,26 @@ void Runtime::Impl::runPlain(EntryState& entry) {
   run();
 }
 
-/// Two runs that agree settle an entry. What still differs after the last warm-up is left alone.
+/// Two recorded runs that agree settle an entry. Calls that still differ in the last one are planned in part.
 void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
   const bool compare = entry.warmUp.runs > 1;
-  const auto differing = compare ? differingSteps(timeline_, entry.warmUp.record, record, planning_)
+  const auto differing = compare ? differingCalls(timeline_, entry.warmUp.record, record, planning_)
                                  : std::vector<int64_t>();
   entry.warmUp.record = std::move(record);
   if (!compare && !isTaught(entry)) return;
   if (!differing.empty() && entry.warmUp.runs < mostWarmUps()) return;
-  for (int64_t step : differing) {
-    planning_[step] = StepPlanning::Results;
-    entry.warmUp.unsteady.push_back(step);
-    once_.missed("unstable-allocations", timeline_.steps()[step],
+  for (const int64_t position : differing) {
+    planning_[position] = CallPlanning::Results;
+    entry.warmUp.unsteady.push_back(position);
+    once_.missed("unstable-allocations", timeline_.nodes()[position],
                  "its allocations differ from run to run, so only its results are planned");
   }
   entry.warmUp.settled = true;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
 }
 
-/// For other programs of this text.
-void Runtime::Impl::post(EntryState& entry) {
+/// What is known of the entry now, for other programs of this text.
+void Runtime::Impl::shareRecording(EntryState& entry) {
   if (apart_ || communication_) return;
   EntryRecording recording;
   recording.record = entry.warmUp.record;
@@ -103,7 +104,7 @@ void Runtime::Impl::post(EntryState& entry) {
   shared_->post(&entry - entries_.data(), entry.warmUp.recording);
 }
 
-/// What other programs of this text have recorded is as good as a run of this one.
+/// Takes what other programs of this text have recorded, as if it were this one's.
 void Runtime::Impl::followOthers() {
   if (apart_ || shared_->version() == followed_) return;
   followed_ = shared_->version();
@@ -111,11 +112,12 @@ void Runtime::Impl::followOthers() {
     EntryWarmUp& own = entries_[e].warmUp;
     if (own.settled) continue;
     const auto found = shared_->of(e);
-    if (found && (found->settled || found->runs > own.runs)) take(entries_[e], found);
+    if (found && (found->settled || found->runs > own.runs)) takeRecording(entries_[e], found);
   }
 }
 
-void Runtime::Impl::take(EntryState& entry, const std::shared_ptr<const EntryRecording>& found) {
+void Runtime::Impl::takeRecording(EntryState& entry,
+                                  const std::shared_ptr<const EntryRecording>& found) {
   const EntryRecording& recording = *found;
   entry.warmUp.recording = found;
   entry.warmUp.record = recording.record;
@@ -130,7 +132,7 @@ void Runtime::Impl::take(EntryState& entry, const std::shared_ptr<const EntryRec
     entry.code->stages[s].remainders = recording.remainders[s];
     entry.code->stages[s].reads = recording.reads[s];
   }
-  for (const int64_t step : recording.unsteady) planning_[step] = StepPlanning::Results;
+  for (const int64_t position : recording.unsteady) planning_[position] = CallPlanning::Results;
   if (!recording.settled) return;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
 }
@@ -142,7 +144,8 @@ bool Runtime::Impl::isTaught(const EntryState& entry) const {
   return found && found->settled && found->runs <= 2 && found->unsteady.empty();
 }
 
-/// Whether the holder of an output drops it before the next step begins: as seen here, or else by others.
+/// Whether the holder of an output drops it before the next step begins: as seen here, or else by programs
+/// that learn together.
 bool Runtime::Impl::isDropped(size_t entry, size_t output) const {
   const ResultWatch& watch = entries_[entry].results.watches[output];
   if (watch.hasSeen()) return watch.droppedInTime();
@@ -161,18 +164,18 @@ void Runtime::Impl::noteUnread(EntryState& entry) {
       any = true;
       gone &= watch.isGone();
     }
-    if (any) break;  // all that is returned tells it where nothing is saved but inputs
+    if (any) break;  // where nothing is saved but inputs, all that is returned tells it
   }
   entry.unreadRuns = any && gone ? entry.unreadRuns + 1 : 0;
 }
 
-/// Some entry has not run: what comes before it is captured alone, until it comes.
+/// Some entry has never run: the others are captured without it, until it comes.
 bool Runtime::Impl::isPartial() const {
   return layout_ && std::any_of(entries_.begin(), entries_.end(),
                                 [](const EntryState& e) { return !e.planned; });
 }
 
-/// An entry that had not come before is here.
+/// An entry that the arena was laid out without has run.
 bool Runtime::Impl::hasLateEntry() const {
   return layout_ && std::any_of(entries_.begin(), entries_.end(), [](const EntryState& e) {
            return !e.planned && e.warmUp.runs > 0;
@@ -226,14 +229,14 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
       shape.resultBooks.push_back(std::make_shared<LoanBook>());
   }
   shape.resultsStay = options_.results == ResultPolicy::Static;
-  if (shared_->isOfSeveral()) shape.inFlightWith = shared_;
+  if (shared_->isForSeveral()) shape.inFlightWith = shared_;
   return shape;
 }
 
 /// What this program has recorded as an arena, with what is `reserved`. Programs of the same text that have
 /// recorded the same share it; each notes in its own calls where their memory is planned.
-std::shared_ptr<const LaidOut> Runtime::Impl::layOut(std::vector<Exclusive> reserved) {
-  auto laid = std::make_shared<LaidOut>();
+std::shared_ptr<const SharedLayout> Runtime::Impl::layOut(std::vector<Exclusive> reserved) {
+  auto laid = std::make_shared<SharedLayout>();
   laid->flat = flat_;
   laid->planning = planning_;
   laid->reserved = std::move(reserved);
@@ -287,7 +290,7 @@ std::string Runtime::Impl::plan(const EntryState& next) {
     return o < infos.size() && infos[o].role == OutputRole::Output &&
            entries_[e].results.watches[o].droppedBeforeLater();
   };
-  const std::shared_ptr<const LaidOut> laid =
+  const std::shared_ptr<const SharedLayout> laid =
       layOut(reservedStorages(timeline_, codes_, droppedInTime, droppedInEntry));
   const ArenaLayout& layout = laid->layout;
   device_->dropWarmUp();
@@ -372,16 +375,16 @@ void Runtime::Impl::forgetArena() {
 void Runtime::Impl::installLayout() {
   for (size_t e = 0; e < codes_.size(); ++e) {
     EntryCode& code = codes_[e];
-    // What dies with the last step of an entry may be a result: it is poisoned once that was copied.
+    // What dies with the last call of an entry may be a result: it is poisoned once that was copied.
     const auto range = timeline_.entryRange(e);
     const int64_t last = range.second > range.first ? range.second - 1 : -1;
-    const auto dyingAt = [&](int64_t step) {
-      const bool now = step >= 0 && step != last && device_->poisons();
-      return now ? layout_->dying[step] : std::vector<DeadBlock>();
+    const auto dyingAt = [&](int64_t position) {
+      const bool now = position >= 0 && position != last && device_->poisons();
+      return now ? layout_->dying[position] : std::vector<DeadBlock>();
     };
     if (last >= 0 && device_->poisons()) entries_[e].served.dying = layout_->dying[last];
-    code.forEachCall([&](Call& call) { call.dying = dyingAt(call.step); });
-    for (Own& own : code.owns) own.dying = dyingAt(own.step);
+    code.forEachCall([&](Call& call) { call.dying = dyingAt(call.position); });
+    for (Own& own : code.owns) own.dying = dyingAt(own.position);
     auto& staged = entries_[e].served.staged;
     for (size_t s = 0; s < code.stages.size(); ++s) {
       std::vector<at::Tensor> buffers;

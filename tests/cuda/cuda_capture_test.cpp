@@ -38,7 +38,7 @@ Captured captureOne(CudaDevice& device, const Call& call, const at::Tensor& inpu
   captured.plan = planOf(allocations);
   captured.slab = device.makeSlab(shapeOf(captured.plan));
   ArenaSession session(captured.plan, captured.slab, kGpu);
-  session.enterStep(0);
+  session.enterCall(0);
   auto capture = device.beginCapture(generators);
   torch::jit::Stack stack{input};
   capture->call(call, c10::IValue(), stack);
@@ -189,7 +189,7 @@ TEST_CASE("a partition draws from a paired generator, and the default one stays 
   std::unique_ptr<Executable> executable;
   {
     ArenaSession session(plan, slab, kGpu);
-    session.enterStep(0);
+    session.enterCall(0);
     auto capture = device.beginCapture({paired});
     torch::jit::Stack stack{input};
     capture->call(dropped(), paired, stack);
@@ -338,7 +338,7 @@ TEST_CASE("law 12: other threads work while a capture goes on") {
   ServePlan plan = planOf({kBytes, kBytes});
   auto slab = device.makeSlab(shapeOf(plan));
   ArenaSession session(plan, slab, kGpu);
-  session.enterStep(0);
+  session.enterCall(0);
   auto capture = device.beginCapture({});
   std::string trouble;
   std::thread([&] {

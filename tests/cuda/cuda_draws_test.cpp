@@ -71,12 +71,12 @@ Drawing captureDropouts(CudaDevice& device, const at::Tensor& input,
   ArenaSession session(made.plan, made.slab, kGpu);
   auto capture = device.beginCapture(from);
   for (size_t i = 0; i < from.size(); ++i) {
-    session.enterStep(static_cast<int64_t>(i));
+    session.enterCall(static_cast<int64_t>(i));
     torch::jit::Stack stack{input};
     capture->call(dropped(), from[i], stack);
     made.outputs.push_back(stack.at(0).toTensor());
   }
-  session.enterStep(-1);
+  session.leaveCall();
   made.executable = capture->finish();
   return made;
 }
@@ -183,7 +183,7 @@ TEST_CASE("law 12: other threads draw between the calls of a capture that draws"
   auto capture = device.beginCapture({gpuGenerator()});
   elsewhere();
   torch::jit::Stack stack{input};
-  session.enterStep(0);
+  session.enterCall(0);
   capture->call(dropped(), c10::IValue(), stack);
   elsewhere();
   const at::Tensor output = stack.at(0).toTensor();

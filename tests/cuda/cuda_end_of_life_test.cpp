@@ -47,7 +47,7 @@ struct Things {
     REQUIRE(slab->enter(0, why));
     {
       ArenaSession session(plan, slab, kGpu);
-      session.enterStep(0);
+      session.enterCall(0);
       auto capture = device->beginCapture({});
       torch::jit::Stack stack{input};
       capture->call(doubled(), c10::IValue(), stack);
@@ -163,7 +163,7 @@ TEST_CASE("memory of PyTorch's has PyTorch's deleter, whoever asks outside a ste
   at::Tensor recorded;
   {
     ArenaSession session(1, kGpu);
-    session.enterStep(0);
+    session.enterCall(0);
     recorded = at::empty({64, 64}, at::TensorOptions(kGpu));
     CHECK(recorded.storage().data_ptr().get_deleter() == get()->raw_deleter());
   }

@@ -23,24 +23,24 @@ TEST_CASE("a recording session sees each allocation and where it ends") {
   AllocationRecord record;
   {
     ArenaSession session(3, kGpu);
-    session.enterStep(0);
+    session.enterCall(0);
     at::Tensor first = input + 1;
     kept = input * 2;
-    session.enterStep(1);
+    session.enterCall(1);
     (void)(first + 1);
     first = at::Tensor();
-    session.enterStep(-1);
+    session.leaveCall();
     (void)(input + 1);
     record = session.takeRecord();
   }
   REQUIRE(record.size() == 3);
   REQUIRE(record[0].size() == 2);
   CHECK(record[0][0].bytes == kBytes);
-  CHECK(record[0][0].freedAtStep == 1);
-  CHECK(record[0][1].freedAtStep == -1);
+  CHECK(record[0][0].freedAt == 1);
+  CHECK(record[0][1].freedAt == -1);
   CHECK(record[0][1].address == kept.data_ptr());
   REQUIRE(record[1].size() == 1);
-  CHECK(record[1][0].freedAtStep == 1);
+  CHECK(record[1][0].freedAt == 1);
   CHECK(record[2].empty());
   CHECK(sameBits(kept, input * 2));
   std::thread([&] { kept = at::Tensor(); }).join();
@@ -51,7 +51,7 @@ TEST_CASE("sessions for other devices are left alone") {
   CudaDevice device(0);
   device.installAllocator();
   ArenaSession session(1, c10::DeviceType::CPU);
-  session.enterStep(0);
+  session.enterCall(0);
   const at::Tensor made = at::empty({16}, at::TensorOptions(kGpu));
   CHECK(session.takeRecord()[0].empty());
 }
@@ -66,12 +66,12 @@ TEST_CASE("recorded and served memory answers as PyTorch's own does") {
   auto slab = device.makeSlab(shapeOf(plan));
   {
     ArenaSession session(1, kGpu);
-    session.enterStep(0);
+    session.enterCall(0);
     recorded = at::empty({64, 64}, at::TensorOptions(kGpu));
   }
   {
     ArenaSession session(plan, slab, kGpu);
-    session.enterStep(0);
+    session.enterCall(0);
     (void)at::empty({64, 64}, at::TensorOptions(kGpu));
     served = at::empty({64, 64}, at::TensorOptions(kGpu));
   }
@@ -101,7 +101,7 @@ TEST_CASE("raw allocations inside a session are given back without complaint") {
   for (const bool serving : {true, false}) {
     auto session = serving ? std::make_unique<ArenaSession>(plan, slab, device.tensorDevice())
                            : std::make_unique<ArenaSession>(size_t{1}, device.tensorDevice());
-    session->enterStep(0);
+    session->enterCall(0);
     void* memory = allocator.raw_allocate(kBytes);
     CHECK((memory == slab->base()) == serving);
     allocator.raw_deallocate(memory);

@@ -234,7 +234,7 @@ TEST_CASE("an arena that goes during a capture does not break it", "[law12]") {
   const ServePlan plan = planOf({64 * 64 * 4, 64 * 64 * 4});
   auto arena = device.makeSlab(shapeOf(plan));
   ArenaSession session(plan, arena, kGpu);
-  session.enterStep(0);
+  session.enterCall(0);
   auto capture = device.beginCapture({});
   other.reset();
   std::thread([&] { third.reset(); }).join();

@@ -58,7 +58,7 @@ inline at::Tensor eagerDraw() {
 /// A call that needs no program.
 inline Call callOf(std::function<void(torch::jit::Stack&)> operation, bool draws = false) {
   Call call;
-  call.step = 0;
+  call.position = 0;
   call.operation = std::move(operation);
   call.draws = draws;
   return call;

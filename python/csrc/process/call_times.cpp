@@ -54,7 +54,7 @@ class Marks {
     for (const Event& event : events) {
       if (!isMark(event)) continue;
       CallTime time;
-      time.step = std::stoll(event.name());
+      time.position = std::stoll(event.name());
       byCorrelation_[event.correlationId()] = times_.size();
       byBegin_[event.startNs()] = times_.size();
       ends_.push_back(event.endNs());

@@ -14,7 +14,7 @@ namespace gravure {
 
 /// What a call puts on the device, in nanoseconds.
 struct CallTime {
-  int64_t step = 0;         // the call, as CallMark names it
+  int64_t position = 0;     // of the call, as CallMark names it
   int64_t deviceTime = 0;   // of its kernels and copies, as CUPTI measured them
   int64_t deviceItems = 0;  // how many these are
 };

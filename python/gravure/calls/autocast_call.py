@@ -2,7 +2,7 @@
 
 Eager's backward runs under the autocast of the line that calls it, and nobody knows that line when
 the graph is compiled. Nor does anybody know which calls share the casts of eager's cache
-(cast_region.py): these run as they are.
+(cast_cache.py): these run as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..text.entry_call import picker
 from ..torch_api.autograd import times_written
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.fake_tensors import FakeTensor
-from .cast_region import CastCall, CastRegion, region_of
+from .cast_cache import CastCache, CastCall, cache_of
 from .frame import FrameCall, FrameRequest
 
 logger = logging.getLogger("gravure")
@@ -54,10 +54,10 @@ class AutocastCall:
         cast = cast_inputs(inside.graph, inputs) if torch.is_autocast_cache_enabled() else []
         self._pick = picker(cast)
         self._device = inputs[cast[0]].device if cast else None
-        self._watched: CastRegion | None = None  # in which it runs as it is
-        # Where it was seen to share casts while its program ran: it is watched in the next region.
-        self._unwatched: CastRegion | None = None
-        self._keeps_cache = False  # PyTorch's allocator keeps blocks for calls as it is
+        self._watched: CastCache | None = None  # in which it runs as it is
+        # Where it was seen to share casts while its program ran: it is watched in the next cache.
+        self._unwatched: CastCache | None = None
+        self._keeps_blocks = False  # PyTorch's allocator keeps blocks for calls as it is
         # Whether its first backward was under autocast; empty before. Hooks hold it, and not this.
         self._found: list[bool] = []
         self._chosen: FrameCall | None = None  # once that is known
@@ -70,33 +70,33 @@ class AutocastCall:
     def __call__(self, *args: Any) -> Any:
         if any(isinstance(arg, FakeTensor) for arg in args):
             return self._behind(*args)  # DDPOptimizer runs through what it compiles
-        region = region_of(self._device) if self._device is not None else None
-        if self._unwatched is not None and region is not self._unwatched:
+        cache = cache_of(self._device) if self._device is not None else None
+        if self._unwatched is not None and cache is not self._unwatched:
             self._unwatched, self._was_called = None, False  # it is watched once more
-        call = self._enter(region, args) if region is not None else None
-        if self._stays or not self._was_called or self._is_watched(region):
-            return self._as_it_is(args, region, call)
+        call = self._enter(cache, args) if cache is not None else None
+        if self._stays or not self._was_called or self._is_watched(cache):
+            return self._as_it_is(args, cache, call)
         self._watched, self._ran = None, True
         if self._unseen:
             self._unseen = False
             self._behind.passed_by("")
-        if self._keeps_cache:
-            self._keeps_cache = False
+        if self._keeps_blocks:
+            self._keeps_blocks = False
             give_back_cache(args)
         if self._chosen is None:
             if not self._found:
                 return self._behind(*args)
             self._chosen = self._choose(args)
         results = self._chosen(*args)
-        if self._repeats and region is not None and call is not None:
-            self._follow(results, region, call)
+        if self._repeats and cache is not None and call is not None:
+            self._follow(results, cache, call)
         return results
 
-    def _enter(self, region: CastRegion, args: Sequence[Any]) -> CastCall:
+    def _enter(self, cache: CastCache, args: Sequence[Any]) -> CastCall:
         """Notes the call, and what it shares with earlier ones of the same autocast."""
         weights = self._pick(args)
         call = CastCall(self, frozenset(map(id, weights)))
-        earlier = region.earlier(call)
+        earlier = cache.earlier(call)
         if self._repeats or not self._was_called or earlier is not None:
             call.written = times_written(weights)
         if earlier is not None:
@@ -104,21 +104,21 @@ class AutocastCall:
             for each in (self, owner):
                 if each is not None and not each._repeats:
                     each._repeats = True
-                    if each._watched is not region:
-                        each._unwatched = region
+                    if each._watched is not cache:
+                        each._unwatched = cache
             if owner is self and -1 < earlier.written != call.written:
                 self._stay_as_it_is(
                     "its weights are written inside of one autocast, which keeps eager's casts of "
                     "them from before",
                     "end the autocast before optimizer.step()",
                 )
-        region.calls.append(call)
+        cache.calls.append(call)
         return call
 
-    def _is_watched(self, region: CastRegion | None) -> bool:
-        if region is None or region is not self._watched:
+    def _is_watched(self, cache: CastCache | None) -> bool:
+        if cache is None or cache is not self._watched:
             return False
-        own = [call for call in region.calls if call.owner() is self]
+        own = [call for call in cache.calls if call.owner() is self]
         if len(own) <= _MOST_WATCHED:
             return True
         if not self._found and not self._unseen:
@@ -126,25 +126,23 @@ class AutocastCall:
             self._behind.passed_by(_UNSEEN.format(_MOST_WATCHED))
         return not self._found
 
-    def _as_it_is(
-        self, args: Sequence[Any], region: CastRegion | None, call: CastCall | None
-    ) -> Any:
+    def _as_it_is(self, args: Sequence[Any], cache: CastCache | None, call: CastCall | None) -> Any:
         if not self._stays and not self._was_called:
-            self._watched = region
-        self._was_called = self._keeps_cache = True
+            self._watched = cache
+        self._was_called = self._keeps_blocks = True
         results = self._graph(*args)
-        self._follow(results, region, call)
+        self._follow(results, cache, call)
         return results
 
-    def _follow(self, results: Any, region: CastRegion | None, call: CastCall | None) -> None:
+    def _follow(self, results: Any, cache: CastCache | None, call: CastCall | None) -> None:
         found = self._found
 
         @unserializable_hook  # a result may be saved, without a word of this
         def note(_: torch.Tensor) -> None:
             if not found:
                 found.append(in_autocast())
-            if region is not None and call is not None:
-                for each in call.differentiated(region):
+            if cache is not None and call is not None:
+                for each in call.differentiated(cache):
                     owner = each.owner()
                     if owner is not None:
                         owner._stay_as_it_is(

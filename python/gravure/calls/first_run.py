@@ -77,7 +77,7 @@ def is_of_operator(error: Exception, *, has_program: bool) -> bool:
     return not file.startswith(_OURS) and not file.endswith(_AROUND)
 
 
-def told(part: str, error: Exception) -> str:
+def why_it_failed(part: str, error: Exception) -> str:
     """Why a graph runs as it is from now on: how its `part` failed, and the cure."""
     text = f"{type(error).__name__}: {first_line(error)}"
     found = _CALL.search(str(error))

@@ -39,7 +39,7 @@ from ..torch_api.dynamo import with_one_input
 from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import FakeTensor, memory_of
 from .compiled_graph import CompiledGraph
-from .first_run import FirstRun, is_of_operator, told
+from .first_run import FirstRun, is_of_operator, why_it_failed
 from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
@@ -93,8 +93,8 @@ class FrameRequest:
                 paired_draws=not self.options.eager_rng,
                 in_autocast=self.in_autocast,
             )
-        trained = _Trained(frame.inputs, inputs) if torch.is_grad_enabled() else None
-        shared = _Shared(frame.inputs, inputs) if frame.writes != [] else None
+        trained = _RequiringInputs(frame.inputs, inputs) if torch.is_grad_enabled() else None
+        shared = _SharedMemory(frame.inputs, inputs) if frame.writes != [] else None
         return FrameCall(
             self,
             frame.compiled,
@@ -132,7 +132,7 @@ class _EagerCall:
         return self.run(*args)
 
 
-class _Trained:
+class _RequiringInputs:
     """Which of a graph's inputs required a gradient at first.
 
     Dynamo does not look for that in tensors of a dictionary, such as a module's parameters.
@@ -165,7 +165,7 @@ class _Trained:
 _requires_grad = operator.attrgetter("requires_grad")
 
 
-class _Shared:
+class _SharedMemory:
     """Which of the tensors that a graph finds by itself shared memory at first, where it writes.
 
     Dynamo passes what is one tensor once, and does not look whether two come to be one: each would
@@ -201,8 +201,8 @@ class FrameCall:
         request: FrameRequest,
         graph: CompiledGraph,
         wrapper: Callable[..., Any],
-        trained: _Trained | None,
-        shared: _Shared | None,
+        trained: _RequiringInputs | None,
+        shared: _SharedMemory | None,
         writes: Sequence[int] | None,
         *,
         bundles: bool,
@@ -225,13 +225,14 @@ class FrameCall:
         if shared is not None:
             graph.refuses = shared.changed
         graph.leaves = _leaving(weakref.WeakMethod(self._leave))
-        # What is called instead, by settings of kernels, which inputs require a gradient or share
-        # memory, and sizes; None where nothing else is.
-        self._otherwise: dict[Any, Callable[..., Any] | None] = {}
+        # Other graphs of the same request, by settings of kernels, which inputs require a gradient
+        # or share memory, and sizes; None where this one does.
+        self._others: dict[Any, Callable[..., Any] | None] = {}
         self._unbundled: FrameCall | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """What is enough for this call, from the least to the most."""
+        """By the first way that is enough for this call: autograd's node in the library, this
+        graph under AOTAutograd's wrapper, or another graph that is for what is the case now."""
         if not self._was_called:
             return self._first(args)
         if self._is_native:
@@ -240,16 +241,16 @@ class FrameCall:
                 return results
         if self._eager is not None:
             return self._eager(*args)
-        return self._otherwise_called(args)
+        return self._call_for_now(args)
 
-    def _otherwise_called(self, args: Sequence[Any]) -> Any:
+    def _call_for_now(self, args: Sequence[Any]) -> Any:
         call = self._for_now(args)
         return self._wrapped(args) if call is None else call(*args)
 
     def _first(self, args: Sequence[Any]) -> Any:
         """Until it has run once: eager answers where it fails by an operator."""
         if any(isinstance(arg, FakeTensor) for arg in args):
-            return self._otherwise_called(args)  # DDPOptimizer runs through what it compiles
+            return self._call_for_now(args)  # DDPOptimizer runs through what it compiles
         before = self._before(args)
         # The wrapper, which checks operators of the user's, does so in the first call.
         native = self._is_native and not self._graph.has_foreign_operators
@@ -263,7 +264,7 @@ class FrameCall:
                 raise
             if not before.put_back():
                 raise
-            why = told("forward", error)
+            why = why_it_failed("forward", error)
         else:
             self._was_called = True
             return results if call is None else call(*args)
@@ -284,7 +285,7 @@ class FrameCall:
         self._eager, self._is_native, self._was_called = as_it_is(self._request.graph), False, True
         label = self._request.label
         logger.warning("%s: %s; from now on it runs as it is, uncaptured", label, why)
-        self._otherwise.clear()
+        self._others.clear()
         self._unbundled = None
         self._graph.drop()
         self.stay_passed_by(why)
@@ -320,8 +321,8 @@ class FrameCall:
                 if self._shared is None or shared == self._shared.first:
                     return None
         key = settings, trained, shared, *[arg for arg in args if isinstance(arg, int)]
-        if key in self._otherwise:
-            return self._otherwise[key]
+        if key in self._others:
+            return self._others[key]
         return self._compiled_for(key, args)
 
     def _compiled_for(self, key: tuple[Any, ...], args: Sequence[Any]) -> Callable[..., Any] | None:
@@ -330,7 +331,7 @@ class FrameCall:
         changed = self._trained.changed(trained) if self._trained is not None else {}
         differs = program_class().settings_difference(settings, self._graph.made_for)
         tied = self._shared is not None and shared != self._shared.first
-        if len(self._otherwise) >= most:
+        if len(self._others) >= most:
             if True not in changed and not differs and not tied:
                 return None  # gradients that nobody gets
             what = f"{differs} is set otherwise than"
@@ -363,7 +364,7 @@ class FrameCall:
             if tied:
                 what = "other parameters or buffers share memory than when it was"
                 raise _too_late(label, what, "they are tied", error) from error
-        self._otherwise[key] = found
+        self._others[key] = found
         return found
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:

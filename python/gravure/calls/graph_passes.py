@@ -28,7 +28,7 @@ from ..torch_api.aot_metadata import current_metadata, current_tokens, own_resul
 from ..torch_api.dynamo import TracingContext
 from .compiled_graph import CompiledGraph
 from .live_graphs import follow
-from .program_maker import as_it_is
+from .program_maker import as_aot_runs
 
 _MOST_MESHES = 4  # sets of them that one step has programs for
 logger = logging.getLogger("gravure")
@@ -135,8 +135,8 @@ class _MadeInCalls:
         self._kept = kept
         self._read: list[int] | None = None  # which arguments are meshes that it reads
         self._made: list[tuple[list[Any], Run]] = []  # by the meshes that each is for
-        self._as_it_is: Run = boxed(as_it_is(_copy(module)))
-        self._was_told = False
+        self._as_it_is: Run = boxed(as_aot_runs(_copy(module)))
+        self._warned = False
 
     def __call__(self, args: list[Any]) -> Any:
         if self._read is None:
@@ -149,9 +149,9 @@ class _MadeInCalls:
             run = self._for(given)
             self._made.append((given, run))
             return run(args)
-        if not self._was_told:
+        if not self._warned:
             logger.warning("a step has more than %d meshes: it runs as it is", _MOST_MESHES)
-            self._was_told = True
+            self._warned = True
         return self._as_it_is(args)
 
     def _look(self, args: Sequence[Any]) -> list[int]:
@@ -170,11 +170,11 @@ class _MadeInCalls:
     def _for(self, given: list[Any]) -> Run:
         assert self._read is not None
         try:
-            module, told = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
+            module, known = for_meshes(self._module, dict(zip(self._read, given, strict=True)))
             run = self._passes._step(module, self._kept)
         except Exception as error:
             return self._left(error)
-        return _telling(run, told) if told else run
+        return _with_known_results(run, known) if known else run
 
     def _left(self, error: Exception) -> Run:
         """The step as it is. Raises `error` where that is to be one."""
@@ -198,7 +198,7 @@ class _Pair:
         specs = input_specs(module, current_tokens())
         self._traced = _traced(graph.label, _copy(module), specs, own)
         self._forward: Run = graph.run_forward
-        self._plain_forward: Run = boxed(as_it_is(_copy(module)))
+        self._plain_forward: Run = boxed(as_aot_runs(_copy(module)))
         self._plain_backward: Run | None = None
         self._backward: Run | None = None
         self._pending = 0  # forwards that ran as they are, and whose backward is still to come
@@ -223,7 +223,7 @@ class _Pair:
 
     def take_backward(self, module: fx.GraphModule) -> None:
         tangents, generators = backward_inputs(module)
-        self._plain_backward = boxed(as_it_is(_copy(module)))
+        self._plain_backward = boxed(as_aot_runs(_copy(module)))
         self._backward = self._graph.run_backward
         traced = replace(
             self._traced, backward=_copy(module), tangents=tangents, generators=generators
@@ -305,12 +305,12 @@ def _handing_on(run: Run, handed_on: dict[int, int]) -> Run:
     return whole
 
 
-def _telling(run: Run, told: Mapping[int, Any]) -> Run:
-    """`run`, whose results at the positions that are `told` are these values."""
+def _with_known_results(run: Run, known: Mapping[int, Any]) -> Run:
+    """`run`, whose results at the positions that are `known` are these values."""
 
     def whole(args: list[Any]) -> list[Any]:
         results = list(run(args))
-        for i, value in told.items():
+        for i, value in known.items():
             results[i] = value
         return results
 

@@ -70,7 +70,7 @@ class ProgramMaker:
 
     def as_it_is(self) -> Instance:
         """The graphs themselves."""
-        forward, *rest = [boxed(as_it_is(module)) for module in self.traced.modules]
+        forward, *rest = [boxed(as_aot_runs(module)) for module in self.traced.modules]
         return Instance(forward, rest[0] if rest else None)
 
     def make(
@@ -99,7 +99,8 @@ class ProgramMaker:
             program.set_made_for(self._made_for)
         calls, missed = written.calls, list(written.missed)
         for call in calls:
-            _bind_fixed(program, call)
+            inputs = len(call.taken) + len(call.bound)
+            bind_fixed(program, call.entry, call.bound, inputs)
         native = None
         if len(calls) > 1:
             if keeps and self._native:
@@ -199,22 +200,20 @@ class ProgramMaker:
         return WrittenProgram(text, calls, made.missed, graphs)
 
 
-def _bind_fixed(program: Any, call: Call) -> None:
-    """Binds what is the same for every module."""
-    inputs = len(program.inputs(call.entry))
-    # Default random states, which the passes added, come last.
-    added = range(len(call.taken) + len(call.bound), inputs)
-    values = call.bound | dict.fromkeys(added)
-    program.bind(call.entry, list(values), list(values.values()))
+def bind_fixed(program: Any, entry: str, fixed: dict[int, Any], inputs: int) -> None:
+    """Binds what is the same in each call: what is `fixed`, by position; and the default random
+    states, which passes added behind the `inputs` of the text. None stands for that of the call."""
+    values = fixed | dict.fromkeys(range(inputs, len(program.inputs(entry))))
+    program.bind(entry, list(values), list(values.values()))
 
 
 def _run_of(program: Any, call: Call, *, keeps: bool) -> Run:
-    method = "run_tensors" if call.only_tensors else "run"
-    return call.caller(direct(program, method, call.entry), keeps=keeps)
+    run = direct(program, "run", call.entry, only_tensors=call.only_tensors)
+    return call.caller(run, keeps=keeps)
 
 
-def as_it_is(module: fx.GraphModule) -> Run:
-    """The graph as AOTAutograd would run it."""
+def as_aot_runs(module: fx.GraphModule) -> Run:
+    """One of AOTAutograd's graphs, run as AOTAutograd itself would."""
     module = without_inductor(module)
     if not module.graph.find_nodes(op="call_function", target=_LSTM):
         return lambda args: module(*args)

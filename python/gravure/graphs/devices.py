@@ -35,7 +35,7 @@ def device_of(graphs: Sequence[fx.GraphModule], label: str) -> str:
     return str(found.pop())
 
 
-SPARE = 2  # arenas that are free when one more is made for a call in flight
+_SPARE = 2  # arenas that are free when one more is made for a call in flight
 _MUCH = 64 << 20  # bytes of PyTorch's cache, for which emptying it is worth the wait
 
 
@@ -60,3 +60,12 @@ def free_bytes(device: str) -> int | None:
         return None
     cached = torch.cuda.memory_reserved(found) - torch.cuda.memory_allocated(found)
     return torch.cuda.mem_get_info(found)[0] + cached
+
+
+def arena_excess(program: Any, device: str) -> str:
+    """Why `device` may have no further arena like that of `program`, for a call in flight; "" if it
+    may. `program`: of the library's class."""
+    need, free = program.stats()["arena_bytes"], free_bytes(device)
+    if free is not None and _SPARE * need > free:
+        return f"an arena takes {need} bytes, and {free} are free"
+    return ""

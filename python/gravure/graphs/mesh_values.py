@@ -53,9 +53,9 @@ def for_meshes(
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
     results: Any = module.graph.output_node().args[0]
-    told = {i: values[node] for i, node in enumerate(results) if node in known}
-    graph.output([None if i in told else _copied(r, copies) for i, r in enumerate(results)])
-    return fx.GraphModule(module, graph), told
+    found = {i: values[node] for i, node in enumerate(results) if node in known}
+    graph.output([None if i in found else _copied(r, copies) for i, r in enumerate(results)])
+    return fx.GraphModule(module, graph), found
 
 
 def _known(module: fx.GraphModule) -> set[fx.Node]:

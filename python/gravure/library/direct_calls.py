@@ -17,19 +17,24 @@ import torch
 
 from .load import program_class
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Of plain tensors, told by their type: a subclass may have operators of its own.
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def direct(program: Any, method: str, entry: str | None = None) -> Callable[..., Any]:
+def direct(
+    program: Any, method: str, entry: str | None = None, *, only_tensors: bool = False
+) -> Callable[..., Any]:
     """`program.method(entry, ...)` as a function of what follows; without `entry` of all.
 
-    `method`: one that direct_calls.h, of python/csrc, knows.
+    `method`: one that direct_calls.h, of python/csrc, knows. `only_tensors`: the entry takes and
+    returns nothing else, so the method is taken that has lists of tensors, which cost less.
     """
+    method = f"{method}_tensors" if only_tensors else method
     slow = getattr(program, method)
     if entry is not None:
         slow = functools.partial(slow, entry)
     report = program.report_parked
-    types = [id(kind) for kind in _PLAIN]
+    types = [id(kind) for kind in PLAIN_TENSORS]
     made = program.direct_call(method, entry or "", id(slow), id(report), types)
     return _taken(made) if made else slow
 

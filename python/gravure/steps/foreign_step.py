@@ -36,7 +36,18 @@ from ..torch_api.operators import is_torchs_function
 from ..torch_api.optimizers import is_whole, plain_step
 from .own_optimizers import OWN
 
-_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.memory_format)
+# Kinds of an optimizer's settings: `repr` says of each value all that code can find out.
+_SETTINGS = (
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+)
 _BUILTINS = frozenset(
     "abs all any bool dict enumerate filter float int len list map max min pow range reversed "
     "sorted tuple zip None NotImplemented Ellipsis".split()
@@ -349,7 +360,7 @@ def _check_kind(value: Any, name: Any) -> None:
     if type(value) in (tuple, list):
         for member in value:
             _check_kind(member, name)
-    elif type(value) not in _PLAIN and not isinstance(value, Tensor):
+    elif type(value) not in _SETTINGS and not isinstance(value, Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}")
 
 
@@ -410,7 +421,7 @@ def _frozen(value: Any, name: Any) -> Any:
     """Equal only if it is the same to the last bit."""
     if type(value) is tuple:
         return tuple(_frozen(member, name) for member in value)
-    if type(value) not in _PLAIN:
+    if type(value) not in _SETTINGS:
         raise TypeError(f"{name}, a {type(value).__name__}")
     return type(value), repr(value)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..graphs.recorded_numbers import Unrecorded
 
-_PLAIN = (NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device,
+_TOLD_BY_EQUALITY = (NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device,
           torch.memory_format, torch.layout, torch.Size)  # fmt: skip
 _LISTS = (tuple, list, dict, set, frozenset)
 _DEEPEST = 4  # attributes of attributes
@@ -28,7 +28,7 @@ _NOTHING = object()
 
 def is_plain(value: Any) -> bool:
     """Whether a value says by `==` all that code can find out about it."""
-    return isinstance(value, _PLAIN)
+    return isinstance(value, _TOLD_BY_EQUALITY)
 
 
 Look = Callable[[], Any]

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..calls.instance import Instance
+from ..calls.program_maker import bind_fixed
 from ..library.direct_calls import direct
 from ..library.load import program_class
 from ..text.entry_call import picker
@@ -198,7 +199,7 @@ class StepProgram(Instance):
         self._kept.forget()
         if self._kept.update is not None:
             program.set_updated(ENTRY, self._kept.update.parameters_at)
-        run = direct(program, "run_step_tensors" if self._only_tensors else "run_step", ENTRY)
+        run = direct(program, "run_step", ENTRY, only_tensors=self._only_tensors)
         self.program, self._opened = program, (program, run)
         return self._opened
 
@@ -272,10 +273,7 @@ def bind_constants(program: Any, writer: EntryWriter) -> None:
         elif spec.role == "rng_state":
             values[i] = torch.Generator(spec.name.partition("#")[0])
             values[i].set_state(spec.value)
-    # Default random states, which passes added: None stands for the one of the call.
-    added = range(len(writer.inputs), len(program.inputs(ENTRY)))
-    values |= dict.fromkeys(added)
-    program.bind(ENTRY, list(values), list(values.values()))
+    bind_fixed(program, ENTRY, values, len(writer.inputs))
 
 
 def leave_out(graph: fx.GraphModule, inputs: Sequence[int]) -> None:

@@ -53,9 +53,9 @@ def _state() -> tuple[Any, ...]:
 
 
 try:
-    _PLAIN = _state()  # of whoever imports this: nothing special is on
+    _AT_IMPORT = _state()  # of whoever imports this: nothing special is on
 except MissingName:  # who needs it is told
-    _PLAIN = ()
+    _AT_IMPORT = ()
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def plainly() -> Iterator[None]:
     A program runs below autograd, where vmap, for one, takes other ways. Without it compiled code
     fails under a mode or a transform that the caller has on.
     """
-    with _ForceDispatchKeyGuard(*(_PLAIN or _state())), torch.no_grad():
+    with _ForceDispatchKeyGuard(*(_AT_IMPORT or _state())), torch.no_grad():
         yield
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..library.direct_calls import PLAIN_TENSORS
 from .aot_metadata import is_ordinary, is_plain
 from .dtensor_specs import is_fixed_dtensor, keep_specs
 from .guard_checks import Check, never, unchanged
@@ -33,8 +34,6 @@ from .private_names import (
     is_there,
     pytree,
 )
-
-_PLAIN = (Tensor, nn.Parameter)
 
 # What AOTAutograd calls: all arguments as one list.
 Run = Callable[[list[Any]], Any]
@@ -117,7 +116,7 @@ class ToolkitCall:
         return (
             not compiled_autograd.compiled_autograd_enabled
             and len(local) == len(self.metadata.input_info)
-            and all(type(value) in _PLAIN for value in local)
+            and all(type(value) in PLAIN_TENSORS for value in local)
         )
 
 

@@ -62,7 +62,7 @@ using Range = std::pair<int64_t, int64_t>;
 
 }  // namespace
 
-TEST_CASE("a storage lives from its step to after its last reader") {
+TEST_CASE("a storage lives from its call to after its last reader") {
   const Lives lives(R"(graph(%x : T {user_input "x"}):
     %a : T = aten::relu(%x)
     %b : T = aten::relu(%a)
@@ -70,7 +70,7 @@ TEST_CASE("a storage lives from its step to after its last reader") {
     %d : T = aten::relu(%c)
     %unread : T = aten::relu(%x)
     return (%d {loss}))");
-  CHECK(lives.timeline.steps().size() == 5);
+  CHECK(lives.timeline.nodes().size() == 5);
   CHECK(lives.range("a") == Range(0, 3));
   CHECK(lives.range("b") == Range(1, 3));
   CHECK(lives.range("c") == Range(2, 4));
@@ -131,9 +131,9 @@ TEST_CASE("partitions are entered; parameters and results are their operands and
     %z : C = aten::relu(%v.out)
     %loss : S = aten::sum(%y.out)
     return (%loss {loss}))");
-  CHECK(lives.timeline.steps().size() == 7);
-  CHECK(lives.timeline.stepOf(lives.value("h")->node()) == 2);
-  CHECK(lives.timeline.stepOf(lives.value("y.out")->node()) == -1);
+  CHECK(lives.timeline.nodes().size() == 7);
+  CHECK(lives.timeline.positionOf(lives.value("h")->node()) == 2);
+  CHECK(lives.timeline.positionOf(lives.value("y.out")->node()) == -1);
   CHECK(lives.shared("a", "a.p0"));
   CHECK(lives.shared("a", "v.out"));
   CHECK(lives.shared("y", "y.out"));
@@ -145,7 +145,7 @@ TEST_CASE("partitions are entered; parameters and results are their operands and
   CHECK_FALSE(lives.timeline.allocates(lives.value("y.out")));
 }
 
-TEST_CASE("a partition's result that nobody reads dies with the step that made it") {
+TEST_CASE("a partition's result that nobody reads dies with the call that made it") {
   const Lives lives(R"(graph(%x : T {user_input "x"}):
     %a.out : T, %b.out : T = cudagraph::launch[index=0, tags=["static: x"]](%x)
       block0(%x.p0 : T):
@@ -308,8 +308,8 @@ TEST_CASE("what a branch reads is read by the whole of it") {
         -> (%b)
     %loss : S = aten::sum(%r)
     return (%loss {loss}))");
-  CHECK(lives.timeline.steps().size() == 5);
-  CHECK(lives.timeline.stepOf(lives.value("i")->node()) == -1);
+  CHECK(lives.timeline.nodes().size() == 5);
+  CHECK(lives.timeline.positionOf(lives.value("i")->node()) == -1);
   CHECK(lives.range("a") == Range(0, 4));
   CHECK(lives.shared("r", "i"));
   CHECK(lives.shared("r", "b"));

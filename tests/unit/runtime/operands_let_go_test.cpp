@@ -170,7 +170,7 @@ TEST_CASE("an operand's place is served once nobody holds it, or a view of it", 
   const OperandPlan operands = {{{0, kBytes}}, {{0, kBytes}}};
   const at::Tensor operand = at::from_blob(slab->base(), {kBytes}, at::kByte);
   ArenaSession session(plan, slab, c10::kCPU, &operands);
-  session.enterStep(0);
+  session.enterCall(0);
   std::vector<at::Tensor> watched = watchOperands({operand, operand});
   CHECK(isWatchedOperand(watched[0]));
   CHECK(session.serve(kBytes) == nullptr);
@@ -181,12 +181,12 @@ TEST_CASE("an operand's place is served once nobody holds it, or a view of it", 
   CHECK(session.serve(kBytes) == slab->base());
 
   // One that is let go of behind its step is not taken for the next one's.
-  session.enterStep(0);
+  session.enterCall(0);
   watched = watchOperands({operand});
-  session.enterStep(1);
+  session.enterCall(1);
   const std::vector<at::Tensor> later = watchOperands({operand});
   watched.clear();
   CHECK(session.serve(kBytes) == nullptr);
-  session.enterStep(-1);
+  session.leaveCall();
   CHECK(!isWatchedOperand(watchOperands({operand})[0]));
 }

@@ -181,7 +181,7 @@ TEST_CASE("seals that are set aside stand beside the current one", "[law4]") {
   CHECK(seals.find({places[0]}) == nullptr);  // it was current longest ago
   const Seal* first = seals.find({places[1]});
   REQUIRE(first);
-  CHECK(seals.takeUp(*first));
+  CHECK(seals.makeCurrent(*first));
   CHECK(seals.current() == first);
   places[3] = at::Tensor();
   seals.dropGone();

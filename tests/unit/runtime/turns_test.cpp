@@ -174,13 +174,13 @@ TEST_CASE("a session answers for its own device, however sessions nest", "[law12
   CHECK(ArenaSession::of(c10::Device(c10::kCUDA, 1)) == &second);
   CHECK(ArenaSession::of(c10::Device(c10::kCUDA, 2)) == nullptr);
   CHECK(ArenaSession::current() == &second);
-  outer.enterStep(1);
+  outer.enterCall(1);
   int memory = 0;
   outer.noteAllocation(&memory, 64);
   ArenaSession::freed(&memory);
   const AllocationRecord record = outer.takeRecord();
   REQUIRE(record[1].size() == 1);
-  CHECK(record[1][0].freedAtStep == 1);
+  CHECK(record[1][0].freedAt == 1);
 }
 
 TEST_CASE("a place that another allocation of the step still has is not served", "[law2]") {
@@ -198,12 +198,12 @@ TEST_CASE("a place that another allocation of the step still has is not served",
   };
   for (const bool freed : {true, false, true}) {
     CAPTURE(freed);
-    session.enterStep(0);
+    session.enterCall(0);
     REQUIRE(serve(first) == slab->base());
     CHECK(serve(second) == slab->base() + 512);
     if (freed) ArenaSession::freed(slab->base());
     CHECK(serve(third) == (freed ? slab->base() : nullptr));
-    session.enterStep(1);
+    session.enterCall(1);
     CHECK(serve(first) == slab->base());  // each step anew
   }
   CHECK(session.mismatches() == std::vector<int64_t>{0});

@@ -31,15 +31,16 @@ class CastCall:
     def shares(self, other: CastCall) -> bool:
         return other is not self and not self.weights.isdisjoint(other.weights)
 
-    def differentiated(self, region: CastRegion) -> list[CastCall]:
+    def differentiated(self, cache: CastCache) -> list[CastCall]:
         """In a backward: this call and those that share casts, if it differentiates some."""
         self.backward = backward_number()
-        found = [c for c in region.calls if self.shares(c) and c.backward == self.backward]
+        found = [c for c in cache.calls if self.shares(c) and c.backward == self.backward]
         return [*found, self] if found else []
 
 
-class CastRegion:
-    """The calls from one clearing of autocast's cache to the next, which `mark` tells."""
+class CastCache:
+    """One filling of autocast's cache, from one clearing to the next, and the calls in it. `mark`
+    tells it from the next one."""
 
     def __init__(self, mark: Any) -> None:
         self.mark = mark
@@ -50,16 +51,16 @@ class CastRegion:
         return next(filter(call.shares, reversed(self.calls)), None)
 
 
-_MOST_CALLS = 256  # of one autocast, that are remembered
-_regions: dict[torch.device, CastRegion] = {}
+_MOST_CALLS = 256  # of one filling, that are remembered
+_caches: dict[torch.device, CastCache] = {}
 _leaves: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 
-def region_of(device: torch.device) -> CastRegion | None:
-    """The one that a call is in; None where autocast keeps nothing.
+def cache_of(device: torch.device) -> CastCache | None:
+    """The one in force; None where autocast keeps nothing.
 
-    The mark of a region is autograd's node of a cast that autocast keeps, that of a tensor without
-    elements: as long as the cache is not cleared, it is the same one.
+    Its mark is autograd's node of a cast that autocast keeps, that of a tensor without elements: as
+    long as the cache is not cleared, it is the same one.
     """
     mark = None
     with contextlib.suppress(RuntimeError), torch.enable_grad():
@@ -70,11 +71,11 @@ def region_of(device: torch.device) -> CastRegion | None:
         mark = grad_fn.next_functions[0][0] if grad_fn is not None else None
     if mark is None or type(mark).__name__ == "AccumulateGrad":
         return None
-    region = _regions.get(device)
-    if region is None or region.mark is not mark:
-        region = _regions[device] = CastRegion(mark)
-    del region.calls[:-_MOST_CALLS]
-    return region
+    cache = _caches.get(device)
+    if cache is None or cache.mark is not mark:
+        cache = _caches[device] = CastCache(mark)
+    del cache.calls[:-_MOST_CALLS]
+    return cache
 
 
 @one_at_a_time

@@ -35,12 +35,32 @@ void Runtime::Impl::checkInputs(const EntryState& entry, const std::vector<c10::
   for (size_t i = 0; i < inputs.size(); ++i) entry.inputs.checks[i].check(inputs[i]);
 }
 
+/// Throws InputsShared where the program is not for these inputs.
+void Runtime::Impl::checkMemory(const EntryState& entry,
+                                const std::vector<c10::IValue>& inputs) const {
+  if (!options_.refuseShared) return;
+  const std::string why = sharedInputs(entry, inputs);
+  if (!why.empty()) throw InputsShared(why);
+}
+
+/// Which inputs share memory that the entry writes, in words; "" where none do.
+std::string Runtime::Impl::sharedInputs(const EntryState& entry,
+                                        const std::vector<c10::IValue>& inputs) {
+  const auto shared = findShared(inputs, entry.code->written);
+  if (!shared) return "";
+  const Entry& of = *entry.code->entry;
+  return inputName(of, shared->written) + " and " + inputName(of, shared->other) +
+         " share memory, and one of them is written: the program is for tensors with memory of "
+         "their own; give one of them its own (`clone()`)";
+}
+
 StepPath Runtime::Impl::choosePath(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                    bool uncaptured) {
   StepPath path;
   const bool chosen = !uncaptured && !callerCaptures_ && sealedPath(entry, inputs, path);
-  if (!chosen) path = unsealedPath(entry, inputs, uncaptured);
-  return path;
+  if (chosen) return path;
+  checkMemory(entry, inputs);
+  return unsealedPath(entry, inputs, uncaptured);
 }
 
 /// False, and nothing is otherwise than before, where no seal holds, or a replay would write over what

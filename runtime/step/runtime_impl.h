@@ -89,6 +89,8 @@ class Runtime::Impl {
                    StepPath& path);
   StepPath unsealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
   static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
+  void checkMemory(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
+  static std::string sharedInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   StepPath servedPath(EntryState& entry, const std::vector<c10::IValue>& inputs);
   std::string inputsDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
   void watchResults(const EntryState& begins);

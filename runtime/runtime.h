@@ -7,6 +7,7 @@
 #include "runtime/device/device.h"
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <functional>
@@ -32,6 +33,12 @@ enum class AgreeWhen : uint8_t {
   EachStep,   // always: a rank that leaves a replay takes all others along
 };
 
+/// A step that has not run: what two of its inputs share is not what its program is for.
+class InputsShared final : public c10::Error {
+ public:
+  explicit InputsShared(const std::string& message) : c10::Error({"", "", 0}, message) {}
+};
+
 struct RuntimeOptions {
   /// Recorded runs before capture: until two agree, at most this many, and two at least.
   int64_t maxWarmups = 4;
@@ -39,6 +46,9 @@ struct RuntimeOptions {
   bool uncaptured = false;
   ResultPolicy results = ResultPolicy::Owned;
   AgreeWhen agree = AgreeWhen::AtCapture;
+  /// A step throws InputsShared, and nothing has run, where two inputs share memory that the entry writes:
+  /// for programs that were traced, where each has memory of its own. Else such a step is the text's.
+  bool refuseShared = false;
   /// A missed capture is an error instead of a remark.
   bool requireCapture = false;
   /// Called before each capture: the entry, how many of its partitions are captured or quarantined,
@@ -149,6 +159,8 @@ class Runtime {
   bool holdsSaved() const;
   /// Whether `entry` reads what another one saved.
   bool readsSaved(const std::string& entry) const;
+  /// Which of these inputs of `entry` share memory that it writes, in words; "" where none do.
+  std::string sharedInputs(const std::string& entry, const std::vector<c10::IValue>& inputs) const;
   /// Whether saved values among the inputs of `entry` lie in this program's arena.
   bool hasSaved(const std::string& entry, const std::vector<c10::IValue>& inputs) const;
   /// Destroys executables, then the arena. Idempotent; the destructor calls it. Results live on.

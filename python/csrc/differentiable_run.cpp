@@ -72,7 +72,12 @@ std::vector<at::Tensor> LoadedProgram::runDifferentiable(const std::vector<at::T
     differentiable.push_back(inputs[position].toTensor());
   }
   const c10::AutoGradMode noGraph(false);
-  std::vector<c10::IValue> results = runLogged(state, std::move(inputs), &settings);
+  std::vector<c10::IValue> results;
+  try {
+    results = runLogged(state, std::move(inputs), &settings);
+  } catch (const InputsShared&) {
+    return {};
+  }
   // The device is at work by now.
   torch::autograd::edge_list edges;
   edges.reserve(differentiable.size());

@@ -3,6 +3,7 @@
 
 #include "python/csrc/distinct_values.h"
 #include "python/csrc/loaded_program.h"
+#include "python/csrc/memory_watch.h"
 #include "python/csrc/planning/operator_facts.h"
 #include "python/csrc/planning/planned_runs.h"
 #include "python/csrc/planning/planning.h"
@@ -97,6 +98,9 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("report_parked", &LoadedProgram::reportParked)
       .def_static("same_objects", &makeSameObjects)
       .def_static("distinct_values", &makeDistinctValues)
+      .def_static("memory_watch", &makeMemoryWatch)
+      .def_static("shared_tensors", &LoadedProgram::sharedTensors)
+      .def("shared_inputs", &LoadedProgram::sharedInputs)
       .def("inject_fault", &LoadedProgram::injectFault)
       .def("repeat_results", &LoadedProgram::repeatResults)
       .def("synchronize", &LoadedProgram::synchronize)

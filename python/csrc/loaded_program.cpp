@@ -14,11 +14,13 @@
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
 #include "runtime/program/guards.h"
+#include "runtime/program/input_memory.h"
 
 #include <c10/util/ScopeExit.h>
 #include <llvm/ADT/SmallVector.h>
 #include <llvm/Support/raw_ostream.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 #include <thread>
@@ -129,6 +131,7 @@ LoadedProgram::planned(Program& program, const ProgramSource& source, const std:
 
 RuntimeOptions LoadedProgram::runtimeOptions() {
   RuntimeOptions options = planned_->options.runtime;
+  options.refuseShared = true;
   options.onCapture = [this](const std::string& entry, int64_t done, int64_t total) {
     progress_.show(entry, done, total);
   };
@@ -510,7 +513,12 @@ std::vector<c10::IValue> LoadedProgram::runOnGradients(const std::string& name,
   auto inputs = state.gradients->of(owners);
   if (!inputs) return {};
   for (const double number : numbers) inputs->emplace_back(number);
-  std::vector<c10::IValue> results = runInTurn(name, *inputs);
+  std::vector<c10::IValue> results;
+  try {
+    results = runInTurn(name, *inputs);
+  } catch (const InputsShared&) {
+    return {};
+  }
   results.insert(results.begin(), true);
   return results;
 }
@@ -544,6 +552,17 @@ LoadedProgram::Gradients& LoadedProgram::gradientsOf(const std::string& name) {
 
 std::vector<c10::IValue> LoadedProgram::step(const Bound& state, std::vector<c10::IValue> inputs,
                                              bool checkHooks) {
+  try {
+    return stepOrThrow(state, std::move(inputs), checkHooks);
+  } catch (const InputsShared& shared) {
+    shared_ = shared.what_without_backtrace();
+    return {};
+  }
+}
+
+/// Throws InputsShared, and nothing has run.
+std::vector<c10::IValue>
+LoadedProgram::stepOrThrow(const Bound& state, std::vector<c10::IValue> inputs, bool checkHooks) {
   const KernelSettings settings = KernelSettings::now();
   if (isMadeForOthers(settings)) return {};
   auto& [targets, buffers] = gradientsOf(state.entry->name);
@@ -630,7 +649,25 @@ std::tuple<std::string, std::string> LoadedProgram::refusal(const std::string& n
   } catch (const StepRefusal& refusal) {
     return {refusal.kind(), refusal.what_without_backtrace()};
   }
+  if (!shared_.empty()) return {"memory", std::exchange(shared_, "")};
   return {};
+}
+
+std::string LoadedProgram::sharedInputs(const std::string& name, const Values& values) {
+  const auto lock = turn();
+  const Bound& state = bound(name);
+  const AliveTensors alive(state.weak);
+  return runtime_->sharedInputs(name, allInputs(state, alive, values, /*last=*/false));
+}
+
+std::vector<int64_t> LoadedProgram::sharedTensors(const std::vector<at::Tensor>& tensors,
+                                                  const std::vector<int64_t>& written) {
+  std::vector<c10::IValue> values(tensors.begin(), tensors.end());
+  std::vector<size_t> positions(written.begin(), written.end());
+  std::sort(positions.begin(), positions.end());
+  const auto shared = findShared(values, positions);
+  if (!shared) return {};
+  return {static_cast<int64_t>(shared->written), static_cast<int64_t>(shared->other)};
 }
 
 void LoadedProgram::setUpdated(const std::string& name, const std::vector<int64_t>& positions) {

@@ -189,9 +189,18 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// an input requires a gradient, and did not when the step was compiled, or the other way round.
   /// "hook": with `checkHooks`, its gradient had a hook ever: only Python knows whether it was removed.
   /// "settings": set_made_for() was told of others than those in force.
+  /// "memory": two inputs share memory that the entry writes (RuntimeOptions::refuseShared).
   /// "" if it runs.
   std::tuple<std::string, std::string> refusal(const std::string& entry, const Values& values,
                                                bool checkHooks);
+
+  /// Which inputs share memory that `entry` writes, in words: then run() is refused, and nothing has run. ""
+  /// where none do.
+  std::string sharedInputs(const std::string& entry, const Values& values);
+  /// The positions of the first two tensors that share memory of which the first is among `written`; none
+  /// where no two do. Stand-ins share as their storages do.
+  static std::vector<int64_t> sharedTensors(const std::vector<at::Tensor>& tensors,
+                                            const std::vector<int64_t>& written);
 
   /// Inputs that `entry` updates itself: runStep() refuses one that has a gradient, or (as above) a hook
   /// on it.
@@ -276,6 +285,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   static std::vector<c10::IValue> withBundle(const Bound& state, std::vector<c10::IValue> results);
   std::vector<c10::IValue> step(const Bound& state, std::vector<c10::IValue> inputs,
                                 bool checkHooks);
+  std::vector<c10::IValue> stepOrThrow(const Bound& state, std::vector<c10::IValue> inputs,
+                                       bool checkHooks);
   /// Where the gradients of one entry go.
   struct Gradients {
     GradientTargets targets;  // those that it returns
@@ -311,6 +322,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   bool repeats_ = false;
   bool defers_ = false;
   bool stepping_ = false;  // in step(), on the thread that holds mutex_
+  std::string shared_;     // why the last step was refused, where inputs share memory
   /// Shared by all programs of a graph, for sizes and calls in flight, so that each is said once a graph.
   struct Warned {
     std::atomic<bool> ofAutocast = false, ofLayout = false;

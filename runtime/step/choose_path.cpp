@@ -1,6 +1,7 @@
 // The path of a step, by what is asked first:
 //
 //   a seal holds, and nothing is in the way of a replay      served, by the seal
+//   inputs share memory that the entry writes                refused, where the caller asked for that
 //   the caller captures the stream                           plain, in the caller's graph
 //   it is asked for, or there was no memory for an arena     plain
 //   the entry has not warmed up                              recorded
@@ -28,8 +29,9 @@ StepPath Runtime::Impl::choosePath(EntryState& entry, const std::vector<c10::IVa
                                    bool uncaptured) {
   StepPath path;
   const bool chosen = !uncaptured && !callerCaptures_ && sealedPath(entry, inputs, path);
-  if (!chosen) path = unsealedPath(entry, inputs, uncaptured);
-  return path;
+  if (chosen) return path;
+  checkMemory(entry, inputs);
+  return unsealedPath(entry, inputs, uncaptured);
 }
 
 // ---- a seal that holds
@@ -151,6 +153,25 @@ void Runtime::Impl::checkForCaller(const EntryState& entry,
 /// Whether inputs fit the program, whatever was captured. Throws c10::Error for one that does not.
 void Runtime::Impl::checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) entry.inputs.checks[i].check(inputs[i]);
+}
+
+/// Throws InputsShared where the program is not for these inputs.
+void Runtime::Impl::checkMemory(const EntryState& entry,
+                                const std::vector<c10::IValue>& inputs) const {
+  if (!options_.refuseShared) return;
+  const std::string why = sharedInputs(entry, inputs);
+  if (!why.empty()) throw InputsShared(why);
+}
+
+/// Which inputs share memory that the entry writes, in words; "" where none do.
+std::string Runtime::Impl::sharedInputs(const EntryState& entry,
+                                        const std::vector<c10::IValue>& inputs) {
+  const auto shared = findShared(inputs, entry.code->written);
+  if (!shared) return "";
+  const Entry& of = *entry.code->entry;
+  return inputName(of, shared->written) + " and " + inputName(of, shared->other) +
+         " share memory, and one of them is written: the program is for tensors with memory of "
+         "their own; give one of them its own (`clone()`)";
 }
 
 /// Makes `path` a served one, with the arena's memory, unless there is none for it now. `lent`: the step

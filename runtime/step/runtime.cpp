@@ -222,6 +222,7 @@ std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
     slab = slab_;
   }
   checkInputs(entry, inputs);
+  checkMemory(entry, inputs);
   const bool lent = givenValuesIn(slab.get(), entry, inputs);
   checkLentValues(entry, lent);
   if (lent) slab->follow();
@@ -491,6 +492,10 @@ bool Runtime::holdsSaved() const { return impl_->loans_->outstanding() > 0; }
 bool Runtime::readsSaved(const std::string& entry) const {
   const auto& infos = impl_->find(entry).code->entry->inputs;
   return llvm::any_of(infos, [](const InputInfo& each) { return each.role == InputRole::Saved; });
+}
+std::string Runtime::sharedInputs(const std::string& entry,
+                                  const std::vector<c10::IValue>& inputs) const {
+  return Impl::sharedInputs(impl_->find(entry), inputs);
 }
 bool Runtime::hasSaved(const std::string& entry, const std::vector<c10::IValue>& inputs) const {
   return impl_->givenLentValues(impl_->find(entry), inputs);

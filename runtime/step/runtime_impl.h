@@ -87,6 +87,8 @@ class Runtime::Impl {
   bool enterSealed(EntryState& entry, const Seal& seal, const std::vector<c10::IValue>& inputs,
                    StepPath& path);
   StepPath unsealedPath(EntryState& entry, const std::vector<c10::IValue>& inputs, bool uncaptured);
+  void checkMemory(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
+  static std::string sharedInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   StepPath servedPath(EntryState& entry, const std::vector<c10::IValue>& inputs);
   static void checkInputs(const EntryState& entry, const std::vector<c10::IValue>& inputs);
   void watchResults(const EntryState& begins);

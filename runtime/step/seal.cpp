@@ -3,6 +3,7 @@
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace gravure {
 
@@ -17,7 +18,7 @@ bool Seal::capturesHold(const std::vector<c10::IValue>& inputs) const {
 bool Seal::holds(const std::vector<c10::IValue>& inputs) const {
   if (!capturesHold(inputs)) return false;
   for (const auto& [input, check] : contents_.free) check->check(inputs[input]);
-  return true;
+  return areApart(inputs);
 }
 
 bool Seal::resultsHeld() const {
@@ -143,6 +144,7 @@ Seal::Contents sealLaunches(const EntryCode& code, llvm::ArrayRef<InputCheck> ch
                             const MovingInputs& moving, const std::vector<Partition>& partitions,
                             const std::vector<std::vector<at::Tensor>>& staged) {
   Seal::Contents contents;
+  contents.loose = LooseInputs(code.written);
   std::vector<bool> guarded(checks.size(), false);
   for (const Partition& partition : partitions) {
     for (const auto& [input, guard] : partition.captured()->inputGuards) {
@@ -150,8 +152,10 @@ Seal::Contents sealLaunches(const EntryCode& code, llvm::ArrayRef<InputCheck> ch
       guarded[input] = true;
       if (const auto* layout = guard.layout()) {
         contents.tensors.add(input, *layout);
+        contents.loose.addFixed(input, *layout);
       } else {
         contents.others.emplace_back(input, &guard);
+        contents.loose.addLoose(input);
       }
     }
   }
@@ -160,13 +164,17 @@ Seal::Contents sealLaunches(const EntryCode& code, llvm::ArrayRef<InputCheck> ch
     for (size_t i = 0; i < stage.from.size(); ++i) {
       const Slot from = stage.from[i];
       if (code.sources[from] != SlotSource::Input || !staged[s][i].defined()) continue;
+      if (!guarded[from]) contents.loose.addLoose(from);
       guarded[from] = true;
       contents.tensors.addCopied(from, staged[s][i]);
     }
   }
   for (size_t i = 0; i < checks.size(); ++i) {
-    if (!guarded[i]) contents.free.emplace_back(i, &checks[i]);
+    if (guarded[i]) continue;
+    contents.free.emplace_back(i, &checks[i]);
+    contents.loose.addLoose(i);
   }
+  contents.loose.close();
   const std::vector<bool> same = sameEachStep(code, staged);
   for (size_t l = 0; l < partitions.size(); ++l) {
     SealedLaunch& launch = contents.launches.emplace_back();

@@ -7,6 +7,7 @@
 // and never changed: what it rests on breaks it, and the next such step makes another one.
 
 #include "runtime/program/flat_guards.h"
+#include "runtime/program/input_memory.h"
 #include "runtime/program/instruction.h"
 #include "runtime/results/loan_book.h"
 #include "runtime/step/moving_inputs.h"
@@ -60,6 +61,7 @@ class Seal {
     FlatGuards tensors;                                          // by entry input
     std::vector<std::pair<size_t, const OperandGuard*>> others;  // numbers, generators, None
     std::vector<std::pair<size_t, const InputCheck*>> free;      // what no capture reads
+    LooseInputs loose;                                           // whose place no guard says
     std::vector<SealedLaunch> launches;                          // by EntryCode::launches
     std::vector<HandOut> results;                                // by output
     std::vector<std::shared_ptr<const LoanBook>> books;  // of results that a replay writes over
@@ -73,6 +75,10 @@ class Seal {
   /// The same, but for inputs that no capture reads: free().
   bool capturesHold(const std::vector<c10::IValue>& inputs) const;
   const std::vector<std::pair<size_t, const InputCheck*>>& free() const { return contents_.free; }
+  /// LooseInputs::areApart(), which holds() asks, too.
+  bool areApart(const std::vector<c10::IValue>& inputs) const {
+    return contents_.loose.areApart(inputs);
+  }
   /// True if somebody holds a result that the next replay would write over.
   bool resultsHeld() const;
 

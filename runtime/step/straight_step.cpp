@@ -27,7 +27,9 @@ const Seal* Runtime::Impl::straightSeal(EntryState& entry, const std::vector<c10
         straight.free.push_back(each);
   }
   for (const auto& [input, check] : straight.free) check->check(inputs[input]);
-  return seal;
+  // Where numbers alone are loose, their code looks where they lie.
+  const bool apart = (known && straight.free.empty()) || seal->areApart(inputs);
+  return apart ? seal : nullptr;
 }
 
 /// Puts the numbers that launches take into the frame; false where that cannot be. Where tensors that were
@@ -37,6 +39,8 @@ bool Runtime::Impl::computeNumbers(EntryState& entry, const std::vector<c10::IVa
   StraightStep& straight = entry.straight;
   Frame& frame = entry.executor->frame();
   if (straight.numbers->run(inputs, frame)) return true;
+  const Seal* const seal = entry.seals.current();
+  if (!seal || !seal->areApart(inputs)) return false;
   straight.numbers = NumberCode::of(*entry.code, inputs, watched, straight.why);
   return straight.numbers && straight.numbers->run(inputs, frame);
 }

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from gravure.library import direct_calls
-from gravure.library.direct_calls import direct, distinct_values, same_objects
+from gravure.library.direct_calls import direct, distinct_values, memory_watch, same_objects
 from gravure.library.load import program_class
 from torch import Tensor, nn
 
@@ -230,3 +230,21 @@ def test_values_of_counters_are_told_apart_by_their_bits() -> None:
     assert read([torch.tensor(0.1)]) == [torch.tensor(0.1).item()]
     for other in (torch.ones(1), torch.tensor(1), torch.tensor(1.0, dtype=torch.bfloat16), None):
         assert read([torch.tensor(1.0), other]) is None
+
+
+def test_who_comes_to_share_memory_is_seen_from_call_to_call() -> None:
+    apart = memory_watch(3, [0])
+    tensors = tuple(torch.zeros(8) for _ in range(3))
+    assert apart(tensors) and apart(tensors)
+    tensors[2].data = tensors[1].data  # neither is written
+    assert apart(tensors)
+    for other in (tensors[0].data, tensors[0].data[7:], torch.from_numpy(tensors[0].numpy())):
+        tensors[2].data = other
+        assert not apart(tensors)
+        assert not apart(tensors)
+        tensors[2].data = torch.zeros(8)
+        assert apart(tensors)
+    for others in ((*tensors[:2], None), tensors[:2], [*tensors]):
+        assert not apart(others)
+    assert apart((*tensors[:2], torch.zeros(8).to_sparse()))
+    assert sys.getrefcount(tensors[0]) == sys.getrefcount(tensors[1])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ..graphs.cached_casts import casts_as_eager
 from ..graphs.codegen import ATEN, Style, in_first_style
@@ -19,6 +20,7 @@ from ..graphs.graph_as_it_is import as_it_is
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.saved_bundle import bundle_saved
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
+from ..library.direct_calls import memory_watch
 from ..library.load import program_class
 from ..library.progress import under_way
 from ..options import CompileOptions
@@ -44,7 +46,6 @@ from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
 from .step_clock import StepClock
-from .weak_tensors import WeakTensors
 
 logger = logging.getLogger("gravure")
 
@@ -94,7 +95,9 @@ class FrameRequest:
                 in_autocast=self.in_autocast,
             )
         trained = _RequiringInputs(frame.inputs, inputs) if torch.is_grad_enabled() else None
-        shared = _SharedMemory(frame.inputs, inputs) if frame.writes != [] else None
+        shared = None
+        if frame.writes != []:
+            shared = _SharedMemory(frame.inputs, inputs, frame.writes)
         return FrameCall(
             self,
             frame.compiled,
@@ -166,31 +169,79 @@ _requires_grad = operator.attrgetter("requires_grad")
 
 
 class _SharedMemory:
-    """Which of the tensors that a graph finds by itself shared memory at first, where it writes.
+    """Which of a graph's tensors share memory, where it writes into one of them.
 
-    Dynamo passes what is one tensor once, and does not look whether two come to be one: each would
-    be computed from the values of before the call.
+    Dynamo passes what is one tensor once, and does not look whether two come to share memory, by
+    `.data =`, `set_`, or as arguments that are views: each would be computed from the values of
+    before the call. What AOTAutograd sees at first it traces so, views of one storage as they lie.
     """
 
-    def __init__(self, specs: Sequence[InputSpec | None], inputs: Sequence[Any]) -> None:
-        roles = [spec.role if spec is not None else "" for spec in specs]
-        self._pick = picker([i for i, role in enumerate(roles) if role in ("parameter", "buffer")])
-        self._looked_at = WeakTensors()  # the last time
-        self._last: tuple[int, ...] = ()
-        self.first = self.now(inputs)
+    def __init__(
+        self,
+        specs: Sequence[InputSpec | None],
+        inputs: Sequence[Any],
+        writes: Sequence[int] | None,
+    ) -> None:
+        """`writes`: the inputs that are written; None: any may be."""
+        tensors = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        self._pick = picker(tensors)
+        written = set(tensors if writes is None else writes)
+        self._written = [k for k, i in enumerate(tensors) if i in written]
+        known = [specs[i] for i in tensors]
+        self._names = [
+            spec.name if spec is not None else f"input {i}"
+            for i, spec in zip(tensors, known, strict=True)
+        ]
+        self._kept = [spec is not None and spec.role in ("parameter", "buffer") for spec in known]
+        self._are_apart = memory_watch(len(tensors), self._written)
+        self.first: Sharing | None = None  # before the first call
 
-    def now(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """For each the first one with the same memory; nothing where none is shared."""
-        kept = self._pick(args)
-        if not self._looked_at.are(kept):
-            memory = list(map(memory_of, kept))
-            shared = len(set(memory)) < len(memory)
-            self._last = tuple(map(memory.index, memory)) if shared else ()
-            self._looked_at.exchange(kept)
-        return self._last
+    def begin(self, args: Sequence[Any]) -> None:
+        """The first call, in which it was traced."""
+        now = self.now(args)
+        # What has two storages at one address was traced as if it were apart.
+        self.first = () if now and now[0] == _AT_ONE_ADDRESS else now
+
+    def now(self, args: Sequence[Any]) -> Sharing:
+        """How they lie in each other's memory; nothing where none share what is written."""
+        tensors = self._pick(args)
+        return () if self._are_apart(tensors) else self._look(tensors)
+
+    def _look(self, tensors: Sequence[Tensor]) -> Sharing:
+        found = program_class().shared_tensors(list(tensors), self._written)
+        if not found:
+            return ()
+        memory = list(map(memory_of, tensors))
+        one, other = (memory[k] for k in found)
+        count = Counter(memory)
+        first = {each: k for k, each in reversed([*enumerate(memory)])}
+        places = [
+            (k, first[memory[k]], each.storage_offset(), *each.shape, *each.stride())
+            for k, each in enumerate(tensors)
+            if count[memory[k]] > 1 or k in found
+        ]
+        return (_AT_ONE_ADDRESS if one != other else "", tuple(found), *places)
 
     def changed(self, args: Sequence[Any]) -> bool:
         return self.now(args) != self.first
+
+    def may_be_traced(self, now: Sharing) -> bool:
+        """Whether AOTAutograd can see it, and it is likely to stay."""
+        if not now:
+            return True
+        return now[0] != _AT_ONE_ADDRESS and all(self._kept[k] for k, *_ in now[2:])
+
+    def told(self, now: Sharing) -> str:
+        """What has changed, in words."""
+        if not now:
+            return "tensors share no memory any more that the graph writes"
+        one, other = (self._names[k] for k in now[1])
+        return f'"{one}" and "{other}" share memory, and one of them is written'
+
+
+# `_AT_ONE_ADDRESS` or nothing, two that share memory, and how each lies that shares its storage.
+Sharing = tuple[Any, ...]
+_AT_ONE_ADDRESS = "two storages"
 
 
 class FrameCall:
@@ -228,6 +279,8 @@ class FrameCall:
         # Other graphs of the same request, by settings of kernels, which inputs require a gradient
         # or share memory, and sizes; None where this one does.
         self._others: dict[Any, Callable[..., Any] | None] = {}
+        self._as_it_is: Callable[..., Any] | None = None  # where tensors share memory
+        self._told: set[str] = set()
         self._unbundled: FrameCall | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -251,6 +304,7 @@ class FrameCall:
         """Until it has run once: eager answers where it fails by an operator."""
         if any(isinstance(arg, FakeTensor) for arg in args):
             return self._call_for_now(args)  # DDPOptimizer runs through what it compiles
+        self._begin(args)
         before = self._before(args)
         # The wrapper, which checks operators of the user's, does so in the first call.
         native = self._is_native and not self._graph.has_foreign_operators
@@ -271,6 +325,12 @@ class FrameCall:
         results = as_it_is(self._request.graph)(*args)  # where it fails, too, that is the error
         self._leave(why)
         return results
+
+    def _begin(self, args: Sequence[Any]) -> None:
+        if self._shared is not None and self._shared.first is None:
+            self._shared.begin(args)
+            # What its own program sees is one tensor by then.
+            self._is_native = self._is_native and not self._shared.first
 
     def _before(self, args: Sequence[Any]) -> FirstRun | None:
         """None where eager must not answer."""
@@ -320,6 +380,9 @@ class FrameCall:
             if self._trained is None or trained == self._trained.first:
                 if self._shared is None or shared == self._shared.first:
                     return None
+        if self._shared is not None and shared != self._shared.first:
+            if not self._shared.may_be_traced(shared):
+                return self._uncaptured(self._shared.told(shared))
         key = settings, trained, shared, *[arg for arg in args if isinstance(arg, int)]
         if key in self._others:
             return self._others[key]
@@ -330,15 +393,17 @@ class FrameCall:
         label, most = self._request.label, self._request.options.max_shapes or FEWEST
         changed = self._trained.changed(trained) if self._trained is not None else {}
         differs = program_class().settings_difference(settings, self._graph.made_for)
-        tied = self._shared is not None and shared != self._shared.first
+        tied = ""
+        if self._shared is not None and shared != self._shared.first:
+            tied = self._shared.told(shared)
         if len(self._others) >= most:
             if True not in changed and not differs and not tied:
                 return None  # gradients that nobody gets
+            if tied and True not in changed and not differs:
+                return self._uncaptured(tied)
             what = f"{differs} is set otherwise than"
             if True in changed:
                 what = f'"{changed[True]}" requires a gradient, which it did not'
-            elif tied:
-                what = "other parameters or buffers share memory than"
             raise RuntimeError(
                 f"{label}: {what} when the graph was compiled, and there are {most} programs for "
                 "other settings, sets of parameters that require a gradient, or sizes; call "
@@ -362,10 +427,24 @@ class FrameCall:
                 what = f'"{changed[True]}" requires a gradient, which it did not when it was'
                 raise _too_late(label, what, "parameters are unfrozen", error) from error
             if tied:
-                what = "other parameters or buffers share memory than when it was"
-                raise _too_late(label, what, "they are tied", error) from error
+                found = self._uncaptured(tied)
         self._others[key] = found
         return found
+
+    def _uncaptured(self, why: str) -> Callable[..., Any]:
+        """Eager's, of the graph as it is."""
+        if self._as_it_is is None:
+            self._as_it_is = as_it_is(self._request.graph)
+        if why not in self._told:
+            self._told.add(why)
+            logger.warning(
+                "%s: %s, otherwise than when it was compiled: such calls run as they are, in "
+                "eager's kernels, uncaptured; give each tensor memory of its own (`clone()`), or "
+                "call torch._dynamo.reset() behind such a change",
+                self._request.label,
+                why,
+            )
+        return self._as_it_is
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
         """The graph for these arguments. What is one tensor by now is one input of it."""

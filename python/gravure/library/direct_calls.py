@@ -53,6 +53,17 @@ def distinct_values() -> Callable[[list[Any]], list[float] | None]:
     return _taken(made) if made else _no_values
 
 
+def memory_watch(count: int, written: list[int]) -> Callable[[tuple[Any, ...]], bool]:
+    """Whether none of so many tensors shares memory with one at `written`, for sure: only what lies
+    elsewhere than in the last call is compared."""
+    made = program_class().memory_watch(count, written)
+    return _taken(made) if made else _never
+
+
+def _never(tensors: tuple[Any, ...]) -> bool:
+    return False
+
+
 def _no_values(tensors: list[Any]) -> None:
     return None
 

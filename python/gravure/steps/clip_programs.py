@@ -13,7 +13,7 @@ from ..graphs.update_recorder import record
 from ..options import CompileOptions
 from ..torch_api.dtensors import is_dtensor, layout_of
 from .clipping import Clipping
-from .loaded_update import LoadedUpdate
+from .loaded_update import LoadedUpdate, SharedMemory
 from .recorded_step import refuse_kinds
 from .said_once import SaidOnce
 from .settings import surroundings
@@ -93,7 +93,11 @@ class ClipPrograms:
             return None
         if norm is None:
             self._last[around] = program
-        return program.run(given, [limit])
+        try:
+            return program.run(given, [limit])
+        except SharedMemory as shared:
+            self._say(shared.reason)
+            return None
 
     def _make(
         self, clipping: Clipping, given: list[Tensor], limit: float, norm: Tensor | None

@@ -15,6 +15,7 @@ from ..torch_api.dtensors import layout_of, locals_of
 from ..torch_api.guard_checks import Check, never, unchanged
 from ..torch_api.optimizers import has_step_hooks, note_step, plain_step, step_name
 from .foreign_step import ForeignStep, foreign_step
+from .loaded_update import SharedMemory
 from .own_optimizers import OWN, is_being_captured, scaling_of, stands_in_the_way
 from .recorded_step import Changing, state_of
 from .said_once import SaidOnce
@@ -210,6 +211,9 @@ class CompiledUpdate:
             program = made
         try:
             program.run([*gradients, *scaling.values()], numbers)
+        except SharedMemory as shared:
+            self._say(optimizer, shared.reason)
+            return False
         except Exception:
             # Tensors whose contents were moved (`.data =`) are refused before anything runs.
             if program.has_state(state_of(optimizer, parameters)):

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..calls.compiled_graph import CompiledGraph
 from ..calls.instance import Instance
 from ..calls.live_graphs import follow_update
+from ..errors import ExportError
 from ..graphs.devices import device_of
 from ..graphs.names import InputSpec, Namer
 from ..graphs.update_recorder import Update, conditions_of, conditions_on_counts
@@ -38,6 +39,10 @@ class _Loaded(Instance):
 
 def _nobody_calls(args: list[Any]) -> Any:
     raise AssertionError("an update is called by its owner")
+
+
+class SharedMemory(ExportError):
+    """Two tensors of an update share memory that it writes: for other tensors it is right."""
 
 
 class LoadedUpdate:
@@ -76,9 +81,19 @@ class LoadedUpdate:
         self._holds = conditions_of(self._update, tensors)
 
     def run(self, tensors: Sequence[Tensor], numbers: list[float]) -> list[Any]:
-        """Those that are not bound; and all numbers. What the update returns."""
+        """Those that are not bound; and all numbers. What the update returns.
+
+        Raises SharedMemory, and nothing has run.
+        """
         given = [float(numbers[i]) for i in self._update.numbers]
-        results = self._run([*locals_of(tensors), *given])
+        values = [*locals_of(tensors), *given]
+        try:
+            results = self._run(values)
+        except RuntimeError:
+            shared = self._program.shared_inputs(_ENTRY, values)
+            if not shared:
+                raise
+            raise SharedMemory(_ENTRY, *shared.split("; ", 1)) from None
         return [lying_as(*pair) for pair in zip(self._update.specs, results, strict=True)]
 
     def keep_gradients(self, examples: Sequence[Tensor]) -> None:

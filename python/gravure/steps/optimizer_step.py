@@ -31,7 +31,8 @@ from .settings import are_same, read_groups
 
 
 class Apart(Exception):
-    """The update must run behind the step, for this once: nothing has run."""
+    """The update must run behind the step, for this once: nothing has run. With a reason where a
+    user can change it."""
 
 
 class OtherBranch(Exception):

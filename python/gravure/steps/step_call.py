@@ -11,20 +11,20 @@ from torch import fx
 
 from ..calls.instance import Instance
 from ..calls.program_maker import bind_fixed
+from ..errors import ExportError
 from ..library.direct_calls import direct
 from ..library.load import program_class
 from ..text.entry_call import picker
 from ..text.fx_import import EntryWriter
 from ..torch_api.autograd import has_gradient_hooks
-from ..torch_api.fake_tensors import memory_of
 from ..torch_api.guard_checks import LookedUp, Scope
-from .optimizer_step import Update
+from .optimizer_step import Apart, Update
 
 ENTRY = "step"
 
 
 # The library's words for why it refused a step: LoadedProgram::refusal.
-_FROZEN_OR_NOT, _HOOK, _SETTINGS = "training", "hook", "settings"
+_FROZEN_OR_NOT, _HOOK, _SETTINGS, _MEMORY = "training", "hook", "settings", "memory"
 
 
 class OtherTraining(RuntimeError):
@@ -79,15 +79,12 @@ class Kept:
         self._first_kinds = tuple([_kind(inputs[i]) for i in kept])
         self._held: tuple[Any, ...] = ()
         self._ids: dict[int, int] = {}  # of what is bound, by position
-        self._memory: dict[int, int] = {}
-        self._shared: list[int] | None = None  # which of them had the same memory at first
 
     def forget(self) -> None:
         """The next call binds all of it, to another program: nothing is held until then."""
         self._found.forget()
         self._held = ()
         self._ids = {}
-        self._memory = {}
         if self.update is not None:
             self.update.forget()
 
@@ -119,23 +116,7 @@ class Kept:
                 "two parameters or buffers of a step are one tensor since it was compiled; call "
                 "torch._dynamo.reset() after they are tied",
             )
-        self._refuse_sharing(positions, values)
         self._ids = ids
-
-    def _refuse_sharing(self, positions: list[int], values: list[Any]) -> None:
-        """Two that have the same memory now: a step that writes into one of them cannot be."""
-        memory = self._memory | dict(zip(positions, map(memory_of, values), strict=True))
-        if len(memory) == len(self.looked_up) + len(self._passed):  # all of them are known
-            all_of = [memory[i] for i in sorted(memory)]
-            shared = [all_of.index(each) for each in all_of]
-            if self._shared is not None and shared != self._shared:
-                raise OtherTraining(
-                    ("memory", *shared),
-                    "other parameters or buffers of a step share memory than when it was compiled; "
-                    "call torch._dynamo.reset() behind such a change",
-                )
-            self._shared = shared
-        self._memory = memory
 
     def named(self, program: Any, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
         """Every input of a call, with its name."""
@@ -248,6 +229,10 @@ class StepProgram(Instance):
                 now = kept.state(tuple(args), program_class().kernel_settings())
                 former = (now[0], self._made_for, now[2]) if refusal == _SETTINGS else None
                 raise OtherTraining(now, message, former)
+            if refusal == _MEMORY:
+                if kept.update is not None:  # the optimizer's own step may be what writes
+                    raise Apart(message)
+                raise ExportError(ENTRY, *message.split("; ", 1))
             if refusal == _HOOK:
                 _refuse_hooks(kept.named(program, args))
                 self._hooked = True

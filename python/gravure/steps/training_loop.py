@@ -62,7 +62,9 @@ class TrainingLoop:
             return self._apart(args, kwargs, scaler)
         try:
             result = self._whole(args, kwargs)
-        except Apart:
+        except Apart as apart:
+            if apart.args:
+                self._say(str(apart))
             return self._apart(args, kwargs, scaler)
         except StateMissing:
             result = self._apart(args, kwargs, scaler)

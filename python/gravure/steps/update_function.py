@@ -14,7 +14,7 @@ from ..graphs.update_recorder import record
 from ..options import CompileOptions
 from ..torch_api.dtensors import layout_of
 from ..torch_api.operators import pytree
-from .loaded_update import LoadedUpdate
+from .loaded_update import LoadedUpdate, SharedMemory
 from .outside_values import OutsideValues, is_plain
 from .recorded_step import refuse_kinds
 from .said_once import SaidOnce
@@ -69,7 +69,12 @@ class UpdateFunction:
                 self._say(error.reason if isinstance(error, ExportError) else repr(error))
                 self.own_calls += 1
                 return self._fn(*args, **kwargs)
-        program.run(tensors, numbers)
+        try:
+            program.run(tensors, numbers)
+        except SharedMemory as shared:
+            self._say(shared.reason)
+            self.own_calls += 1
+            return self._fn(*args, **kwargs)
         return None
 
     def _make(

@@ -1,0 +1,214 @@
+#include "runtime/program/input_memory.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <llvm/ADT/STLExtras.h>
+#include <llvm/ADT/SmallVector.h>
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+namespace gravure {
+namespace {
+
+/// Where a tensor lies.
+struct Place {
+  size_t index = 0;
+  bool written = false;
+  const void* space = nullptr;  // addresses of two are not compared
+  int64_t begin = 0, end = 0;
+  const c10::TensorImpl* tensor = nullptr;  // none: all between them
+};
+
+std::optional<Place> placeOf(const c10::IValue& value) {
+  if (!value.isTensor()) return std::nullopt;
+  const c10::TensorImpl* const tensor = value.unsafeToTensorImpl();
+  if (!tensor->has_storage()) return std::nullopt;  // an undefined one, too
+  const c10::Storage& storage = tensor->unsafe_storage();
+  if (!storage) return std::nullopt;
+  Place place;
+  const bool standIn = storage.device_type() == c10::DeviceType::Meta;
+  if (standIn) place.space = storage.unsafeGetStorageImpl();
+  if (tensor->has_symbolic_sizes_strides()) {
+    place.end = std::numeric_limits<int64_t>::max();
+    return standIn ? std::optional(place) : std::nullopt;
+  }
+  if (tensor->numel() == 0) return std::nullopt;
+  const auto itemsize = static_cast<int64_t>(tensor->itemsize());
+  if (!standIn) {
+    if (storage.data() == nullptr) return std::nullopt;
+    place.begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage.data()));
+  }
+  place.begin += tensor->storage_offset() * itemsize;
+  int64_t last = 0;
+  const at::IntArrayRef sizes = tensor->sizes(), strides = tensor->strides();
+  for (size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
+  place.end = place.begin + (last + 1) * itemsize;
+  place.tensor = tensor;
+  return place;
+}
+
+/// Sums of multiples: of each stride between a least and a most one.
+class Sums {
+ public:
+  void add(const c10::TensorImpl& tensor, bool negative) {
+    const auto itemsize = static_cast<int64_t>(tensor.itemsize());
+    for (int64_t d = 0; d < tensor.dim(); ++d) {
+      const int64_t most = tensor.size(d) - 1, stride = tensor.stride(d) * itemsize;
+      if (most <= 0 || stride == 0) continue;
+      const auto found = llvm::find_if(terms_, [&](const Term& t) { return t.stride == stride; });
+      Term& term = found == terms_.end() ? terms_.emplace_back(Term{stride, 0, 0}) : *found;
+      (negative ? term.low : term.high) += negative ? -most : most;
+    }
+  }
+
+  /// Whether `base` and one of them are between `from` and `to`.
+  bool reach(int64_t base, int64_t from, int64_t to) {
+    llvm::sort(terms_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
+    left_ = kMost;
+    return reachFrom(0, base, from, to);
+  }
+
+ private:
+  struct Term {
+    int64_t stride = 0, low = 0, high = 0;
+  };
+
+  bool reachFrom(size_t first, int64_t sum, int64_t from, int64_t to) {
+    if (first == terms_.size()) return from <= sum && sum <= to;
+    int64_t low = sum, high = sum;  // of what the smaller strides bring
+    for (size_t i = first + 1; i < terms_.size(); ++i) {
+      low += terms_[i].stride * terms_[i].low;
+      high += terms_[i].stride * terms_[i].high;
+    }
+    const Term& term = terms_[first];
+    const int64_t least = std::max(term.low, ceiling(from - high, term.stride));
+    const int64_t most = std::min(term.high, -ceiling(low - to, term.stride));
+    for (int64_t x = least; x <= most; ++x) {
+      if (--left_ < 0) return true;  // unknown
+      if (reachFrom(first + 1, sum + x * term.stride, from, to)) return true;
+    }
+    return false;
+  }
+  static int64_t ceiling(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
+
+  static constexpr int kMost = 1 << 14;  // tries: strides that nest take a few
+  llvm::SmallVector<Term, 8> terms_;
+  int left_ = 0;
+};
+
+/// Of two whose bytes are between each other's.
+bool share(const Place& a, const Place& b) {
+  if (a.tensor == nullptr || b.tensor == nullptr) return true;
+  Sums sums;
+  sums.add(*a.tensor, /*negative=*/true);
+  sums.add(*b.tensor, /*negative=*/false);
+  return sums.reach(b.begin - a.begin, 1 - static_cast<int64_t>(b.tensor->itemsize()),
+                    static_cast<int64_t>(a.tensor->itemsize()) - 1);
+}
+
+}  // namespace
+
+std::optional<SharedInputs> findShared(llvm::ArrayRef<c10::IValue> values,
+                                       llvm::ArrayRef<size_t> written) {
+  if (written.empty()) return std::nullopt;
+  std::vector<Place> places;
+  places.reserve(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    std::optional<Place> place = placeOf(values[i]);
+    if (!place) continue;
+    place->index = i;
+    place->written = std::binary_search(written.begin(), written.end(), i);
+    places.push_back(*place);
+  }
+  llvm::sort(places, [](const Place& a, const Place& b) {
+    return std::tie(a.space, a.begin, a.index) < std::tie(b.space, b.begin, b.index);
+  });
+  std::vector<const Place*> open;  // those that end behind where the next one begins
+  for (const Place& place : places) {
+    std::erase_if(open, [&](const Place* each) {
+      return each->space != place.space || each->end <= place.begin;
+    });
+    for (const Place* each : open) {
+      if ((!each->written && !place.written) || !share(*each, place)) continue;
+      const bool first = each->written && (!place.written || each->index < place.index);
+      const Place& one = first ? *each : place;
+      return SharedInputs{one.index, first ? place.index : each->index};
+    }
+    open.push_back(&place);
+  }
+  return std::nullopt;
+}
+
+void LooseInputs::addFixed(size_t index, const OperandGuard::Layout& layout) {
+  int64_t last = 0;
+  for (size_t d = 0; d < layout.sizes.size(); ++d) {
+    if (layout.sizes[d] == 0) return;
+    last += (layout.sizes[d] - 1) * layout.strides[d];
+  }
+  Span span;
+  span.begin = reinterpret_cast<uintptr_t>(layout.address);
+  span.end = span.begin + static_cast<uintptr_t>(last + 1) * c10::elementSize(layout.dtype);
+  fixed_.push_back(span);
+  if (std::binary_search(written_.begin(), written_.end(), index)) fixedWritten_.push_back(span);
+}
+
+void LooseInputs::addLoose(size_t index) {
+  Loose loose;
+  loose.index = index;
+  loose.written = std::binary_search(written_.begin(), written_.end(), index);
+  loose_.push_back(loose);
+}
+
+void LooseInputs::close() {
+  if (written_.empty()) loose_.clear();
+  for (std::vector<Span>* const spans : {&fixed_, &fixedWritten_}) {
+    llvm::sort(*spans, [](const Span& a, const Span& b) { return a.begin < b.begin; });
+    std::vector<Span> joined;
+    for (const Span& span : *spans) {
+      if (joined.empty() || joined.back().end < span.begin) {
+        joined.push_back(span);
+      } else {
+        joined.back().end = std::max(joined.back().end, span.end);
+      }
+    }
+    *spans = std::move(joined);
+  }
+}
+
+bool LooseInputs::looksApart(const std::vector<c10::IValue>& values) const {
+  llvm::SmallVector<Loose*, 4> moved;
+  for (Loose& loose : loose_) {
+    Span span;
+    if (const auto place = placeOf(values[loose.index])) {
+      span.begin = static_cast<uintptr_t>(place->begin);
+      span.end = static_cast<uintptr_t>(place->end);
+    }
+    if (span == loose.last) continue;
+    loose.last = span;
+    moved.push_back(&loose);
+  }
+  const bool apart = llvm::none_of(moved, [&](const Loose* loose) { return meets(*loose); });
+  if (!apart) {
+    for (Loose* const loose : moved) loose->last = {};  // looked at again
+  }
+  return apart;
+}
+
+bool LooseInputs::meets(const Loose& loose) const {
+  if (loose.last.begin == loose.last.end) return false;
+  if (meets(loose.written ? fixed_ : fixedWritten_, loose.last)) return true;
+  return llvm::any_of(loose_, [&](const Loose& other) {
+    return &other != &loose && (loose.written || other.written) &&
+           other.last.begin < loose.last.end && loose.last.begin < other.last.end;
+  });
+}
+
+bool LooseInputs::meets(const std::vector<Span>& spans, const Span& span) {
+  const auto behind = std::partition_point(
+      spans.begin(), spans.end(), [&](const Span& each) { return each.end <= span.begin; });
+  return behind != spans.end() && behind->begin < span.end;
+}
+
+}  // namespace gravure

@@ -14,10 +14,10 @@
 namespace gravure {
 namespace {
 
-/// Replays without a warm-up after which what is spare lies idle: within ten steps, also of a program that
-/// replays once a step. In a model of many graphs, some of which replay while others warm up, memory is
-/// only made anew then.
-constexpr int64_t kIdle = 6;
+/// Replays without a warm-up after which what is spare lies idle. A program of many partitions has eight in
+/// one step; a model that is one graph has come so far in its tenth step. In a model of many graphs, some of
+/// which replay while others warm up, memory is only made anew then.
+constexpr int64_t kIdle = 12;
 
 bool isTime(int64_t call) { return (call & (call - 1)) == 0 || call % 1024 == 0; }
 

@@ -657,7 +657,7 @@ std::string LoadedProgram::sharedInputs(const std::string& name, const Values& v
   const auto lock = turn();
   const Bound& state = bound(name);
   const AliveTensors alive(state.weak);
-  return runtime_->sharedInputs(name, allInputs(state, alive, values, /*last=*/false));
+  return runtime_->sharedInputs(name, allInputs(state, alive, values.vec(), /*last=*/false));
 }
 
 std::vector<int64_t> LoadedProgram::sharedTensors(const std::vector<at::Tensor>& tensors,

@@ -244,7 +244,8 @@ def test_who_comes_to_share_memory_is_seen_from_call_to_call() -> None:
         assert not apart(tensors)
         tensors[2].data = torch.zeros(8)
         assert apart(tensors)
-    for others in ((*tensors[:2], None), tensors[:2], [*tensors]):
+    for others in (tensors[:2], [*tensors], (*tensors[:2], 1)):
         assert not apart(others)
-    assert apart((*tensors[:2], torch.zeros(8).to_sparse()))
+    for without_memory in (torch.zeros(8).to_sparse(), None):
+        assert apart((*tensors[:2], without_memory))
     assert sys.getrefcount(tensors[0]) == sys.getrefcount(tensors[1])

@@ -23,7 +23,7 @@ std::set<uintptr_t> bytesOf(const at::Tensor& tensor) {
     }
     const auto first = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) +
                        static_cast<uintptr_t>(offset) * tensor.element_size();
-    for (size_t b = 0; b < tensor.element_size(); ++b) bytes.insert(first + b);
+    for (int64_t b = 0; b < tensor.element_size(); ++b) bytes.insert(first + b);
   }
   return bytes;
 }

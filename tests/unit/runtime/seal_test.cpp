@@ -142,7 +142,7 @@ TEST_CASE("seals are for the captures that they were made of, until they are bro
   seals.add(std::move(contents));
   CHECK_FALSE(seals.cover(none));  // another number of launches
   CHECK_FALSE(seals.cover(cold));  // another capture, or none any more
-  seals.add({});
+  seals.add(Seal::Contents());
   CHECK(seals.cover(none));
   seals.breakAll();
   CHECK_FALSE(seals.cover(none));

@@ -21,6 +21,13 @@ class ResultWatch {
     seen_ = true;
     held_ |= !last_.expired();
   }
+  /// Its own entry begins, which is the first of the program. The step before speaks for those to come: in
+  /// the first one gradients may become `.grad` itself, to which all later ones are added.
+  void ownStepBegins() {
+    if (!handedOut_) return;
+    seen_ = true;
+    held_ = !last_.expired();
+  }
   /// An entry that comes after its own in the program begins.
   void laterEntryBegins() {
     if (!handedOut_) return;
@@ -34,7 +41,7 @@ class ResultWatch {
   bool wasHandedOut() const { return handedOut_; }
   /// Whether a next step was seen to begin.
   bool hasSeen() const { return seen_; }
-  /// True if nobody held it whenever a next step began, which was seen at least once.
+  /// True if nobody held it where a next step began, which was seen at least once.
   bool droppedInTime() const { return seen_ && !held_; }
 
  private:

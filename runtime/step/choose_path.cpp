@@ -254,7 +254,13 @@ void Runtime::Impl::watchResults(const EntryState& begins) {
   EntryState& own = entries_[&begins - entries_.data()];
   const std::vector<OutputInfo>& infos = own.code->entry->outputs;
   for (size_t o = 0; o < own.results.watches.size() && o < infos.size(); ++o) {
-    if (infos[o].role == OutputRole::Output) own.results.watches[o].nextStepBegins();
+    if (infos[o].role != OutputRole::Output) continue;
+    ResultWatch& watch = own.results.watches[o];
+    if (&begins == entries_.data()) {
+      watch.ownStepBegins();
+    } else {
+      watch.nextStepBegins();
+    }
   }
   for (EntryState& entry : entries_) {
     if (&entry >= &begins) break;

@@ -205,6 +205,28 @@ def test_a_region_that_reads_is_not() -> None:
     assert re.search("masked_select.*reads", regions.obstacle)
 
 
+def by_mask(x: Tensor, y: Tensor) -> Tensor:
+    return x[y > 0]
+
+
+def by_numbers(x: Tensor, y: Tensor) -> Tensor:
+    return x[y.argsort(-1)[0] % 8]
+
+
+@pytest.mark.parametrize(("indexed", "reads"), [(by_mask, True), (by_numbers, False)])
+def test_a_region_that_indexes_reads_where_it_counts_a_mask(
+    indexed: Callable[..., Tensor], reads: bool
+) -> None:
+    args = torch.randn(8, 16), torch.randn(8, 16)
+    for mode in ("real", "symbolic"):
+        graph = make_fx(indexed, tracing_mode=mode)(*args)
+        nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor)
+        assert len(nodes) == 1
+        regions = MarkedRegions()
+        regions.note(graph, whole=True)
+        assert ("reads" in regions.obstacle) is reads, regions.obstacle
+
+
 def graph_results(graph: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
     return [t.clone() for t in graph(*(a.clone() for a in args))]
 

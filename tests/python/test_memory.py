@@ -14,8 +14,10 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from gravure.calls.graph_passes import GraphPasses
 from running import need_library
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from training import same_as_eager
 
 need_library()
@@ -119,6 +121,40 @@ def test_scores_beside_their_loss_leave_their_place_to_its_backward() -> None:
     (program,) = report.graphs[-1].programs
     assert program.stats["captures"] == 2
     assert 2.9 * Scores.BYTES < program.stats["arena_bytes"] < 3.5 * Scores.BYTES
+
+
+def _loss_and_gradient(weight: Tensor, x: Tensor) -> list[Tensor]:
+    weight = weight.detach().requires_grad_()
+    loss = (x @ weight).tanh().sum()
+    return [loss, *torch.autograd.grad(loss, [weight])]
+
+
+@pytest.mark.parametrize("keeps", ["the first", "each"])
+def test_a_gradient_that_is_added_to_the_first_steps_is_no_copy(keeps: str) -> None:
+    """As torchtitan's trainer has it: `.grad` is what the first step returned, and stays."""
+    weight, x = torch.randn(4096, 2100), torch.randn(8, 4096)
+    passes = GraphPasses()
+    run = passes.step(make_fx(_loss_and_gradient, tracing_mode="fake")(weight, x), [0])
+    total = torch.zeros_like(weight)
+    kept = []
+    for step in range(8):
+        _, gradient = run(weight, x)
+        expected = _loss_and_gradient(weight, x)[1]
+        total += expected
+        assert torch.equal(gradient, expected)
+        if step == 0:
+            weight.grad = gradient
+        else:
+            weight.grad += gradient
+        if keeps == "each":
+            kept.append((gradient, None if step == 0 else expected))
+        del gradient, expected
+    assert torch.equal(weight.grad, total)
+    assert all(torch.equal(*pair) for pair in kept[1:])
+    (stats,) = (p.stats for graph in gravure.report().graphs for p in graph.programs)
+    assert stats["replays"] > 0
+    assert (stats["copied_result_bytes"] < 1000) is (keeps == "the first")
+    passes.shutdown()
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["in the backward", "before it"])

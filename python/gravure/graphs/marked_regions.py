@@ -11,7 +11,7 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
@@ -76,7 +76,7 @@ def _obstacle(node: fx.Node, whole: bool) -> str:
         return f"{node.target} in them communicates"
     if _draws(node) and node.kwargs.get("generator") is not None:
         return f"{node.target} in them draws from a generator of its own"
-    if any(tag in getattr(node.target, "tags", ()) for tag in _READS):
+    if _reads(node):
         return f"{node.target} in them reads on the host"
     is_number = is_free(node) and schema(node) is None and not higher_order_name(node.target)
     if whole and _writes_into_its_own(node):
@@ -84,6 +84,19 @@ def _obstacle(node: fx.Node, whole: bool) -> str:
     if not is_number and not is_inductors_own(node) and writes(node):
         return f"{node.target} in them may write"
     return ""
+
+
+def _reads(node: fx.Node) -> bool:
+    """Whether it waits for a value of the device. Indexing does where an index is a mask, whose
+    elements are counted: flex attention's masks take theirs by numbers."""
+    if not any(tag in getattr(node.target, "tags", ()) for tag in _READS):
+        return False
+    if node.target is not torch.ops.aten.index.Tensor:
+        return True
+    indices = [index for index in node.args[1] if index is not None]  # type: ignore[union-attr]
+    examples = [i.meta.get("val") if isinstance(i, fx.Node) else None for i in indices]
+    masks = (torch.bool, torch.uint8)
+    return not all(isinstance(e, Tensor) and e.dtype not in masks for e in examples)
 
 
 def _writes_into_its_own(node: fx.Node) -> bool:

@@ -206,8 +206,8 @@ def models() -> Iterator[str]:
         "and little time: [when to use what](when-to-use.md). Since these runs, what the first "
         "steps leave idle in PyTorch's cache is given back (Mamba has 6,890 MiB after ten steps), "
         "and code of Inductor's lets go of its operands in the arena: on torch 2.15 GPT-2, BERT "
-        "and T5 then have 5,588, 7,654 and 6,638 MiB with Inductor's kernels, where `reduce-overhead` "
-        "has 6,580, 8,066 and 6,668 ([log](benchmarks-log.md#real-models))."
+        "and T5 then have 5,588, 7,654 and 6,638 MiB with Inductor's kernels, where "
+        "`reduce-overhead` has 6,580, 8,066 and 6,668 ([log](benchmarks-log.md#real-models))."
     )
 
 

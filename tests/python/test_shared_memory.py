@@ -16,6 +16,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
+from gravure.torch_api.private_names import MINOR
 from running import bits, need_library
 from torch import Tensor
 
@@ -190,6 +191,8 @@ ROWS = rows()
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)).replace(" ", "_"))
 def test_law_3_what_comes_to_share_memory_is_computed_as_in_eager(row: Any) -> None:
     side, roles, writes, way, when = row
+    if MINOR < 15 and way == "in part" and when[0] == "X":
+        pytest.xfail("torch 2.11 traces a base of two views that is smaller than the one it passes")
     eager, ours = SIDES[side]
     both = [Run(roles, writes, eager), Run(roles, writes, ours)]
     before = "a"

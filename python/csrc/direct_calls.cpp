@@ -292,14 +292,8 @@ int64_t makeDirectCall(LoadedProgram& program, const DirectCall& call) {
   TORCH_CHECK(method != Method::None, "direct_call: there is no method '", call.method, "'");
   const WithPython lock(*python);
   auto direct = std::make_unique<Direct>(*python, *values, program, call, method);
-  PyObject* const capsule = python->PyCapsule_New(direct.get(), kName, &endDirect);
-  TORCH_CHECK(capsule, "direct_call: Python has no memory");
-  (void)direct.release();
   static PyMethod of = {"direct_call", &callDirect, kFastCall, nullptr};
-  PyObject* const function = python->PyCFunction_NewEx(&of, capsule, nullptr);
-  python->Py_DecRef(capsule);
-  TORCH_CHECK(function, "direct_call: Python has no memory");
-  return reinterpret_cast<int64_t>(function);
+  return newFunction(*python, of, std::move(direct), kName, &endDirect);
 }
 
 void reportParked() {

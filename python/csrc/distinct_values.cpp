@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <c10/util/Exception.h>
 
 #include <llvm/ADT/STLExtras.h>
 
@@ -73,9 +72,7 @@ PyObject* distinctValues(PyObject* /*self*/, PyObject* const* arguments, PySize 
   } catch (const std::exception&) {  // no tensor
     python.PyErr_Clear();
   }
-  if (known) return listOf(python, values);
-  python.Py_IncRef(python.none);
-  return python.none;
+  return known ? listOf(python, values) : python.held(python.none);
 }
 
 }  // namespace
@@ -85,9 +82,7 @@ int64_t makeDistinctValues() {
   if (!python || !torch_private::PythonValues::find()) return 0;
   const WithPython lock(*python);
   static PyMethod of = {"distinct_values", &distinctValues, kFastCall, nullptr};
-  PyObject* const function = python->PyCFunction_NewEx(&of, nullptr, nullptr);
-  TORCH_CHECK(function, "distinct_values: Python has no memory");
-  return reinterpret_cast<int64_t>(function);
+  return newFunction(*python, of);
 }
 
 }  // namespace gravure

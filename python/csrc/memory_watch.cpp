@@ -5,12 +5,12 @@
 #include "runtime/program/input_memory.h"
 
 #include <ATen/core/ivalue.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <exception>
 #include <memory>
 #include <optional>
+#include <utility>
 
 namespace gravure {
 namespace {
@@ -60,9 +60,7 @@ PyObject* watchMemory(PyObject* self, PyObject* const* arguments, PySize count) 
     }
     watch->letGo();
   }
-  PyObject* const answer = apart ? python.yes : python.no;
-  python.Py_IncRef(answer);
-  return answer;
+  return python.held(apart ? python.yes : python.no);
 }
 
 void endWatch(PyObject* capsule) {
@@ -76,14 +74,8 @@ int64_t makeMemoryWatch(int64_t count, const std::vector<int64_t>& written) {
   if (!python || !torch_private::PythonValues::find()) return 0;
   const WithPython lock(*python);
   auto watch = std::make_unique<MemoryWatch>(static_cast<size_t>(count), written);
-  PyObject* const capsule = python->PyCapsule_New(watch.get(), kName, &endWatch);
-  TORCH_CHECK(capsule, "memory_watch: Python has no memory");
-  (void)watch.release();
   static PyMethod of = {"memory_watch", &watchMemory, kFastCall, nullptr};
-  PyObject* const function = python->PyCFunction_NewEx(&of, capsule, nullptr);
-  python->Py_DecRef(capsule);
-  TORCH_CHECK(function, "memory_watch: Python has no memory");
-  return reinterpret_cast<int64_t>(function);
+  return newFunction(*python, of, std::move(watch), kName, &endWatch);
 }
 
 }  // namespace gravure

@@ -45,4 +45,10 @@ const PythonApi* PythonApi::find() {
   return found ? &*found : nullptr;
 }
 
+int64_t newFunction(const PythonApi& python, PyMethod& method, PyObject* self) {
+  PyObject* const function = python.PyCFunction_NewEx(&method, self, nullptr);
+  TORCH_CHECK(function, method.name, ": Python has no memory");
+  return reinterpret_cast<int64_t>(function);
+}
+
 }  // namespace gravure

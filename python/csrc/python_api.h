@@ -1,7 +1,11 @@
 #pragma once
 // Functions of Python's stable interface, by name: this library uses no Python header, and loads without Python.
 
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+
 #include <cstdint>
+#include <memory>
 
 struct _object;  // what Python's PyObject is
 
@@ -39,6 +43,7 @@ struct PythonApi {
   int (*PyDict_Next)(PyObject* dict, PySize* position, PyObject** key, PyObject** value);
   PySize (*PyDict_Size)(PyObject* dict);
   double (*PyFloat_AsDouble)(PyObject* number);
+  PyObject* (*PyFloat_FromDouble)(double number);
   long long (*PyLong_AsLongLong)(PyObject* number);
   PyObject* (*PyErr_Occurred)();
   void (*PyErr_Clear)();
@@ -50,8 +55,12 @@ struct PythonApi {
   PyObject* none;
   PyObject *yes, *no;
   PyObject *tupleType, *listType, *dictType, *floatType, *intType, *boolType;
-  PyObject* (*PyFloat_FromDouble)(double number);
 
+  /// `object`, held once more: what a function returns.
+  PyObject* held(PyObject* object) const {
+    Py_IncRef(object);
+    return object;
+  }
   /// Types outlive their objects, which the caller holds.
   const PyObject* typeOf(PyObject* object) const {
     PyObject* const type = PyObject_Type(object);
@@ -76,5 +85,20 @@ class WithPython {
   const PythonApi& python_;
   const int state_;
 };
+
+/// A new function of Python's, as the address of a reference that the caller owns. `method` outlives it; the
+/// thread has Python's lock. Throws c10::Error where Python has no memory.
+int64_t newFunction(const PythonApi& python, PyMethod& method, PyObject* self = nullptr);
+
+/// The same with a state: a capsule called `name`, which `end` deletes it from.
+template <typename State>
+int64_t newFunction(const PythonApi& python, PyMethod& method, std::unique_ptr<State> state,
+                    const char* name, void (*end)(PyObject* capsule)) {
+  PyObject* const capsule = python.PyCapsule_New(state.get(), name, end);
+  TORCH_CHECK(capsule, method.name, ": Python has no memory");
+  (void)state.release();
+  const auto drop = c10::make_scope_exit([&] { python.Py_DecRef(capsule); });
+  return newFunction(python, method, capsule);
+}
 
 }  // namespace gravure

@@ -2,8 +2,6 @@
 
 #include "python/csrc/python_api.h"
 
-#include <c10/util/Exception.h>
-
 namespace gravure {
 namespace {
 
@@ -35,9 +33,7 @@ PyObject* sameObjects(PyObject* /*self*/, PyObject* const* arguments, PySize cou
     if (type == python.listType) same = sameMembers(python, arguments[0], arguments[1]);
     if (type == python.dictType) same = sameItems(python, arguments[0], arguments[1]);
   }
-  PyObject* const answer = same ? python.yes : python.no;
-  python.Py_IncRef(answer);
-  return answer;
+  return python.held(same ? python.yes : python.no);
 }
 
 }  // namespace
@@ -47,9 +43,7 @@ int64_t makeSameObjects() {
   if (!python) return 0;
   const WithPython lock(*python);
   static PyMethod of = {"same_objects", &sameObjects, kFastCall, nullptr};
-  PyObject* const function = python->PyCFunction_NewEx(&of, nullptr, nullptr);
-  TORCH_CHECK(function, "same_objects: Python has no memory");
-  return reinterpret_cast<int64_t>(function);
+  return newFunction(*python, of);
 }
 
 }  // namespace gravure

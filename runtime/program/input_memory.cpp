@@ -1,5 +1,6 @@
 #include "runtime/program/input_memory.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 
 #include <llvm/ADT/STLExtras.h>
@@ -21,6 +22,11 @@ struct Place {
   const c10::TensorImpl* tensor = nullptr;  // none: all between them
 };
 
+/// From the first byte of such a tensor to its last; 0 where it has no elements.
+int64_t bytesOf(at::IntArrayRef sizes, at::IntArrayRef strides, size_t itemsize) {
+  return static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, itemsize));
+}
+
 std::optional<Place> placeOf(const c10::IValue& value) {
   if (!value.isTensor()) return std::nullopt;
   const c10::TensorImpl* const tensor = value.unsafeToTensorImpl();
@@ -41,10 +47,7 @@ std::optional<Place> placeOf(const c10::IValue& value) {
     place.begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage.data()));
   }
   place.begin += tensor->storage_offset() * itemsize;
-  int64_t last = 0;
-  const at::IntArrayRef sizes = tensor->sizes(), strides = tensor->strides();
-  for (size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
-  place.end = place.begin + (last + 1) * itemsize;
+  place.end = place.begin + bytesOf(tensor->sizes(), tensor->strides(), tensor->itemsize());
   place.tensor = tensor;
   return place;
 }
@@ -142,14 +145,11 @@ std::optional<SharedInputs> findShared(llvm::ArrayRef<c10::IValue> values,
 }
 
 void LooseInputs::addFixed(size_t index, const OperandGuard::Layout& layout) {
-  int64_t last = 0;
-  for (size_t d = 0; d < layout.sizes.size(); ++d) {
-    if (layout.sizes[d] == 0) return;
-    last += (layout.sizes[d] - 1) * layout.strides[d];
-  }
+  const int64_t bytes = bytesOf(layout.sizes, layout.strides, c10::elementSize(layout.dtype));
+  if (bytes == 0) return;
   Span span;
   span.begin = reinterpret_cast<uintptr_t>(layout.address);
-  span.end = span.begin + static_cast<uintptr_t>(last + 1) * c10::elementSize(layout.dtype);
+  span.end = span.begin + static_cast<uintptr_t>(bytes);
   fixed_.push_back(span);
   if (std::binary_search(written_.begin(), written_.end(), index)) fixedWritten_.push_back(span);
 }

@@ -89,8 +89,8 @@ std::string Runtime::Impl::inputsDiffer(EntryState& entry, const std::vector<c10
     if (!guard.holds(inputs[index])) add(index, guard);
   }
   for (; next < inputs.size(); ++next) entry.inputs.checks[next].check(inputs[next]);
-  if (!changed
-           .empty()) {  // a seal beside the current one may hold, where held results kept it from serving
+  if (!changed.empty()) {
+    // A seal beside the current one may hold, where held results kept it from serving.
     const Seal* beside = entry.seals.findBeside(inputs);
     if (beside && makeCurrent(entry, *beside)) {
       changed.clear();

@@ -62,6 +62,7 @@ def own_captures() -> list[bool]:
 def programs() -> list[dict[str, Any]]:
     """Of Gravure, by graph and program."""
     gravure = sys.modules.get("gravure")
+    graphs = gravure.report().graphs if gravure else []
     return [
         {
             "failure": graph.failure,
@@ -70,13 +71,9 @@ def programs() -> list[dict[str, Any]]:
             "remarks": program.remarks,
             "stats": {name: count for name, count in program.stats.items() if count},
         }
-        for graph in (gravure.report().graphs if gravure else [])
+        for graph in graphs
         for program in graph.programs
-    ] + [
-        {"failure": graph.failure}
-        for graph in (gravure.report().graphs if gravure else [])
-        if not graph.programs
-    ]
+    ] + [{"failure": graph.failure} for graph in graphs if not graph.programs]
 
 
 def memory() -> dict[str, int]:

@@ -6,6 +6,8 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/location.h"
+#include "ir/core/nested_nodes.h"
+#include "ir/facts/compiled_op.h"
 #include "ir/facts/op_facts.h"
 #include "ir/facts/value_types.h"
 #include "ir/text/program_text.h"
@@ -13,11 +15,13 @@
 #include "ir/text/type_reader.h"
 
 #include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/DenseSet.h>
 #include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringMap.h>
 #include <llvm/ADT/StringSet.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace gravure {
 namespace {
@@ -48,6 +52,7 @@ class EntryVerifier {
   void checkUse(const Node* node, const Value* value, const char* what);
   void checkRng(const Node* node);
   void checkWaits();
+  void checkDonated();
   void define(const Value* value);
   [[noreturn]] void fail(const Node* node, const std::string& message) const;
   [[noreturn]] void fail(const std::string& message) const;
@@ -59,6 +64,7 @@ class EntryVerifier {
   uint32_t scope_ = 0;         // the current one
   uint32_t barrier_ = 0;       // values of scopes before this one are not seen
   bool communicates_ = false;  // starts a collective
+  bool donates_ = false;       // gives compiled code operands for good
 };
 
 void EntryVerifier::fail(const std::string& message) const {
@@ -77,6 +83,7 @@ void EntryVerifier::verify() {
   checkOutputRoles();
   checkBlock(entry_.graph->block(), nullptr);
   if (communicates_) checkWaits();
+  if (donates_) checkDonated();
 }
 
 void EntryVerifier::checkInputRoles() {
@@ -197,6 +204,7 @@ void EntryVerifier::checkNode(const Node* node) {
   if (wrong.empty() && facts->schema && !node->blocks().empty()) wrong = "it cannot have blocks";
   if (!wrong.empty()) fail(node, wrong);
   communicates_ |= facts->collective;
+  donates_ |= !donatedOperands(node).empty();
   for (const Block* block : node->blocks()) checkBlock(block, node);
   for (const Value* output : node->outputs()) define(output);
 }
@@ -265,6 +273,71 @@ void EntryVerifier::checkWaits() {
   }
 }
 
+/// Nobody needs what is donated behind the call, or has it but the program.
+void EntryVerifier::checkDonated() {
+  const DefinedMemory memory(entry_);
+  llvm::DenseMap<int64_t, const Node*> last;  // by storage: who has it as an operand last
+  forEachNode(entry_.graph->block(), [&](const Node* node) {
+    for (const Value* operand : node->inputs()) last[memory.storageOf(operand)] = node;
+  });
+  forEachNode(entry_.graph->block(), [&](const Node* node) {
+    for (const Value* donated : donatedOperands(node)) {
+      const int64_t storage = memory.storageOf(donated);
+      const auto isThere = [&](const Value* value) { return memory.storageOf(value) == storage; };
+      const std::string what = "it is donated %" + donated->debugName() + ", ";
+      if (last.lookup(storage) != node) {
+        fail(node, what + "whose memory " + describe(last.lookup(storage)) + " has behind it");
+      }
+      if (llvm::count_if(node->inputs(), isThere) != 1)
+        fail(node, what + "whose memory another operand has");
+      if (llvm::any_of(entry_.graph->outputs(), isThere))
+        fail(node, what + "whose memory the entry returns");
+      size_t inputs = 0;
+      for (size_t i = 0; i < entry_.inputs.size(); ++i) {
+        if (!isThere(entry_.graph->inputs()[i])) continue;
+        if (++inputs > 1 || entry_.inputs[i].role != InputRole::Saved)
+          fail(node, what + "whose memory the caller has");
+      }
+    }
+  });
+}
+
+/// Of a saved value that another entry donates: `saver` neither takes nor returns its memory as anything
+/// else.
+void checkDonatedValue(const Entry& saver, const std::string& name) {
+  const DefinedMemory memory(saver);
+  const auto outputs = saver.graph->outputs();
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    if (saver.outputs[o].role != OutputRole::Saved || saver.outputs[o].name != name) continue;
+    const int64_t storage = memory.storageOf(outputs[o]);
+    const auto isThere = [&](const Value* value) { return memory.storageOf(value) == storage; };
+    const bool own =
+        llvm::none_of(saver.graph->inputs(), isThere) && llvm::count_if(outputs, isThere) == 1;
+    TORCH_CHECK(own, "entry '", saver.name, "': the output %", outputs[o]->debugName(),
+                " is saved and donated, and its memory the caller or another saved value has");
+  }
+}
+
+/// Compiled code is donated what is saved for it alone.
+void checkDonatedValues(const Program& program) {
+  for (const Entry& entry : program.entries) {
+    llvm::DenseSet<int64_t> donated;
+    std::optional<DefinedMemory> memory;
+    forEachNode(entry.graph->block(), [&](const Node* node) {
+      for (const Value* value : donatedOperands(node)) {
+        if (!memory) memory.emplace(entry);
+        donated.insert(memory->storageOf(value));
+      }
+    });
+    for (size_t i = 0; memory && i < entry.inputs.size(); ++i) {
+      if (!donated.contains(memory->storageOf(entry.graph->inputs()[i]))) continue;
+      for (const Entry& saver : program.entries) {
+        if (&saver != &entry) checkDonatedValue(saver, entry.inputs[i].name);
+      }
+    }
+  }
+}
+
 /// What `forward` saves and `backward` takes agree by name and type.
 void checkSavedValues(const Program& program) {
   const Entry* forward = program.find("forward");
@@ -299,6 +372,7 @@ void verifyProgram(const Program& program) {
     EntryVerifier(entry).verify();
   }
   checkSavedValues(program);
+  checkDonatedValues(program);
 }
 
 }  // namespace gravure

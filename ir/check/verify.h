@@ -12,6 +12,8 @@ namespace gravure {
 /// - `rng(…)` is a Generator or a saved state; inputs that are RNG states name devices;
 /// - `forward`'s saved outputs and `backward`'s saved inputs match by name and type;
 /// - each result of a collective is waited for, by whatever name (ir/memory/storage_accesses.h);
+/// - what compiled code is donated nobody needs behind it, or has but the program: it is made there, or
+///   saved for this entry alone, and is no operand of the code twice;
 /// - only known attributes of cudagraph:: nodes occur.
 /// Linear in nodes plus edges.
 void verifyProgram(const Program& program);

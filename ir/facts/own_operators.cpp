@@ -22,6 +22,8 @@ torch::Library* define() {
       "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]";
   library->def(("compiled" + compiled).c_str());
   library->def(("compiled_random" + compiled).c_str(), {at::Tag::nondeterministic_seeded});
+  library->def(
+      "compiled_donated(str name, int calls, Tensor[] inputs, Tensor(a!)[] donated) -> Tensor[]");
   library->def("bernoulli_like(Tensor like, float p) -> Tensor",
                {at::Tag::nondeterministic_seeded});
   library->impl("bernoulli_like",

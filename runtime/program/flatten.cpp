@@ -3,6 +3,7 @@
 #include "ir/core/args.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/core/nested_nodes.h"
+#include "ir/facts/compiled_op.h"
 #include "ir/facts/op_facts.h"
 #include "ir/facts/value_types.h"
 #include "runtime/program/compile_call.h"
@@ -216,16 +217,20 @@ class Flattener {
   }
 
   /// Inputs whose memory some node of this entry writes, through any alias: the version of these moves
-  /// each step. What `forward` writes and saves is not written again by `backward`.
+  /// each step. What `forward` writes and saves is not written again by `backward`. Those that are
+  /// donated are among them: who still needs one is told by its version.
   void findWrittenInputs() {
-    llvm::DenseSet<int64_t> written;
+    llvm::DenseSet<int64_t> written, donated;
     forEachNode(code_.entry->graph->block(), [&](const Node* node) {
+      for (const Value* value : donatedOperands(node)) donated.insert(timeline_.storageOf(value));
       for (const Value* value : writtenInputs(node)) written.insert(timeline_.storageOf(value));
     });
     const auto inputs = code_.entry->graph->inputs();
     for (size_t i = 0; i < inputs.size(); ++i) {
       const int64_t storage = timeline_.storageOf(inputs[i]);
-      if (storage >= 0 && written.contains(storage)) code_.written.push_back(i);
+      if (storage < 0) continue;
+      if (written.contains(storage)) code_.written.push_back(i);
+      if (donated.contains(storage)) code_.donated.push_back(i);
     }
   }
 

@@ -221,6 +221,7 @@ struct EntryCode {
   std::vector<Ownership> ownership;  // one an entry output
   Slot slots = 0;                    // size of a frame
   std::vector<size_t> written;       // entry inputs that the program writes
+  std::vector<size_t> donated;       // entry inputs that compiled code writes over (compiled_op.h)
   std::vector<int64_t> storages;     // Timeline storage of each slot, -1 if it has none
   std::vector<SlotSource> sources;   // by slot
   std::vector<bool> ofInput;         // by slot: an input, or a view of one

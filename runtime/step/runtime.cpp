@@ -3,8 +3,10 @@
 #include "ir/torch_private/tensor_prefetch.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
+#include "runtime/results/tensor_copies.h"
 #include "runtime/step/runtime_impl.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
@@ -128,7 +130,8 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
   TORCH_CHECK(inputs.size() == entry.inputs.checks.size(), "entry '", name, "' takes ",
               entry.inputs.checks.size(), " inputs, got ", inputs.size());
   const BelowAutograd guards;
-  if (inside) return runInside(entry, std::move(inputs));
+  const bool keepsLent = uncaptured && !timed;
+  if (inside) return runInside(entry, std::move(inputs), keepsLent);
   const StepScope scope;
   const Running running(running_);
   noteInsideSteps();
@@ -139,6 +142,7 @@ std::vector<c10::IValue> Runtime::Impl::run(const std::string& name,
                                        : choosePath(entry, inputs, uncaptured);
   // It may read saved values, though none in a graph of the caller's, which comes after nothing.
   if (path.kind != StepPath::Kind::Served && slab_ && !callerCaptures_) slab_->follow();
+  if (keepsLent) copyDonated(entry, inputs);
   try {
     return step(entry, std::move(inputs), path);
   } catch (const std::exception&) {
@@ -215,7 +219,7 @@ std::unique_lock<std::mutex> Runtime::Impl::waitForTurn(const char* what) {
 /// graph that is being captured would keep addresses that mean nothing when it is replayed. It takes no
 /// turn, since the one whose turn it is may be waiting for it.
 std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
-                                                  std::vector<c10::IValue> inputs) {
+                                                  std::vector<c10::IValue> inputs, bool keepsLent) {
   std::shared_ptr<Slab> slab;
   {
     const std::lock_guard lock(arena_);
@@ -226,6 +230,7 @@ std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
   const bool lent = givenValuesIn(slab.get(), entry, inputs);
   checkLentValues(entry, lent);
   if (lent) slab->follow();
+  if (keepsLent) copyDonated(entry, inputs);
   insideSteps_.fetch_add(1, std::memory_order_relaxed);
   RuntimeStats stats;
   Remarks remarks;
@@ -238,6 +243,20 @@ std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
   executor.runUncaptured();
   kept.bumpVersions();
   return takeInside(entry, executor.frame(), kept, std::move(slab));
+}
+
+/// For a run whose inputs are given to another one: compiled code writes over copies.
+void Runtime::Impl::copyDonated(const EntryState& entry, std::vector<c10::IValue>& inputs) {
+  if (entry.code->donated.empty()) return;
+  const ArenaSession apart(0, device_->tensorDevice());  // no step's allocations
+  CopyBatches copies;
+  for (const size_t index : entry.code->donated) {
+    if (!inputs[index].isTensor() || !inputs[index].toTensor().defined()) continue;
+    const at::Tensor given = inputs[index].toTensor();
+    inputs[index] = at::empty_strided(given.sizes(), given.strides(), given.options());
+    copies.add(inputs[index].toTensor(), given);
+  }
+  copies.run();
 }
 
 void Runtime::Impl::noteInsideSteps() {

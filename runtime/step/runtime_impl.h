@@ -74,7 +74,9 @@ class Runtime::Impl {
 
   // One step at a time, and steps inside of others (runtime.cpp).
   std::unique_lock<std::mutex> waitForTurn(const char* what);
-  std::vector<c10::IValue> runInside(EntryState& entry, std::vector<c10::IValue> inputs);
+  std::vector<c10::IValue> runInside(EntryState& entry, std::vector<c10::IValue> inputs,
+                                     bool keepsLent);
+  void copyDonated(const EntryState& entry, std::vector<c10::IValue>& inputs);
   void noteInsideSteps();
   void installArena(std::shared_ptr<Slab> slab, std::shared_ptr<LoanBook> loans);
   void joinInFlight();

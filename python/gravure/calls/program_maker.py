@@ -15,6 +15,7 @@ from ..errors import ExportError
 from ..graphs.absent_tangents import without_tangents
 from ..graphs.codegen import CompiledRegions, Style, compile_graphs
 from ..graphs.devices import device_of
+from ..graphs.donated import donatable
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.saved_bundle import viewed_input, without_bundle
 from ..graphs.seeded_draws import without_inductor
@@ -192,6 +193,7 @@ class ProgramMaker:
             self.options,
             self.label,
             inference=graphs.backward is None,
+            donatable=donatable(graphs, graphs.bundled_inputs),
         )
         self._regions.append(made)
         forward, *rest = made.modules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -134,11 +134,13 @@ def compile_graphs(
     label: str,
     *,
     inference: bool = False,
+    donatable: Collection[fx.Node] = (),
 ) -> CompiledRegions:
     """The graphs, each with the name of its entry, with Inductor's code for their partitions.
 
     `text` is the program as ATen's operators, `owners` says by entry for which node each statement
-    was written; with `inference` nothing was differentiated. Raises HostParts where `style` is for
+    was written; with `inference` nothing was differentiated. Code of the last graph may write over
+    its placeholders that are `donatable`. Raises HostParts where `style` is for
     graphs without any; ExportError, with on_missed="raise", for what Inductor cannot compile.
     """
     planned = program_class().planned_runs(text, options.for_library())
@@ -156,7 +158,10 @@ def compile_graphs(
         )
         name = f"{label} {('forward', 'backward')[i] if len(graphs) > 1 else 'step'}"
         with under_way(f"compiling {name} with Inductor"):
-            compiled = compile_regions(module, owners[entry], planned[entry], known, name, compiler)
+            given = donatable if i > 0 else ()
+            compiled = compile_regions(
+                module, owners[entry], planned[entry], known, name, compiler, given
+            )
         if compiled.missed and style.whole:
             raise HostParts  # what is left of it runs better as eager's operators
         if any(map(draws_by_seed, compiled.module.graph.nodes)):

@@ -24,6 +24,9 @@ from ..torch_api.dispatch import not_traced, plainly
 _SCHEMA = "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]"
 LIBRARY.define(f"compiled{_SCHEMA}")
 LIBRARY.define(f"compiled_random{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
+LIBRARY.define(
+    "compiled_donated(str name, int calls, Tensor[] inputs, Tensor(a!)[] donated) -> Tensor[]"
+)
 
 _NUMBERS = itertools.count(1)
 _LIVE: weakref.WeakValueDictionary[str, CompiledCode] = weakref.WeakValueDictionary()
@@ -80,9 +83,10 @@ class Layout:
 
 
 class CompiledCode:
-    """A function of tensors, and ints after them, as `gravure::compiled` or `compiled_random`.
+    """A function of tensors, and ints after them, as `gravure::compiled` or one of its kind.
 
-    It lives as long as somebody holds it; a program that calls it by its name then does not.
+    The last `donated` of its tensors it may write over. It lives as long as somebody holds it; a
+    program that calls it by its name then does not.
     """
 
     def __init__(
@@ -93,10 +97,15 @@ class CompiledCode:
         outputs: list[Layout],
         *,
         random: bool,
+        donated: int = 0,
     ) -> None:
+        assert not (random and donated)
         self.name = f"{label} #{next(_NUMBERS)}"
         ops = torch.ops.gravure
         self.operator = ops.compiled_random.default if random else ops.compiled.default
+        if donated:
+            self.operator = ops.compiled_donated.default
+        self._kept = len(inputs) - donated
         self._run = run
         self._inputs = inputs
         self._outputs = outputs
@@ -110,8 +119,10 @@ class CompiledCode:
         with plainly():
             given: list[Any] = program.watch_operands(inputs)
             watched = [*map(program.is_watched_operand, given)]
+            held = {t.untyped_storage().data_ptr() for t in inputs[: self._kept]}
             for at, layout in enumerate(self._inputs):
-                if not layout.conforms(given[at]):
+                is_shared = at >= self._kept and _is_among(inputs[at], held)
+                if is_shared or not layout.conforms(given[at]):
                     given[at] = layout.copy_of(given[at])
             given += numbers
             made = self._run(given)  # the list is the code's to empty, and nobody else's
@@ -132,6 +143,15 @@ class CompiledCode:
         return results
 
 
+def _is_among(tensor: Tensor, held: set[int]) -> bool:
+    """Whether another operand has its memory, which the graph says none has; else it is `held`."""
+    address = tensor.untyped_storage().data_ptr()
+    if address in held:
+        return True
+    held.add(address)
+    return False
+
+
 def _call(
     name: str, _calls: int, inputs: list[Tensor], numbers: Sequence[int] = ()
 ) -> list[Tensor]:
@@ -144,6 +164,13 @@ def _call(
     return code(inputs, list(numbers))
 
 
+def _call_donated(
+    name: str, calls: int, inputs: list[Tensor], donated: list[Tensor]
+) -> list[Tensor]:
+    return _call(name, calls, [*inputs, *donated])
+
+
 for _name in ("compiled", "compiled_random"):
     # A backward that autograd calls without Python may run where Dynamo watches.
     LIBRARY.impl(_name, not_traced(_call), "CompositeExplicitAutograd")
+LIBRARY.impl("compiled_donated", not_traced(_call_donated), "CompositeExplicitAutograd")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import FakeTensorMode, mode_of_any
 from ..torch_api.operators import pytree
 from .compiled_ops import CompiledCode, Layout
+from .donated import sharing
 from .known_numbers import KnownNumbers
 from .node_facts import (
     KINDLESS,
@@ -35,7 +36,7 @@ from .node_facts import (
 logger = logging.getLogger("gravure")
 
 # Compiles one region: see inductor.compile_region.
-Compiler = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Tensor]]]
+Compiler = Callable[..., Callable[[list[Any]], Sequence[Tensor]]]
 # Runs of the plan: a kind, then statements by position (python/csrc/planning/planned_runs.h).
 Runs = Sequence[Sequence[int]]
 _HOST_RUN, _DRAWS = -1, -3  # kinds: what runs on the host; behind all runs, which nodes draw
@@ -62,14 +63,16 @@ def compile_regions(
     known: KnownNumbers,
     label: str,
     compiler: Compiler,
+    donatable: Collection[fx.Node] = (),
 ) -> Compiled:
     """A copy of `module` in planned order, each region of a partition as one call.
 
     `owners` says for each statement of the text which node it was written for. A region that the
-    compiler refuses stays as it was; `missed` says why.
+    compiler refuses stays as it was; `missed` says why. The last code that reads a placeholder of
+    those that are `donatable` may write over it.
     """
     draws = {owners[at] for kind, *statements in runs if kind == _DRAWS for at in statements}
-    cutter = _Cutter(module, known, label, compiler, draws)
+    cutter = _Cutter(module, known, label, compiler, draws, sharing(module, donatable))
     for partition, nodes in _planned(module, owners, runs):
         if partition < 0:
             cutter.copy(nodes)
@@ -178,12 +181,16 @@ class _Cutter:
         label: str,
         compiler: Compiler,
         draws: set[fx.Node | None],
+        donatable: dict[fx.Node, set[fx.Node]],
     ) -> None:
+        """`donatable`: with all nodes that have their memory."""
         self._module = module
         self._known = known
         self._label = label
         self._compiler = compiler
         self._draws = draws
+        self._donatable = donatable
+        self._done: set[fx.Node] = set()  # what stands in the new graph, as it is or in code
         self._graph = fx.Graph()
         self._env: dict[fx.Node, fx.Node] = {}
         self._codes: list[CompiledCode] = []
@@ -195,6 +202,7 @@ class _Cutter:
     def copy(self, nodes: list[fx.Node]) -> None:
         for node in nodes:
             self._env[node] = self._graph.node_copy(node, self._env.__getitem__)
+        self._done.update(nodes)
 
     def finish(self) -> Compiled:
         self.copy(self._module.graph.find_nodes(op="output"))
@@ -229,8 +237,10 @@ class _Cutter:
         if not region.outputs:
             return self.copy(nodes)
         label = f"{self._label} {len(self._codes)}"
+        random = not self._draws.isdisjoint(nodes)
+        donated = region.put_last([] if random else self._donated(region, nodes))
         try:
-            run = self._compiler(region.module)
+            run = self._compiler(region.module, donated=donated)
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             logger.warning(
@@ -240,14 +250,30 @@ class _Cutter:
             self._missed.append(f"compile-failed: {label}: {reason}")
             return self.copy(nodes)
         inputs, outputs = region.layouts()
-        random = not self._draws.isdisjoint(nodes)
-        code = CompiledCode(label, run, inputs, outputs, random=random)
+        code = CompiledCode(label, run, inputs, outputs, random=random, donated=len(donated))
         self._codes.append(code)
-        self._call(code, region, calls)
+        self._call(code, region, calls, len(donated))
+        self._done.update(nodes)
 
-    def _call(self, code: CompiledCode, region: _Region, calls: int) -> None:
+    def _donated(self, region: _Region, nodes: list[fx.Node]) -> list[fx.Node]:
+        """Inputs of the region that nobody needs behind it, by whatever name."""
+        over = self._done.union(nodes)
+        found = []
+        for node in region.inputs:
+            same = self._donatable.get(node)
+            if same is None or not same.isdisjoint(region.outputs):
+                continue
+            users = {user for each in same for user in each.users}
+            alone = sum(each in same for each in region.inputs) == 1
+            if alone and users <= over and not region.has_result_like(node):
+                found.append(node)
+        return found
+
+    def _call(self, code: CompiledCode, region: _Region, calls: int, donated: int) -> None:
         operands = [self._env[node] for node in region.inputs]
-        call = self._graph.call_function(code.operator, (code.name, calls, operands))
+        kept = len(operands) - donated
+        arguments = (operands[:kept], operands[kept:]) if donated else (operands,)
+        call = self._graph.call_function(code.operator, (code.name, calls, *arguments))
         call.meta = {
             key: value
             for key, value in region.first.meta.items()
@@ -259,6 +285,15 @@ class _Cutter:
             member.meta = dict(node.meta)
             self._env[node] = member
         self.copy(region.views)
+
+
+def _may_lie_over(result: Any, operand: Tensor) -> bool:
+    """As Inductor asks (`can_match_buffer_size`): the same dtype, and about as large."""
+    leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    return any(
+        leaf.dtype == operand.dtype and 0.9 * operand.numel() <= leaf.numel() <= operand.numel()
+        for leaf in leaves
+    )
 
 
 class _Region:
@@ -311,6 +346,21 @@ class _Region:
             self._env[node] = copy
         self._graph.output(tuple(self._env[n] for n in self.outputs))
         self.module = fx.GraphModule(owner, self._graph)
+
+    def put_last(self, nodes: Sequence[fx.Node]) -> range:
+        """Makes these its last inputs, in this order. Their positions among all."""
+        for node in nodes:
+            placeholders = self._graph.find_nodes(op="placeholder")
+            if placeholders[-1] is not self._env[node]:
+                placeholders[-1].append(self._env[node])
+            self.inputs.remove(node)
+            self.inputs.append(node)
+        self.module.recompile()
+        return range(len(self.inputs) - len(nodes), len(self.inputs))
+
+    def has_result_like(self, node: fx.Node) -> bool:
+        """Whether a result might lie over this input, so that it would be copied."""
+        return any(_may_lie_over(r.meta["val"], node.meta["val"]) for r in self.outputs)
 
     def _take(self, node: fx.Node, inside: set[fx.Node]) -> None:
         """Makes each operand from outside a placeholder, or the number that it is."""

@@ -19,6 +19,7 @@ from ..calls.reports import trace_program
 from ..errors import ExportError
 from ..graphs.codegen import CompiledRegions, Style, compile_graphs, in_first_style
 from ..graphs.devices import device_of
+from ..graphs.donated import donatable
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
 from ..graphs.trace import DynamoGraph, check_loss, differentiate, output_node
@@ -268,6 +269,7 @@ class StepCompiler:
             style,
             self.options,
             label,
+            donatable=donatable(traced),
         )
         forward, *backward = made.modules
         return replace(traced, forward=forward, backward=next(iter(backward), None)), made

@@ -14,7 +14,9 @@ leaves in a graph is known by the module of its class.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,8 +78,10 @@ def compile_region(
     inference: bool,
     mode: str | None = None,
     fused_random: bool = False,
+    donated: Sequence[int] = (),
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """Inductor's code for `module`, which takes and returns tensors alone and writes no input.
+    """Inductor's code for `module`, which takes and returns tensors alone and writes no input, but
+    those at the positions `donated`, of a backward: their memory becomes the code's own.
 
     Every placeholder has `meta["val"]`, a fake tensor of known sizes. With `decompose` its
     operators are those that eager runs, and are taken apart first. `mode`, one of torch.compile's,
@@ -88,13 +92,15 @@ def compile_region(
 
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     fake = detect_fake_mode(examples) or FakeTensorMode()
+    context = TracingContext(fake)
     with (
         # AOTAutograd's wrapper has a mode on in its first call, which would see these operators.
         _disable_current_modes(),
         preserve_rng_state(),  # Inductor draws what it times kernels with
-        tracing(TracingContext(fake)),
+        tracing(context),
         V.set_fake_mode(fake),
         inductor_config.patch(settings_of(mode) | _SETTINGS | _draws(fused=fused_random)),
+        _cached_apart(donated) if backward else contextlib.nullcontext(),
         torch.no_grad(),
     ):
         if decompose:
@@ -104,9 +110,25 @@ def compile_region(
         end = module.graph.output_node()
         # All strides are part of the program.
         end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))
+        context.fw_metadata = _Donation(list(donated))
         return compile_fx_inner(
             module, examples, is_backward=backward, is_inference=inference, static_input_idxs=()
         )
+
+
+@dataclass
+class _Donation:
+    """All that Inductor reads of AOTAutograd's metadata once it compiles."""
+
+    bw_donated_idxs: list[int]
+
+
+def _cached_apart(donated: Sequence[int]) -> contextlib.AbstractContextManager[None]:
+    """Inductor's cache takes code for the same that writes over its inputs, and code that does not:
+    of the two the first one's name has to say it, also where torch.compile made the other."""
+    config = torch.compiler.config
+    tag = f"{config.cache_key_tag} gravure, donated: {list(donated)}"
+    return config.patch(cache_key_tag=tag)  # type: ignore[no-any-return]
 
 
 def must_draw_by_seeds() -> None:

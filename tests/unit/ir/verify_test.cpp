@@ -336,4 +336,54 @@ TEST_CASE("what forward saves is what backward takes") {
         "entry 'backward': the saved input %y is int, but 'forward' saves 'x' as Tensor");
 }
 
+namespace {
+
+const std::string kFour = " : Float(4, device=cpu)";
+
+/// A forward that returns %y and saves %s, and a backward that gives it to compiled code.
+std::string donating(const std::string& forward, const std::string& results,
+                     const std::string& behind = "", const std::string& inputs = "%g",
+                     const std::string& returned = "") {
+  return verdict(readProgram("graph forward(%x" + kFour + " {user_input \"x\"}):\n" + forward +
+                             "  return (" + results + ")\ngraph backward(%s" + kFour +
+                             " {saved \"s\"}, %g" + kFour + " {tangent \"y\"}):\n  %r" + kFour +
+                             " = gravure::compiled_donated(\"code\", 2, [" + inputs + "], [%s])\n" +
+                             behind + "  return (%r {gradient \"x\"}" + returned + ")"));
+}
+
+}  // namespace
+
+TEST_CASE("what is donated nobody needs behind the call, or has but the program") {
+  const std::string made =
+      "  %s" + kFour + " = aten::exp(%x)\n  %y" + kFour + " = aten::mul.Tensor(%s, %x)\n";
+  const std::string results = "%y {output \"y\"}, %s {saved \"s\"}";
+  CHECK(donating(made, results).empty());
+  const std::string read = "  %t" + kFour + " = aten::exp(%s)\n";
+  CHECK(donating(made, results, read).find("whose memory %t = aten::exp has behind it") !=
+        std::string::npos);
+  const std::string view = "  %v" + kFour + " = aten::view(%s, [4])\n";
+  CHECK(donating(made, results, view).find("has behind it") != std::string::npos);
+  CHECK(donating(made, results, "", "%g, %s").find("another operand has") != std::string::npos);
+  CHECK(donating(made, results, "", "%g", ", %s {output \"s\"}").find("the entry returns") !=
+        std::string::npos);
+  const std::string given = "is saved and donated, and its memory the caller or another";
+  CHECK(donating(made, results + ", %s {output \"s\"}").find(given) != std::string::npos);
+  const std::string ofInput =
+      "  %s" + kFour + " = aten::view(%x, [4])\n  %y" + kFour + " = aten::exp(%x)\n";
+  CHECK(donating(ofInput, results).find(given) != std::string::npos);
+  const std::string twice = made + "  %v" + kFour + " = aten::view(%s, [4])\n";
+  CHECK(donating(twice, results + ", %v {saved \"v\"}").find(given) != std::string::npos);
+}
+
+TEST_CASE("what the caller gives is not donated") {
+  const std::string text = "graph step(%a" + kFour + " {user_input \"a\"}, %p" + kFour +
+                           " {parameter \"p\"}):\n  %r" + kFour +
+                           " = gravure::compiled_donated(\"code\", 2, [], [";
+  for (const std::string operand : {"%a", "%p"}) {
+    const std::string said =
+        verdict(readProgram(text + operand + "])\n  return (%r {output \"r\"})"));
+    CHECK(said.find("whose memory the caller has") != std::string::npos);
+  }
+}
+
 }  // namespace gravure

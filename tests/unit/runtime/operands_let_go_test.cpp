@@ -17,10 +17,11 @@ bool letsGo = true;
 /// Whether it reads the last one first.
 bool lastFirst = false;
 
-/// "forward": three results of one operand. Else a gradient of each operand but the last, the tangent.
-std::vector<at::Tensor> compiled(const std::string& name, int64_t /*calls*/, at::TensorList inputs,
-                                 at::IntArrayRef /*numbers*/) {
-  std::vector<at::Tensor> given = watchOperands(inputs.vec()), made;
+/// "forward": three results of one operand. Else a gradient of each operand but the last, the tangent; the
+/// first `donated` of them are written over once they were read, before they are let go of.
+std::vector<at::Tensor> run(const std::string& name, const std::vector<at::Tensor>& operands,
+                            size_t donated) {
+  std::vector<at::Tensor> given = watchOperands(operands), made;
   if (name == "forward") {
     for (const double factor : {2., 3., 4.})
       made.push_back(at::mul(given[0], at::scalar_tensor(factor)));
@@ -33,17 +34,37 @@ std::vector<at::Tensor> compiled(const std::string& name, int64_t /*calls*/, at:
   for (size_t i = 0; i < given.size(); ++i) {
     const size_t at = lastFirst ? given.size() - 1 - i : i;
     const at::Tensor scratch = at::mul(given[at], tangent);
+    if (at < donated) given[at].fill_(7);
     made[at] = at::tanh(scratch);
     given[at].reset();
   }
   return made;
 }
 
+std::vector<at::Tensor> compiled(const std::string& name, int64_t /*calls*/, at::TensorList inputs,
+                                 at::IntArrayRef /*numbers*/) {
+  return run(name, inputs.vec(), 0);
+}
+
+std::vector<at::Tensor> compiledDonated(const std::string& name, int64_t /*calls*/,
+                                        at::TensorList inputs, at::TensorList donated) {
+  std::vector<at::Tensor> operands = donated.vec();
+  operands.insert(operands.end(), inputs.begin(), inputs.end());
+  return run(name, operands, donated.size());
+}
+
 /// Forward saves three values; backward makes three gradients of them. `inside`: in a partition.
-std::string program(bool inside) {
+/// `donated`: two of them it may write over.
+std::string program(bool inside, bool donated = false) {
   const std::string t = " : Float(1024, strides=[1], device=cpu)";
   const std::string made = "%a" + t + ", %b" + t + ", %c" + t;
-  const std::string code = " = gravure::compiled(\"backward\", 3, [";
+  const std::string code = donated ? " = gravure::compiled_donated(\"backward\", 3, ["
+                                   : " = gravure::compiled(\"backward\", 3, [";
+  const auto operands = [&](const std::string& suffix, const std::string& tangent) {
+    const std::string x = "%x" + suffix, y = "%y" + suffix, z = "%z" + suffix;
+    return donated ? z + ", " + tangent + "], [" + x + ", " + y + "])"
+                   : x + ", " + y + ", " + z + ", " + tangent + "])";
+  };
   return "gravure 1\ngraph forward(%w" + t + " {parameter \"w\"}):\n  %x.out" + t + ", %y.out" + t +
          ", %z.out" + t + " = cudagraph::launch[index=0, tags=[\"static: parameter\"]](%w)\n" +
          "    block0(%w.0" + t + "):\n      %x" + t + ", %y" + t + ", %z" + t +
@@ -57,8 +78,10 @@ std::string program(bool inside) {
                     " = cudagraph::launch[index=0, tags=[\"static: saved value\", \"static: saved "
                     "value\", \"static: saved value\", \"staged: tangent\"]](%x, %y, %z, %gs)\n" +
                     "    block0(%x.0" + t + ", %y.0" + t + ", %z.0" + t + ", %g.0" + t +
-                    "):\n      " + made + code + "%x.0, %y.0, %z.0, %g.0])\n      -> (%a, %b, %c)\n"
-              : "  %a.out" + t + ", %b.out" + t + ", %c.out" + t + code + "%x, %y, %z, %gs])\n") +
+                    "):\n      " + made + code + operands(".0", "%g.0") +
+                    "\n      -> (%a, %b, %c)\n"
+              : "  %a.out" + t + ", %b.out" + t + ", %c.out" + t + code + operands("", "%gs") +
+                    "\n") +
          "  %a.own" + t + ", %b.own" + t + ", %c.own" + t +
          " = cudagraph::own(%a.out, %b.out, %c.out)\n  return (%a.own {gradient \"a\"}, %b.own "
          "{gradient \"b\"}, %c.own {gradient \"c\"})\n";
@@ -94,7 +117,10 @@ void checkStep(Runtime& runtime, Runtime& reference, const at::Tensor& w) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gravure, CompositeExplicitAutograd, m) { m.impl("compiled", &compiled); }
+TORCH_LIBRARY_IMPL(gravure, CompositeExplicitAutograd, m) {
+  m.impl("compiled", &compiled);
+  m.impl("compiled_donated", &compiledDonated);
+}
 
 TEST_CASE("gradients of compiled code lie where it lets go of saved values", "[law1][law5]") {
   int64_t bytes[2];
@@ -189,4 +215,30 @@ TEST_CASE("an operand's place is served once nobody holds it, or a view of it", 
   CHECK(session.serve(kBytes) == nullptr);
   session.leaveCall();
   CHECK(!isWatchedOperand(watchOperands({operand})[0]));
+}
+
+TEST_CASE("compiled code writes over what it is donated, and nobody sees it", "[law1][law2]") {
+  const bool inside = GENERATE(true, false);
+  auto runtime = makeRuntime(program(inside, true));
+  auto reference = makeReference(program(inside));
+  const at::Tensor w = at::randn({1024});
+  for (int step = 0; step < 8; ++step) checkStep(*runtime, *reference, w);
+  CHECK(runtime->stats().replays > 0);
+}
+
+TEST_CASE("a run whose inputs are given to another one leaves them as they are", "[law2]") {
+  const bool inside = GENERATE(true, false);
+  auto runtime = makeRuntime(program(inside, true));
+  auto reference = makeReference(program(inside));
+  const at::Tensor w = at::randn({1024}), g = at::randn({1024});
+  for (int step = 0; step < 8; ++step) {
+    const auto results = runtime->run("forward", {w}), expected = reference->run("forward", {w});
+    const std::vector<c10::IValue> saved = {results[1], results[2], results[3], g};
+    const auto gradients = reference->run("backward", {expected[1], expected[2], expected[3], g});
+    for (int times = 0; times < 2; ++times) {
+      CHECK(sameBits(runtime->runUncaptured("backward", saved), gradients));
+      CHECK(sameBits(saved, {expected[1], expected[2], expected[3], g}));
+    }
+    CHECK(sameBits(runtime->run("backward", saved), gradients));
+  }
 }

@@ -1,0 +1,116 @@
+"""What compiled code may write over: values that a forward saves for its backward alone."""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+
+from torch import Tensor, fx
+
+from ..library.load import program_class
+from ..torch_api.fake_tensors import memory_of
+from .node_facts import is_view, schema, tensors
+from .traced_graphs import TracedGraphs
+
+# Of others nobody promises that a result is memory of its own.
+_HONEST = ("aten::", "prims::")
+
+
+def donatable(traced: TracedGraphs, private: Collection[int] | None = None) -> frozenset[fx.Node]:
+    """Placeholders of the backward whose memory the forward makes, and nobody else has: no
+    argument, constant, result or other saved value shares it.
+
+    `private`: at these positions alone, since a hook on saved tensors sees the others.
+    """
+    if traced.backward is None:
+        return frozenset()
+    results = [n for n in traced.forward.graph.output_node().args[0] if isinstance(n, fx.Node)]
+    owners = Counter(map(source_of, results))
+    given = traced.forward.graph.find_nodes(op="placeholder")
+    given += traced.forward.graph.find_nodes(op="get_attr")
+    memory = Counter(storage for node in [*given, *results] for storage in set(storages(node)))
+    saved = traced.as_backward_takes(traced.saved)
+    found = set()
+    for i, (node, placeholder) in enumerate(zip(saved, traced.saved_inputs, strict=True)):
+        if private is not None and i not in private:
+            continue
+        if not isinstance(node, fx.Node) or not isinstance(_value(node), Tensor):
+            continue
+        is_own = owners[source_of(node)] == 1 and all(memory[s] == 1 for s in storages(node))
+        if is_own and _is_made_honestly(source_of(node)) and _is_whole(_value(placeholder)):
+            found.add(placeholder)
+    return frozenset(found)
+
+
+def source_of(node: fx.Node) -> fx.Node:
+    """What `node` is a view of; itself, if it is none."""
+    while _may_share(node) and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _may_share(node: fx.Node) -> bool:
+    if is_view(node):
+        return True
+    found = schema(node) if node.op == "call_function" else None
+    return found is not None and _gives_operand(found.name, found.overload_name)
+
+
+@functools.cache
+def _gives_operand(operator_name: str, overload: str) -> bool:
+    """Whether a result may be an operand, though the schema does not say so (ir/facts)."""
+    facts = program_class().operator_facts(operator_name, overload)
+    return not facts or any(json.loads(facts)["aliases"])
+
+
+def storages(node: fx.Node) -> Iterator[int]:
+    """Of the examples of its tensors."""
+    return map(memory_of, tensors(node))
+
+
+def sharing(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
+    """Of each of `nodes`: all of the graph's that have its memory, itself among them."""
+    by_source: dict[fx.Node, set[fx.Node]] = {}
+    by_storage: dict[int, set[fx.Node]] = {}
+    for node in module.graph.nodes:
+        by_source.setdefault(source_of(node), set()).add(node)
+        for storage in storages(node):
+            by_storage.setdefault(storage, set()).add(node)
+    return {
+        node: by_source[source_of(node)].union(*(by_storage[s] for s in storages(node)))
+        for node in nodes
+    }
+
+
+def _value(node: fx.Node) -> object:
+    return node.meta.get("val")
+
+
+def _is_made_honestly(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and _is_made_honestly(source)
+    found = schema(node) if node.op == "call_function" else None
+    if found is None or found.is_mutable or not found.name.startswith(_HONEST):
+        return False
+    return not _gives_operand(found.name, found.overload_name)
+
+
+def _is_whole(value: object) -> bool:
+    """Whether each byte of its memory is one element's, and the sizes are known."""
+    if not isinstance(value, Tensor) or value.storage_offset() != 0:
+        return False
+    numbers = [*value.shape, *value.stride()]
+    if not all(isinstance(number, int) for number in numbers) or value.numel() == 0:
+        return False
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -3,6 +3,7 @@
 #include "ir/torch_private/autograd_node.h"
 #include "python/csrc/autograd/weak_tensors.h"
 #include "python/csrc/loaded_program.h"
+#include "runtime/results/results.h"
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
@@ -99,6 +100,10 @@ int64_t givenOf(const variable_list& tangents) {
   return given;
 }
 
+bool mayBeLent(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && isLent(value.toTensor());
+}
+
 /// `given`: as givenOf(), of what autograd had. A gradient that depends on none of it is undefined, as in
 /// eager. `last`: `saved` are not needed again.
 variable_list run(const BackwardCall& call, const variable_list& tangents, int64_t given,
@@ -107,12 +112,16 @@ variable_list run(const BackwardCall& call, const variable_list& tangents, int64
   std::vector<std::pair<int64_t, c10::IValue>> inputs;
   const AutogradPlan& plan = *call.plan;
   for (size_t i = 0; i < saved.size(); ++i) {
-    if (plan.savedTo[i] >= 0) inputs.emplace_back(plan.savedTo[i], std::move(saved[i]));
+    if (plan.savedTo[i] >= 0) {
+      inputs.emplace_back(plan.savedTo[i], std::move(saved[i]));
+    } else if (!mayBeLent(saved[i])) {
+      saved[i] = c10::IValue();  // the memory of others, which compiled code gives back
+    }
   }
   for (size_t i = 0; i < tangents.size(); ++i) {
     if (plan.tangentTo[i] >= 0) inputs.emplace_back(plan.tangentTo[i], tangents[i]);
   }
-  // What the backward does not read stays in `saved` until then: it may be the loan of the others.
+  // What is lent and the backward does not read stays in `saved` until then: it may be the others' loan.
   const std::vector<c10::IValue> results = call.program->runBackward(std::move(inputs), last);
   variable_list gradients;
   gradients.reserve(plan.gradients.size());
@@ -210,7 +219,7 @@ variable_list BackwardNode::apply(variable_list&& tangents) {
   const bool without = isMadeWithout(call_, tangents);
   const BackwardCall call = without ? wholeOf(call_) : call_;
   WatchedValues saved = takeSaved();
-  const LetGoTogether parameters(saved.values);
+  const LetGoTogether parameters(saved.values, call_.plan->ofCaller);
   const int64_t there = givenOf(tangents);
   const variable_list given = prepared(call, tangents);
   tangents.clear();

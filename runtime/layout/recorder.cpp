@@ -21,7 +21,7 @@ void Recorder::note(const Operand& operand, const Frame& frame) {
     case Operand::Kind::Constant: noteValue(operand.constant, kNoSlot); break;
     case Operand::Kind::FromSlot:
       if (operand.use == NumberUse::Tensor && !frame[operand.slot].isTensor()) {
-        operands_.push_back({nullptr, 0, kNoSlot});  // becomes a tensor of its own
+        operands_.push_back({{}, 0, kNoSlot});  // becomes a tensor of its own
       } else {
         noteValue(frame[operand.slot], operand.slot);
       }
@@ -35,9 +35,9 @@ void Recorder::noteValue(const c10::IValue& value, Slot slot) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined()) return;
-    c10::StorageImpl* storage =
-        tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
-    operands_.push_back({storage, storage ? byteOffset(tensor) : 0, slot});
+    const bool hasStorage = tensor.has_storage();
+    operands_.push_back({hasStorage ? tensor.storage() : c10::Storage(),
+                         hasStorage ? byteOffset(tensor) : 0, slot});
   } else if (value.isList()) {
     for (const c10::IValue& member : value.toListRef()) noteValue(member, slot);
   }
@@ -57,7 +57,7 @@ RecordedTensor Recorder::describeTensor(const at::Tensor& tensor) const {
   recorded.storageBytes = static_cast<int64_t>(storage->nbytes());
   recorded.byteOffset = byteOffset(tensor);
   for (size_t i = 0; i < operands_.size(); ++i) {
-    if (operands_[i].storage != storage) continue;
+    if (operands_[i].storage.unsafeGetStorageImpl() != storage) continue;
     recorded.operand = static_cast<int32_t>(i);
     recorded.operandSlot = operands_[i].slot;
     recorded.byteOffset -= operands_[i].byteOffset;
@@ -71,8 +71,8 @@ RecordedTensor Recorder::describeTensor(const at::Tensor& tensor) const {
 std::vector<LetGo> Recorder::operandsLetGo(const RecordedCall& before) const {
   std::map<Slot, int64_t> found;  // of several tensors in a slot, the last one counts
   for (const Held& operand : operands_) {
-    if (operand.storage == nullptr || operand.slot == kNoSlot) continue;
-    const int64_t last = session_.letGoBefore(operand.storage->data());
+    if (!operand.storage || operand.slot == kNoSlot) continue;
+    const int64_t last = session_.letGoBefore(operand.storage.data());
     int64_t& latest = found[operand.slot];
     latest = std::max(latest, last < 0 ? LetGo::kNever : last);
   }
@@ -115,6 +115,7 @@ void Recorder::after(Call& call, const torch::jit::Stack& stack) {
   }
   recorded.letGo = operandsLetGo(call.recorded);
   call.recorded = std::move(recorded);
+  operands_.clear();
 }
 
 }  // namespace gravure

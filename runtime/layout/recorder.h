@@ -12,14 +12,14 @@ class Recorder {
  public:
   explicit Recorder(ArenaSession& session) : session_(session) {}
 
-  /// Before the call runs: notes the storages of its operands.
+  /// Before the call runs: holds the storages of its operands until after().
   void before(const Call& call, const Frame& frame);
   /// After it ran, its results on `stack`: fills call.recorded.
   void after(Call& call, const torch::jit::Stack& stack);
 
  private:
   struct Held {
-    c10::StorageImpl* storage;
+    c10::Storage storage;  // none: no tensor with memory
     int64_t byteOffset;
     Slot slot;
   };

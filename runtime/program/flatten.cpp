@@ -92,6 +92,7 @@ class Flattener {
     for (const Value* output : node->outputs()) define(output, source);
     Call call = compileCall(node, devices_, [this](const Value* v) { return slotOf(v); });
     call.position = timeline_.positionOf(node);
+    call.letsGo = compiledCalls(node) > 0;
     return call;
   }
 

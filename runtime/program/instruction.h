@@ -118,8 +118,9 @@ struct Call {
   std::function<void(torch::jit::Stack&)> operation;  // where there is no handle
   QuickCall quick = nullptr;                          // runtime/program/quick_call.h
   Operands operands;
-  Slot rng = kNoSlot;  // generator or saved state this call draws from
-  bool draws = false;  // draws random numbers
+  Slot rng = kNoSlot;   // generator or saved state this call draws from
+  bool draws = false;   // draws random numbers
+  bool letsGo = false;  // of its operands, one after another: compiled code (compiled_op.h)
   std::vector<Slot> outputs;
   bool unpackList = false;     // its one list result fills all outputs
   std::vector<Slot> releases;  // slots whose value is not read after this call

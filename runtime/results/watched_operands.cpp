@@ -3,21 +3,33 @@
 #include "runtime/device/arena_session.h"
 #include "runtime/results/results.h"
 
+#include <c10/util/Exception.h>
 #include <llvm/ADT/DenseMap.h>
+#include <llvm/ADT/SmallVector.h>
 
 #include <algorithm>
 
 namespace gravure {
 namespace {
 
-struct Watched {
-  uint64_t watch;
-  c10::Storage operand;
+/// Storages of one memory. There may be several: of a tensor made over another one's bytes.
+using Storages = llvm::SmallVector<c10::Storage, 1>;
+
+/// Of a tensor that is handed over; empty once somebody watches it.
+struct Handed {
+  c10::Storage memory;
 };
+
+struct Watched {
+  uint64_t watch;  // 0: nobody asked
+  Storages memory;
+};
+
+void dropHanded(void* context) { delete static_cast<Handed*>(context); }
 
 void tellSession(void* context) {
   const auto* watched = static_cast<Watched*>(context);
-  ArenaSession::letGo(watched->watch, watched->operand.data());
+  if (watched->watch != 0) ArenaSession::letGo(watched->watch, watched->memory.front().data());
   delete watched;
 }
 
@@ -26,37 +38,75 @@ bool hasMemory(const at::Tensor& tensor) {
          tensor.storage().data() != nullptr;
 }
 
-c10::Storage watchedStorage(const c10::Storage& storage, uint64_t watch, size_t bytes) {
-  void* const address = const_cast<void*>(storage.data());
-  c10::DataPtr memory(address, new Watched{watch, storage}, &tellSession, storage.device());
+c10::Storage over(c10::DataPtr memory, size_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
                       /*allocator=*/nullptr, /*resizable=*/false);
 }
 
+c10::Storage watchedStorage(Storages memory, uint64_t watch, size_t bytes) {
+  const c10::Storage& first = memory.front();
+  void* const address = const_cast<void*>(first.data());
+  const c10::Device device = first.device();
+  return over({address, new Watched{watch, std::move(memory)}, &tellSession, device}, bytes);
+}
+
+at::Tensor withStorage(const at::Tensor& tensor, const c10::Storage& storage) {
+  at::Tensor other = shallowCopy(tensor);
+  other.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  return other;
+}
+
+/// Null for a tensor that was not handed over.
+Handed* handedOf(const at::Tensor& tensor) {
+  const c10::DataPtr& memory = tensor.storage().data_ptr();
+  return memory.get_deleter() == &dropHanded ? static_cast<Handed*>(memory.get_context()) : nullptr;
+}
+
+/// What is watched at one address.
+struct Memory {
+  size_t bytes = 0;
+  Storages storages;
+  c10::Storage watched;  // over them, once a tensor needs it
+};
+
 }  // namespace
 
+at::Tensor handOver(const at::Tensor& operand) {
+  if (!hasMemory(operand)) return operand;
+  const c10::Storage& storage = operand.storage();
+  void* const address = const_cast<void*>(storage.data());
+  return withStorage(operand, over({address, new Handed{storage}, &dropHanded, storage.device()},
+                                   storage.nbytes()));
+}
+
 std::vector<at::Tensor> watchOperands(const std::vector<at::Tensor>& operands) {
-  llvm::SmallDenseMap<const void*, size_t, 16> bytes;  // one memory may be several storages
+  llvm::SmallDenseMap<const void*, Memory, 16> memories;  // by address
   for (const at::Tensor& operand : operands) {
     if (!hasMemory(operand)) continue;
-    size_t& most = bytes[operand.storage().data()];
-    most = std::max(most, operand.storage().nbytes());
+    const c10::Storage& storage = operand.storage();
+    Memory& memory = memories[storage.data()];
+    memory.bytes = std::max(memory.bytes, storage.nbytes());
+    Handed* const handed = handedOf(operand);
+    TORCH_INTERNAL_ASSERT(!handed || handed->memory, "an operand was watched twice");
+    memory.storages.push_back(handed ? handed->memory : storage);
   }
-  llvm::SmallDenseMap<const void*, c10::Storage, 16> storages;
   std::vector<at::Tensor> watched;
   watched.reserve(operands.size());
   for (const at::Tensor& operand : operands) {
     ArenaSession* session = hasMemory(operand) ? ArenaSession::of(operand.device()) : nullptr;
     const uint64_t watch = session ? session->watch() : 0;
-    if (watch == 0) {
+    if (!hasMemory(operand) || (watch == 0 && !handedOf(operand))) {
       watched.push_back(operand);
       continue;
     }
-    const void* address = operand.storage().data();
-    c10::Storage& storage = storages[address];
-    if (!storage) storage = watchedStorage(operand.storage(), watch, bytes[address]);
-    watched.push_back(shallowCopy(operand));
-    watched.back().unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+    Memory& memory = memories[operand.storage().data()];
+    if (!memory.watched)
+      memory.watched = watchedStorage(std::move(memory.storages), watch, memory.bytes);
+    watched.push_back(withStorage(operand, memory.watched));
+  }
+  for (const at::Tensor& operand : operands) {
+    Handed* const handed = hasMemory(operand) ? handedOf(operand) : nullptr;
+    if (handed) handed->memory = c10::Storage();
   }
   return watched;
 }

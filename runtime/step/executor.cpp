@@ -10,6 +10,7 @@
 #include "runtime/results/address_remainder.h"
 #include "runtime/results/results.h"
 #include "runtime/results/tensor_copies.h"
+#include "runtime/results/watched_operands.h"
 #include "runtime/step/seal.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -153,9 +154,12 @@ void Executor::runCall(Call& call) {
   }
   // A number wrapped on its way to a Tensor parameter is not the operator's allocation.
   if (session_) session_->leaveCall();
+  const bool handsOver = call.letsGo && !served_;
+  if (handsOver) handOverOperands(call);
   call.push(frame_, stack_);
   if (session_) session_->enterCall(call.position);
   if (recorder_) recorder_->before(call, frame_);
+  if (handsOver) releaseOperands(call);
   try {
     if (call.rng == kNoSlot) {
       call.run(stack_);
@@ -177,6 +181,20 @@ void Executor::runCall(Call& call) {
   call.store(stack_, frame_);
   releaseSlots(call.releases, frame_);
   if (served_ && !call.dying.empty()) poison(call.dying);
+}
+
+/// Puts those that nobody reads behind the call into its hands: it gives their memory back while it runs.
+void Executor::handOverOperands(const Call& call) {
+  for (const Slot slot : call.releases) {
+    c10::IValue& value = frame_[slot];
+    if (value.isTensor()) value = handOver(value.toTensor());
+  }
+}
+
+void Executor::releaseOperands(const Call& call) {
+  for (const Slot slot : call.releases) {
+    if (slot != call.rng) frame_[slot] = c10::IValue();
+  }
 }
 
 void Executor::poison(const std::vector<DeadBlock>& blocks) {

@@ -81,6 +81,8 @@ class Executor {
   void runAll(const std::vector<Instruction>& instructions);
   void runHostCall(Call& call);
   void runCall(Call& call);
+  void handOverOperands(const Call& call);
+  void releaseOperands(const Call& call);
   /// For who watches: "gravure: replay forward, partition 2, 14 calls".
   std::string nameOf(const char* what, const Launch& launch) const;
   void runLaunch(uint32_t index);

@@ -55,7 +55,13 @@ KeptInputs::KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& in
     if (values_.empty()) values_.resize(inputs.size());
     values_[index] = inputs[index];
   };
-  for (size_t index : code.written) keep(index);
+  for (const size_t index : code.written) {
+    if (!llvm::is_contained(code.donated, index)) {
+      keep(index);
+    } else if (inputs[index].isTensor() && inputs[index].toTensor().defined()) {
+      donated_.push_back(inputs[index].toTensor().unsafeGetTensorImpl()->version_counter());
+    }
+  }
   const auto& outputs = code.entry->outputs;
   for (size_t o = 0; o < code.outputs.size(); ++o) {
     const Slot slot = code.outputs[o];
@@ -66,8 +72,9 @@ KeptInputs::KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& in
 
 namespace {
 
-/// Of the inputs among `values` that the entry writes.
+/// Of the inputs among `values` that the entry writes; none of them if there are no values.
 void bumpVersionsOf(const EntryCode& code, const std::vector<c10::IValue>& values) {
+  if (values.empty()) return;
   const auto& written = code.written;
   for (size_t i = 0; i < written.size(); ++i) {
     if (i + kFarAhead < written.size()) prefetchVersion(values[written[i + kFarAhead]]);
@@ -79,7 +86,12 @@ void bumpVersionsOf(const EntryCode& code, const std::vector<c10::IValue>& value
 
 }  // namespace
 
-void KeptInputs::bumpVersions() const { bumpVersionsOf(code_, values_); }
+void KeptInputs::bumpVersions() const {
+  bumpVersionsOf(code_, values_);
+  for (c10::VariableVersion version : donated_) {
+    if (version.enabled()) version.bump();
+  }
+}
 
 Runtime::Impl::Impl(std::shared_ptr<const FlatProgram> flat, std::unique_ptr<Device> device,
                     RuntimeOptions options)

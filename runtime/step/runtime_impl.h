@@ -34,6 +34,8 @@ class KeptInputs {
  private:
   const EntryCode& code_;
   std::vector<c10::IValue> values_;  // None where nothing needs it; empty where nothing needs any
+  /// Of those that compiled code writes over, which gives them back itself.
+  std::vector<c10::VariableVersion> donated_;
 };
 
 /// Has a served step read its moving inputs from their copies; what was written there goes back to the

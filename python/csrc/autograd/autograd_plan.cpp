@@ -63,6 +63,8 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   checkRange(plan.savedTo, -1, backward.inputs.size(), "saved_to");
   checkRange(plan.tangentTo, -1, backward.inputs.size(), "tangent_to");
   checkRange(plan.gradients, 0, backward.outputs.size(), "gradients");
+  for (const int64_t to : plan.savedTo)
+    plan.ofCaller.push_back(to >= 0 && backward.inputs[to].role != InputRole::Saved);
   return plan;
 }
 

@@ -40,9 +40,11 @@ AliveTensors::AliveTensors(const WeakTensors& weak) {
   for (const auto& [position, tensor] : weak) tensors_.emplace_back(tensor.lock());
 }
 
-LetGoTogether::LetGoTogether(const std::vector<c10::IValue>& values) {
-  for (const c10::IValue& value : values) {
-    if (!value.isTensor() || !value.toTensor().defined()) continue;
+LetGoTogether::LetGoTogether(const std::vector<c10::IValue>& values,
+                             const std::vector<bool>& ofCaller) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const c10::IValue& value = values[i];
+    if (!ofCaller[i] || !value.isTensor() || !value.toTensor().defined()) continue;
     const at::Tensor& tensor = value.toTensor();
     if (tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr)
       tensors_.push_back(tensor);

@@ -31,11 +31,12 @@ class AliveTensors {
   std::vector<at::Tensor> tensors_;
 };
 
-/// Keeps those of `values` that Python has, too, until all are let go of at once: each last reference but
-/// Python's own would take its lock, on a thread of autograd's a microsecond or more.
+/// Keeps those of `values` that Python has, too, and that are `ofCaller`, until all are let go of at once:
+/// each last reference but Python's own would take its lock, on a thread of autograd's a microsecond or
+/// more. The others go as soon as nobody needs them: compiled code gives their memory back.
 class LetGoTogether {
  public:
-  explicit LetGoTogether(const std::vector<c10::IValue>& values);
+  LetGoTogether(const std::vector<c10::IValue>& values, const std::vector<bool>& ofCaller);
   ~LetGoTogether();
   LetGoTogether(const LetGoTogether&) = delete;
   LetGoTogether& operator=(const LetGoTogether&) = delete;

@@ -113,7 +113,10 @@ class CompiledCode:
 
     def __call__(self, inputs: list[Tensor], numbers: list[int]) -> list[Tensor]:
         """Each result has the strides of the graph, and memory that no input and no other result
-        has. One may lie where an input was that the code has let go of."""
+        has. One may lie where an input was that the code has let go of.
+
+        Of `inputs` those that the runtime handed over have no memory from watch_operands() on.
+        """
         program = program_class()
         results = []
         with plainly():

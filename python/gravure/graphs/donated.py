@@ -40,7 +40,7 @@ def donatable(traced: TracedGraphs, private: Collection[int] | None = None) -> f
         if not isinstance(node, fx.Node) or not isinstance(_value(node), Tensor):
             continue
         is_own = owners[source_of(node)] == 1 and all(memory[s] == 1 for s in storages(node))
-        if is_own and _is_made_honestly(source_of(node)) and _is_whole(_value(placeholder)):
+        if is_own and _is_made_honestly(source_of(node)) and _has_own_places(_value(placeholder)):
             found.add(placeholder)
     return frozenset(found)
 
@@ -99,8 +99,9 @@ def _is_made_honestly(node: fx.Node) -> bool:
     return not _gives_operand(found.name, found.overload_name)
 
 
-def _is_whole(value: object) -> bool:
-    """Whether each byte of its memory is one element's, and the sizes are known."""
+def _has_own_places(value: object) -> bool:
+    """Whether each element has bytes of its own, from the beginning of the memory on, and the sizes
+    are known. There may be gaps: rows that Inductor pads for its products."""
     if not isinstance(value, Tensor) or value.storage_offset() != 0:
         return False
     numbers = [*value.shape, *value.stride()]
@@ -110,7 +111,7 @@ def _is_whole(value: object) -> bool:
     for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
         if size == 1:
             continue
-        if stride != expected:
+        if stride < expected:
             return False
-        expected *= size
+        expected = stride * size
     return True

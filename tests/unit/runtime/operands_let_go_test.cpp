@@ -6,6 +6,9 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
+#include <functional>
+
 using namespace gravure;
 
 namespace {
@@ -16,6 +19,8 @@ constexpr int64_t kBytes = 4096;
 bool letsGo = true;
 /// Whether it reads the last one first.
 bool lastFirst = false;
+/// Called whenever it has let go of one, if there is anything to call.
+std::function<void()> onLetGo;
 
 /// "forward": three results of one operand. Else a gradient of each operand but the last, the tangent; the
 /// first `donated` of them are written over once they were read, before they are let go of.
@@ -37,6 +42,7 @@ std::vector<at::Tensor> run(const std::string& name, const std::vector<at::Tenso
     if (at < donated) given[at].fill_(7);
     made[at] = at::tanh(scratch);
     given[at].reset();
+    if (onLetGo) onLetGo();
   }
   return made;
 }
@@ -241,4 +247,49 @@ TEST_CASE("a run whose inputs are given to another one leaves them as they are",
     }
     CHECK(sameBits(runtime->run("backward", saved), gradients));
   }
+}
+
+TEST_CASE("a run that no plan serves gives memory back where compiled code lets go of it",
+          "[law5]") {
+  const bool inside = GENERATE(true, false), donated = GENERATE(true, false);
+  CAPTURE(inside, donated);
+  RuntimeOptions options;
+  options.uncaptured = GENERATE(true, false);
+  auto runtime = makeRuntime(program(inside, donated), options);
+  const at::Tensor w = at::randn({1024});
+  for (int step = 0; step < 2; ++step) {
+    auto results = runtime->run("forward", {w});
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+    for (size_t i = 1; i <= 3; ++i)
+      storages.push_back(results[i].toTensor().storage().getWeakStorageImpl());
+    std::vector<c10::IValue> saved = {results[1], results[2], results[3], at::randn({1024})};
+    results.clear();
+    std::vector<int64_t> gone;
+    onLetGo = [&] {
+      gone.push_back(std::count_if(storages.begin(), storages.end(),
+                                   [](const auto& each) { return each.expired(); }));
+    };
+    runtime->run("backward", std::move(saved));
+    onLetGo = nullptr;
+    CHECK(gone == std::vector<int64_t>{1, 2, 3});
+  }
+}
+
+TEST_CASE("what was handed over lives as long as what watches it, or another tensor", "[law4]") {
+  at::Tensor operand = at::randn({8}), other = at::randn({8});
+  const at::Tensor bits = operand.clone();
+  const auto memory = operand.storage().getWeakStorageImpl();
+  const at::Tensor handed = handOver(operand), view = handOver(operand.slice(0, 0, 4));
+  operand.reset();
+  CHECK(sameBits(handed, bits));  // nobody has watched it yet
+  std::vector<at::Tensor> watched = watchOperands({handed, other, view, handed});
+  CHECK(sameBits(watched[0], bits));
+  CHECK(sameBits(watched[2], bits.slice(0, 0, 4)));
+  CHECK(watched[1].is_same(other));
+  CHECK(handed.sizes() == bits.sizes());
+  watched.erase(watched.begin());
+  watched.pop_back();
+  CHECK(!memory.expired());  // the view
+  watched.pop_back();
+  CHECK(memory.expired());
 }

@@ -42,6 +42,7 @@ class Overwriting:
 
     def __init__(self) -> None:
         self.donated: list[int] = []  # of each region
+        self.layouts: set[tuple[torch.Size, tuple[int, ...]]] = set()  # of what it wrote over
 
     def __call__(
         self, module: fx.GraphModule, *, donated: range, **_: Any
@@ -53,6 +54,7 @@ class Overwriting:
             results = fx.Interpreter(module).boxed_run(inputs)
             for tensor in over:
                 tensor.view(torch.uint8).fill_(0xFF)
+                self.layouts.add((tensor.shape, tensor.stride()))
             return results
 
         return run
@@ -80,6 +82,17 @@ class Deep(nn.Module):
             x = F.silu(layer(x))
             inner.append(x)
         return (x, inner[1].t(), inner[2][1:]) if self.views else x
+
+
+class Padded(nn.Module):
+    """Saves rows with gaps between them, as Inductor pads them for its products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.pad(self.first(x), (0, 2))[:, :-2].sin())
 
 
 def loss_of(result: Any) -> Tensor:
@@ -144,6 +157,7 @@ MODELS = {
     "views": functools.partial(Deep, views=True),
     "dropout": functools.partial(Mlp, 0.2),
     "checkpointed": functools.partial(Checkpointed, 3),
+    "padded": Padded,
 }
 
 
@@ -156,6 +170,12 @@ def test_every_bit_is_eagers(
     assert sum(overwriting.donated) > 0
     if step is once:
         assert replays(report) and uncaptured(report) <= 4
+
+
+def test_padded_rows_are_written_over(overwriting: Overwriting) -> None:
+    call = compiled(Padded(), INDUCTOR)
+    call(*rows(0)).sum().backward()
+    assert any(layout == (torch.Size([5, 6]), (8, 1)) for layout in overwriting.layouts)
 
 
 def test_what_the_user_has_is_not_written(overwriting: Overwriting) -> None:

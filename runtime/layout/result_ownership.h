@@ -14,7 +14,7 @@ namespace gravure {
 
 /// From this on, a second copy of an output costs more than what people get from a small one that is a
 /// copy in any case: it is lent where the warm-up saw its holder drop it before the next step.
-constexpr int64_t kLentFrom = int64_t{32} << 20;
+constexpr int64_t kLentFrom = int64_t{1} << 20;
 
 /// Sets `ownership` of every entry's outputs and of its Own instructions. A result is Lent or Static
 /// only where the step allocates it with a shape known in advance, and Lent only if no other result

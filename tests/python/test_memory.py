@@ -130,9 +130,10 @@ def _loss_and_gradient(weight: Tensor, x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("keeps", ["the first", "each"])
-def test_a_gradient_that_is_added_to_the_first_steps_is_no_copy(keeps: str) -> None:
+@pytest.mark.parametrize("width", [64, 2100], ids=["1 MiB", "34 MB"])
+def test_a_gradient_that_is_added_to_the_first_steps_is_no_copy(keeps: str, width: int) -> None:
     """As torchtitan's trainer has it: `.grad` is what the first step returned, and stays."""
-    weight, x = torch.randn(4096, 2100), torch.randn(8, 4096)
+    weight, x = torch.randn(4096, width), torch.randn(8, 4096)
     passes = GraphPasses()
     run = passes.step(make_fx(_loss_and_gradient, tracing_mode="fake")(weight, x), [0])
     total = torch.zeros_like(weight)

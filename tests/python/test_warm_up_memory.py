@@ -72,4 +72,3 @@ def test_warm_ups_of_compiled_code_take_what_it_takes_alone() -> None:
     )
     assert max(first, second) <= own * 1.02
     assert replayed < own / 4  # the rest lies in the arena, which this allocator did not hand out
-

@@ -51,7 +51,7 @@ def test_an_lstm_is_traced_in_one_piece(
     model, given = Words(nn.LSTM), words(0)
     parameters = [*model.parameters()]
     expected = torch.autograd.grad(model(*given).square().mean(), parameters)
-    compiled = torch.compile(model, backend="gravure", options=options)
+    compiled = torch.compile(model, backend="gravure", options=options, fullgraph=True)
     for _ in range(4):
         found = torch.autograd.grad(compiled(*given).square().mean(), parameters)
         for one, other in zip(found, expected, strict=True):

@@ -10,11 +10,31 @@ from typing import Any
 import gravure
 import pytest
 import torch
+from gravure.torch_api import further_guards
 from running import bits, need_library
 from torch import Tensor, nn
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def test_what_is_looked_for_in_each_call_is_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many modules ask for it: Dynamo keeps what is alike, and compares each with all."""
+    found: list[Any] = []
+
+    def install(*guards: Any, **rest: Any) -> None:
+        found.extend(guards)
+        plainly(*guards, **rest)
+
+    plainly = further_guards.install_guard
+    monkeypatch.setattr(further_guards, "install_guard", install)
+    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))
+    torch.compile(layers, backend="gravure")(torch.randn(2, 4))
+    different = {(guard.name, guard.create_fn) for guard in found}
+    assert len(found) > len(different) > 0
+    assert len({*map(id, found)}) == len(different)
 
 
 class Unpacked(nn.Module):

@@ -38,6 +38,37 @@ def test_law_1_an_lstm_breaks_no_graph(dropout: float) -> None:
     assert replays(report)
 
 
+@pytest.mark.parametrize("options", [{}, {"codegen": "inductor"}], ids=str)
+def test_an_lstm_is_traced_in_one_piece(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its input is. Inductor took minutes for a turn at each point of time."""
+
+    def turn(*_: Any) -> Any:
+        raise AssertionError("PyTorch's Python version was asked")
+
+    monkeypatch.setattr(torch._decomp.decompositions, "lstm_cell", turn)
+    model, given = Words(nn.LSTM), words(0)
+    parameters = [*model.parameters()]
+    expected = torch.autograd.grad(model(*given).square().mean(), parameters)
+    compiled = torch.compile(model, backend="gravure", options=options, fullgraph=True)
+    for _ in range(4):
+        found = torch.autograd.grad(compiled(*given).square().mean(), parameters)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+    assert replays(gravure.report())
+
+
+def test_a_step_by_inductor_has_an_lstm_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._decomp.decompositions, "lstm_cell", None)
+    model, given = Words(nn.LSTM), words(0)
+    expected = model(*given).square().mean().detach()
+    step = gravure.compile_step(
+        lambda ids: model(ids).square().mean(), options={"codegen": "inductor"}
+    )
+    torch.testing.assert_close(step(*given), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
 def test_law_1_recurrent_modules_have_eagers_bits(

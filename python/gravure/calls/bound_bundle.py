@@ -36,23 +36,25 @@ def bundle_of(calls: list[Call], results: range, inputs: range) -> Bundle:
     forward, backward = calls
     plain = {p for i, (p, _) in enumerate(forward.results) if i not in results}
     positions = sorted({forward.results[i][0] for i in results} - plain - {-1})
-    left = [p for p in range(1 + max(p for p, _ in forward.results)) if p not in positions]
+    member = {p: i for i, p in enumerate(positions)}
+    others = (p for p in range(1 + max(p for p, _ in forward.results)) if p not in member)
+    left = {p: i for i, p in enumerate(others)}
 
     def moved(result: tuple[int, Any]) -> tuple[int, Any]:
-        return (left.index(result[0]), None) if result[0] >= 0 else result
+        return (left[result[0]], None) if result[0] >= 0 else result
 
     before, after = forward.results[: results.start], forward.results[results.stop :]
     reduced = [*map(moved, before), (len(left), None), *map(moved, after)]
     taken = [(j, i) for j, i in enumerate(backward.taken) if i in inputs]
-    members = [positions.index(forward.results[results[inputs.index(i)]][0]) for _, i in taken]
+    members = [member[forward.results[results[inputs.index(i)]][0]] for _, i in taken]
     fewer = len(inputs) - 1
-    others = [i if i < inputs.start else i - fewer for i in backward.taken if i not in inputs]
+    further = [i if i < inputs.start else i - fewer for i in backward.taken if i not in inputs]
     reduced_calls = [
         replace(forward, results=reduced),
         replace(
             backward,
             arguments=backward.arguments - fewer,
-            taken=[inputs.start, *others] if taken else others,
+            taken=[inputs.start, *further] if taken else further,
         ),
     ]
     return Bundle(reduced_calls, positions, [j for j, _ in taken], members)

@@ -128,14 +128,15 @@ def _edges(forward: Call, backward: Call) -> list[tuple[int, int, int]] | None:
     """Of each input of the forward that has a gradient: its position among the entry's inputs, and
     that of the gradient among the outputs of the backward's entry, and of its graph."""
     edges = []
+    inputs = {argument: i for i, argument in reversed([*enumerate(forward.taken)])}
     for argument, (position, fixed) in enumerate(backward.results):
         if position < 0:
             if fixed is not None:
                 return None
             continue
-        if argument >= forward.arguments or argument not in forward.taken:
+        if argument >= forward.arguments or argument not in inputs:
             return None
-        edges.append((forward.taken.index(argument), position, argument))
+        edges.append((inputs[argument], position, argument))
     return edges
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .read_graph import ReadGraph
+
 _aten = torch.ops.aten
 
 # What is computed of zeros alone is zeros.
@@ -66,8 +68,7 @@ def without_tangents(backward: fx.GraphModule, absent: Sequence[int]) -> fx.Grap
     graph.eliminate_dead_code()
     if any(placeholders[i].users for i in absent):
         return None
-    graph.lint()
-    return fx.GraphModule(backward, graph)
+    return ReadGraph(backward, graph)
 
 
 def _packet(node: fx.Node) -> Any:

@@ -32,8 +32,12 @@ from .node_facts import (
     takes_numbers,
     writes,
 )
+from .read_graph import ReadGraph
 
 logger = logging.getLogger("gravure")
+
+# Of Inductor's code the forward keeps nothing for the backward.
+_LSTM = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default)
 
 # Compiles one region: see inductor.compile_region.
 Compiler = Callable[..., Callable[[list[Any]], Sequence[Tensor]]]
@@ -206,7 +210,7 @@ class _Cutter:
 
     def finish(self) -> Compiled:
         self.copy(self._module.graph.find_nodes(op="output"))
-        module = fx.GraphModule(self._module, self._graph)
+        module = ReadGraph(self._module, self._graph)
         module.meta = dict(self._module.meta)
         return Compiled(module, self._codes, self._missed)
 
@@ -216,7 +220,7 @@ class _Cutter:
             return isinstance(source, fx.Node) and self.can_be_compiled(source)
         if not is_inductors_own(node) and schema(node) is None:
             return False
-        if writes(node) or is_collective(node):
+        if writes(node) or is_collective(node) or node.target in _LSTM:
             return False
         operands = [n for n in node.all_input_nodes if not is_graph(n)]
         numbers = any(map(self.is_elsewhere, operands))
@@ -349,6 +353,8 @@ class _Region:
 
     def put_last(self, nodes: Sequence[fx.Node]) -> range:
         """Makes these its last inputs, in this order. Their positions among all."""
+        if not nodes:
+            return range(0)
         for node in nodes:
             placeholders = self._graph.find_nodes(op="placeholder")
             if placeholders[-1] is not self._env[node]:

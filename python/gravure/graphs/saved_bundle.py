@@ -12,7 +12,6 @@ made of the graphs without them.
 
 from __future__ import annotations
 
-import copy
 import json
 import operator
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from torch import Tensor, fx
 from ..library.namespace import LIBRARY
 from ..torch_api.fake_tensors import FakeTensor, is_sym_node, mode_of
 from ..torch_api.operators import schema_of
+from .read_graph import ReadGraph
 from .traced_graphs import TracedGraphs
 
 # What runs them is in the library. Neither may be captured: addresses are others in each step.
@@ -142,7 +142,7 @@ def _spread_forward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
     """The graph with the members of its bundle as results, and which results they are."""
     if not module.graph.find_nodes(op="call_function", target=BUNDLE):
         return module, range(0)
-    module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    module = _copy(module)
     (bundle,) = module.graph.find_nodes(op="call_function", target=BUNDLE)
     end = module.graph.output_node()
     values = list(end.args[0])
@@ -151,7 +151,6 @@ def _spread_forward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
     end.args = (tuple(values),)
     end.meta.pop("desc", None)
     module.graph.erase_node(bundle)
-    module.recompile()
     return module, range(first, first + len(members))
 
 
@@ -159,7 +158,7 @@ def _spread_backward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
     """The graph with the members of its bundle as placeholders, and which ones they are."""
     if not module.graph.find_nodes(op="call_function", target=UNBUNDLE):
         return module, range(0)
-    module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    module = _copy(module)
     (all_of,) = module.graph.find_nodes(op="call_function", target=UNBUNDLE)
     taken = all_of.args[0]
     first = module.graph.find_nodes(op="placeholder").index(taken)
@@ -174,8 +173,14 @@ def _spread_backward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
         module.graph.erase_node(member)
     module.graph.erase_node(all_of)
     module.graph.erase_node(taken)
-    module.recompile()
     return module, range(first, first + len(values))
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    graph.output_node().meta = dict(module.graph.output_node().meta)
+    return ReadGraph(module, graph)
 
 
 def _is_plain(node: Any) -> bool:

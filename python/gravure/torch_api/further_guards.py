@@ -15,15 +15,16 @@ Dynamo traces for Gravure, so that it compiles anew:
 - for hooks of modules, and of all modules: there are still none;
 - where code asks whether a tensor requires a gradient: it still does, or does not.
 
-Classes and functions are held weakly, by a global name of Dynamo's.
+Classes and functions are held weakly, by a global name of Dynamo's. Each guard is made once for a
+graph: one like it Dynamo would keep beside it, compare with all like it, and check in each call.
 
 Private, of Dynamo's: what stands for what code finds: `UserDefinedClassVariable`,
 `UserDefinedObjectVariable`, `SuperVariable`, `UserFunctionVariable`,
 `UnspecializedNNModuleVariable`, `TensorVariable`; `VariableTracker` makes such a one, and
 `ConstantVariable` knows what a constant is. `install_guard` adds a guard of a kind of
 `GuardBuilder`'s. Where it looks say `AttrSource`, `DefaultsSource`, `DictGetItemSource`,
-`GlobalWeakRefSource` and `TypeDictSource`. `tls` has the translator at work. Without them Dynamo
-looks as rarely as for other backends; a warning says so.
+`GlobalWeakRefSource` and `TypeDictSource`. `tls` has the translator at work, `TracingContext` is of
+one graph. Without them Dynamo looks as rarely as for other backends; a warning says so.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ import logging
 import os
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,6 +52,7 @@ from .private_names import (
     MissingName,
     SuperVariable,
     TensorVariable,
+    TracingContext,
     TypeDictSource,
     UnspecializedNNModuleVariable,
     UserDefinedClassVariable,
@@ -81,6 +84,7 @@ _WHILE_TRACING = (
     "DefaultsSource",
     "DictGetItemSource",
     "GlobalWeakRefSource",
+    "TracingContext",
     "TypeDictSource",
     "VariableTracker",
     "install_guard",
@@ -121,9 +125,44 @@ def guard_further(is_ours: IsOurs) -> None:
 # ---- what is guarded
 
 
+@dataclass
+class _Made:
+    """The guards of one graph."""
+
+    guards: dict[tuple[str, Any], Any] = field(default_factory=dict)  # by name and kind
+    of: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict)  # for what is guarded
+
+
+_MADE: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
+
+
+def _install(what: tuple[Any, ...], make: Callable[[], Iterable[Any]]) -> None:
+    """Installs the guards for `what`, which `make` makes where this graph has none.
+
+    Dynamo may have dropped them since, with a part of the graph that it traces anew.
+    """
+    context = TracingContext.get()
+    made = _MADE.get(context)
+    if made is None:
+        made = _MADE[context] = _Made()
+    guards = made.of.get(what)
+    if guards is None:
+        found = [((guard.name, guard.create_fn), guard) for guard in make()]
+        guards = made.of[what] = [made.guards.setdefault(key, guard) for key, guard in found]
+    install_guard(*guards)
+
+
 def _weakly(tx: Any, value: Any) -> Any:
-    """Dynamo's source of this class or function, by a global name."""
-    return GlobalWeakRefSource(tx.store_global_weakref_by_id(_NAME, value))
+    """Dynamo's source of this class or function, by a global name. It is to be alive, too."""
+    return GlobalWeakRefSource(tx.output.install_global_by_id(_NAME, weakref.ref(value)))
+
+
+def _alive(source: Any) -> Any:
+    return source.make_guard(GuardBuilder.WEAKREF_ALIVE)
+
+
+def _weak(values: Iterable[Any]) -> tuple[Any, ...]:
+    return (*map(weakref.ref, values),)
 
 
 @functools.cache
@@ -134,39 +173,43 @@ def _absent(name: str) -> Callable[..., None]:
     return functools.partial(GuardBuilder.DICT_CONTAINS, key=name, invert=True)
 
 
-def _guard_identity(tx: Any, source: Any, value: Any) -> None:
-    """Guards that the same object is there. What cannot be held weakly is held: nobody gets its
-    `id`."""
+def _of_identity(tx: Any, source: Any, value: Any) -> Any:
+    """That the same object is there. What cannot be held weakly is held: nobody gets its `id`."""
     try:
         weakref.ref(value)
     except TypeError:
         tx.output.install_global_by_id(_NAME, value)
-    install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+    return source.make_guard(GuardBuilder.ID_MATCH)
 
 
-def _guard_value(tx: Any, source: Any, value: Any) -> None:
+def _of_value(tx: Any, source: Any, value: Any) -> Any:
     if ConstantVariable.is_literal(value):
-        install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
-    else:
-        _guard_identity(tx, source, value)
+        return source.make_guard(GuardBuilder.CONSTANT_MATCH)
+    return _of_identity(tx, source, value)
 
 
-def _guard_place(tx: Any, classes: tuple[type, ...], name: str) -> None:
+def _guard_place(tx: Any, classes: Sequence[type], name: str) -> None:
     """Guards that `name` is found in that of these classes which has it first now, and that a
     descriptor there is the same object. Other values Dynamo guards where they are read.
     """
+    _install((name, *_weak(classes)), lambda: _of_place(tx, classes, name))
+
+
+def _of_place(tx: Any, classes: Sequence[type], name: str) -> Iterator[Any]:
     for kind in classes:
         if kind.__flags__ & _IMMUTABLE:
             if name in vars(kind):
                 return
             continue
-        names = TypeDictSource(_weakly(tx, kind))
+        source = _weakly(tx, kind)
+        names = TypeDictSource(source)
+        yield _alive(source)
         if name not in vars(kind):
-            install_guard(names.make_guard(_absent(name)))
+            yield names.make_guard(_absent(name))
             continue
         value = vars(kind)[name]
         if hasattr(type(value), "__get__"):
-            _guard_identity(tx, DictGetItemSource(names, name), value)
+            yield _of_identity(tx, DictGetItemSource(names, name), value)
         return
 
 
@@ -186,10 +229,14 @@ def _reading_class(read: Method, is_ours: IsOurs) -> Method:
         ):
             return read(self, tx, name)
         value = inspect.getattr_static(kind, name, _MISSING)
+        source = _weakly(tx, kind)
+        place = AttrSource(source, name)
         if value is not _MISSING and ConstantVariable.is_literal(value):
-            return VariableTracker.build(tx, value, AttrSource(_weakly(tx, kind), name))
+            _install((_alive, *_weak([kind])), lambda: [_alive(source)])
+            return VariableTracker.build(tx, value, place)
         if isinstance(value, enum.Enum):
-            _guard_identity(tx, AttrSource(_weakly(tx, kind), name), value)
+            guards = [_alive(source), _of_identity(tx, place, value)]
+            _install((enum.Enum, name, *_weak([kind])), lambda: guards)
         else:
             _guard_place(tx, (*kind.__mro__, *type(kind).__mro__), name)
         return read(self, tx, name)
@@ -252,21 +299,31 @@ def _guard_local(source: Any, fn: types.FunctionType) -> None:
 
     `source`: where it was found; None for one that was made while Dynamo traced.
     """
+    if source is not None:
+        _install((_of_local, source), lambda: _of_local(source, fn))
+
+
+def _of_local(source: Any, fn: types.FunctionType) -> Iterator[Any]:
     values: dict[int | str, Any] = dict(enumerate(fn.__defaults__ or ()))
     values |= fn.__kwdefaults__ or {}
     for key, value in values.items():
-        if source is not None and ConstantVariable.is_literal(value):
+        if ConstantVariable.is_literal(value):
             default = DefaultsSource(source, key, is_kw=isinstance(key, str))
-            install_guard(default.make_guard(GuardBuilder.CONSTANT_MATCH))
+            yield default.make_guard(GuardBuilder.CONSTANT_MATCH)
 
 
 def _guard_function(tx: Any, fn: types.FunctionType) -> None:
+    _install((_of_function, *_weak([fn])), lambda: _of_function(tx, fn))
+
+
+def _of_function(tx: Any, fn: types.FunctionType) -> Iterator[Any]:
     source = _weakly(tx, fn)
-    install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
+    yield _alive(source)
+    yield source.make_guard(GuardBuilder.CLOSURE_MATCH)
     for i, value in enumerate(fn.__defaults__ or ()):
-        _guard_value(tx, DefaultsSource(source, i), value)
+        yield _of_value(tx, DefaultsSource(source, i), value)
     for name, value in (fn.__kwdefaults__ or {}).items():
-        _guard_value(tx, DefaultsSource(source, name, is_kw=True), value)
+        yield _of_value(tx, DefaultsSource(source, name, is_kw=True), value)
 
 
 def _calling_module(call: Method, is_ours: IsOurs) -> Method:
@@ -276,13 +333,16 @@ def _calling_module(call: Method, is_ours: IsOurs) -> Method:
             for name in ("__call__", "_call_impl"):  # while they are PyTorch's, it is `forward`
                 _guard_place(tx, type(self.value).__mro__, name)
             names = tx.nn_modules_globals_vt
-            for name in (*_FORWARD_HOOKS, *_BACKWARD_HOOKS):
-                if not getattr(names.value, name):
-                    hooks = AttrSource(names.source, name)
-                    install_guard(hooks.make_guard(GuardBuilder.SEQUENCE_LENGTH))
+            _install((_of_hooks,), lambda: _of_hooks(names))
         return call(self, tx, *args, **kwargs)
 
     return call_function
+
+
+def _of_hooks(names: Any) -> Iterator[Any]:
+    for name in (*_FORWARD_HOOKS, *_BACKWARD_HOOKS):
+        if not getattr(names.value, name):
+            yield AttrSource(names.source, name).make_guard(GuardBuilder.SEQUENCE_LENGTH)
 
 
 def _without_hooks(skip: Method, is_ours: IsOurs) -> Method:
@@ -304,7 +364,8 @@ def _asking_for_gradient(ask: Method, is_ours: IsOurs) -> Method:
     def method_attr(self: Any, tx: Any) -> Any:
         if self.source is not None and is_ours(tx.output.compiler_fn):
             asked = AttrSource(self.source, "requires_grad")
-            install_guard(asked.make_guard(GuardBuilder.CONSTANT_MATCH))
+            guard = [asked.make_guard(GuardBuilder.CONSTANT_MATCH)]
+            _install((asked,), lambda: guard)
         return ask(self, tx)
 
     return method_attr

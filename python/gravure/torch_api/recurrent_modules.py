@@ -8,22 +8,39 @@ On a GPU cuDNN asks for the addresses of the weights, which tensors without valu
 stays eager's. So do GRU and RNN, for which nobody asked on the CPU: traced there, as in a step of
 compile_step, they have eager's bits (gru_kernels.py).
 
+Dynamo, too, asks eager's C++ what such an LSTM gives, and so does a trace for Inductor. PyTorch's
+Python version makes one turn for each point of time: that takes Dynamo as long as all the rest of a
+small model, and Inductor minutes, where torch.compile leaves the LSTM to eager.
+
 Private: Dynamo's `VariableBuilder` refuses such modules where the setting `allow_rnn` of `_dynamo`
-is off. Without it graphs break there.
+is off. Without it graphs break there. An operator's `py_kernels` hold the Python version by
+`DispatchKey`, `_dispatch_cache` what was found there, and `_op_dk` calls the C++; `tls` knows for
+which backend Dynamo traces. Without them such a trace takes longer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .private_names import MissingName, VariableBuilder, _dynamo
+from .compile_lock import compile_lock
+from .private_names import (
+    DispatchKey,
+    MissingName,
+    VariableBuilder,
+    _dynamo,
+    is_there,
+    tls,
+)
 
+_LSTM = torch.ops.aten.lstm.input
+_asked = 0  # for eager's LSTM: by who traces, under the lock
 logger = logging.getLogger("gravure")
 
 
@@ -33,6 +50,43 @@ def trace_recurrent_modules(is_ours: Callable[[Any], bool]) -> None:
         VariableBuilder._wrap = _taking(VariableBuilder._wrap, is_ours)
     except (AttributeError, MissingName) as error:
         logger.warning("this PyTorch breaks graphs at every LSTM: %r", error)
+        return
+    if is_there("DispatchKey") and is_there("tls"):
+        kernels = getattr(_LSTM, "py_kernels", {})
+        for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+            if key in kernels and hasattr(_LSTM, "_op_dk"):
+                kernels[key] = _by_eagers_code(kernels[key], is_ours)
+                _LSTM._dispatch_cache.clear()
+
+
+def _by_eagers_code(python: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Any:
+    @functools.wraps(python)
+    def lstm(x: Tensor, *rest: Any, **named: Any) -> Any:
+        tx = getattr(tls, "current_tx", None)
+        wanted = _asked > 0 or (tx is not None and is_ours(tx.output.compiler_fn))
+        if not wanted or not _is_for_one_dnn(x):
+            return python(x, *rest, **named)
+        return _LSTM._op_dk(DispatchKey.CompositeImplicitAutograd, x, *rest, **named)
+
+    return lstm
+
+
+@contextlib.contextmanager
+def eager_lstm() -> Iterator[None]:
+    """Within, an LSTM that oneDNN runs in eager is traced so: for all threads, of which one
+    traces."""
+    global _asked
+    with compile_lock:
+        _asked += 1
+        try:
+            yield
+        finally:
+            _asked -= 1
+
+
+def _is_for_one_dnn(x: Tensor) -> bool:
+    kind = x.device.type, x.dtype
+    return kind == ("cpu", torch.float32) and not torch.is_autocast_enabled("cpu")
 
 
 def _taking(wrap: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callable[..., Any]:

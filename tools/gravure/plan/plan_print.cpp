@@ -58,7 +58,7 @@ void printPlan(const PlanReport& report, bool map, llvm::raw_ostream& os) {
   os << "live bytes " << memory.load << ", arena " << memory.bytes
      << llvm::format(", ratio %.3f, ", memory.ratio()) << memory.buffers.size() << " buffers\n";
   if (map && !memory.buffers.empty()) {
-    os << "\narena over time (steps to the right, offsets upwards)\n";
+    os << "\narena over time (positions to the right, offsets upwards)\n";
     printMemoryMap(memory, os);
   }
 }

@@ -59,12 +59,12 @@ std::vector<bool> occupied(const Levels& levels) {
 
 }  // namespace
 
-int32_t Levels::runs() const {
+int32_t Levels::sections() const {
   const auto holds = occupied(*this);
   return static_cast<int32_t>(std::count(holds.begin(), holds.end(), true));
 }
 
-int32_t Levels::capturedRuns() const {
+int32_t Levels::capturedSections() const {
   const auto holds = occupied(*this);
   int32_t captured = 0;
   for (int32_t level = 0; level < count; ++level) captured += holds[level] && isCaptured(level);
@@ -88,7 +88,7 @@ std::optional<Levels> fewestLevels(const Colouring& colouring) {
   auto host = earliestLevels(colouring, false);
   if (!captured || !host) return std::nullopt;
   const auto cost = [](const Levels& levels) {
-    return std::pair(levels.capturedRuns(), levels.runs());
+    return std::pair(levels.capturedSections(), levels.sections());
   };
   return cost(*host) < cost(*captured) ? host : captured;
 }
@@ -233,7 +233,7 @@ std::optional<Levels> levelsByParts(const Colouring& colouring, int32_t parts) {
     levels.of.resize(colouring.dependences->size());
     int32_t begin = 0;
     for (int32_t end : partEnds(colouring, parts)) {
-      // A part goes on in the last level, so that the run there may grow.
+      // A part goes on in the last level, so that the section there may grow.
       const int32_t base = std::max(levels.count - 1, 0);
       const bool baseCaptured = levels.isCaptured(base);
       for (int32_t i = begin; i < end; ++i) {
@@ -243,8 +243,8 @@ std::optional<Levels> levelsByParts(const Colouring& colouring, int32_t parts) {
       for (int32_t i = begin; i < end; ++i) levels.count = std::max(levels.count, levels.of[i] + 1);
       begin = end;
     }
-    const bool better = !best || std::pair(levels.capturedRuns(), levels.runs()) <
-                                     std::pair(best->capturedRuns(), best->runs());
+    const bool better = !best || std::pair(levels.capturedSections(), levels.sections()) <
+                                     std::pair(best->capturedSections(), best->sections());
     if (better) best = std::move(levels);
   }
   return best;

@@ -88,7 +88,7 @@ StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::I
   }
   if (warmUpWanted_ && layout_ && loans_->outstanding() == 0)
     warmUpAnew("inputs are laid out otherwise than in the warm-up");
-  if (!entry.warmUp.settled) {
+  if (!entry.warmUp.complete) {
     checkInputs(entry, inputs);
     noteStrides(entry, inputs);
     StepPath path;

@@ -339,7 +339,7 @@ void Runtime::Impl::warmUpAnew(const std::string& found) {
   lentOverwritten_ = false;
   for (EntryState& entry : entries_) {
     entry.inputs.moving->forget();
-    entry.warmUp.settled = false;
+    entry.warmUp.complete = false;
     entry.warmUp.runs = 0;
     entry.warmUp.record.clear();
     entry.warmUp.recording.reset();

@@ -164,13 +164,13 @@ class Runtime::Impl {
   void warmUp(EntryState& entry, llvm::function_ref<void()> run);
   void runRecorded(EntryState& entry);
   void runPlain(EntryState& entry);
-  void settle(EntryState& entry, AllocationRecord record);
+  void takeRecord(EntryState& entry, AllocationRecord record);
   void shareRecording(EntryState& entry);
   void followOthers();
   void takeRecording(EntryState& entry, const std::shared_ptr<const EntryRecording>& found);
   bool isTaught(const EntryState& entry) const;
   bool isDropped(size_t entry, size_t output) const;
-  bool allSettled() const;
+  bool allWarmedUp() const;
   bool mayPlan() const;
   bool isPartial() const;
   bool hasLateEntry() const;

@@ -39,7 +39,7 @@ from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.dynamo import with_one_input
 from ..torch_api.dynamo_errors import first_line
-from ..torch_api.fake_tensors import FakeTensor, memory_of
+from ..torch_api.fake_tensors import FakeTensor, storage_key
 from .compiled_graph import CompiledGraph
 from .first_run import FirstRun, is_of_operator, why_it_failed
 from .gradient_layout import GradientLayout
@@ -211,7 +211,7 @@ class _SharedMemory:
         found = program_class().shared_tensors(list(tensors), self._written)
         if not found:
             return ()
-        memory = list(map(memory_of, tensors))
+        memory = list(map(storage_key, tensors))
         one, other = (memory[k] for k in found)
         count = Counter(memory)
         first = {each: k for k, each in reversed([*enumerate(memory)])}

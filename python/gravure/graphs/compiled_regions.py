@@ -19,7 +19,6 @@ from .compiled_ops import CompiledCode, Layout
 from .donated import sharing
 from .known_numbers import KnownNumbers
 from .node_facts import (
-    KINDLESS,
     fixed,
     is_collective,
     is_free,
@@ -29,6 +28,7 @@ from .node_facts import (
     is_on_cpu,
     runs_on_cpu,
     schema,
+    takes_member,
     takes_numbers,
     writes,
 )
@@ -95,18 +95,18 @@ def _planned(
 
     A node without a statement (a member of a tuple, a known number) goes with what it is made of.
     """
-    planned: dict[fx.Node, tuple[int, int]] = {}  # rank of its last statement, partition
-    rank = 0
+    planned: dict[fx.Node, tuple[int, int]] = {}  # position of its last statement, partition
+    position = 0
     for kind, *statements in runs:
         for at in statements if kind != _DRAWS else ():
-            rank += 1
+            position += 1
             node = owners[at]
             if node is None or node.graph is not module.graph:
                 continue
             partition = kind
             if node in planned and planned[node][1] != kind:
                 partition = -1  # its statements lie apart
-            planned[node] = (rank, max(partition, -1))
+            planned[node] = (position, max(partition, -1))
     nodes = [n for n in module.graph.nodes if n.op == "call_function"]
     for node in nodes:
         made_of = [planned[i] for i in node.all_input_nodes if i in planned]
@@ -211,7 +211,7 @@ class _Cutter:
         return Compiled(module, self._codes, self._missed)
 
     def can_be_compiled(self, node: fx.Node) -> bool:
-        if node.target is operator.getitem:
+        if takes_member(node):
             source = node.args[0]
             return isinstance(source, fx.Node) and self.can_be_compiled(source)
         if not is_inductors_own(node) and schema(node) is None:
@@ -230,7 +230,7 @@ class _Cutter:
         return not self._on_cpu and is_on_cpu(node)
 
     def compile(self, nodes: list[fx.Node]) -> None:
-        calls = sum(not is_free(n) and n.target not in KINDLESS for n in nodes)
+        calls = sum(not is_free(n) and not takes_member(n) for n in nodes)
         if calls < 2:  # nothing to fuse
             return self.copy(nodes)
         region = _Region(self._module, nodes, self._known)
@@ -412,12 +412,11 @@ class _Region:
         return of[0], of[1]
 
 
-def carried(
+def carried_code(
     node: fx.Node, known: KnownNumbers, *, random: bool
 ) -> tuple[CompiledCode, list[fx.Node], list[fx.Node]]:
-    """A node that is no operator as compiled code, its tensors and its numbers.
-
-    The code returns all results as one flat list.
+    """A node that runs other graphs or kernels, as compiled code, and the tensors and numbers that
+    the code takes. It returns all results as one flat list.
     """
     owner = node.graph.owning_module
     assert owner is not None

@@ -22,6 +22,7 @@ from ..graphs.devices import device_of
 from ..graphs.donated import donatable
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
+from ..graphs.node_facts import is_random
 from ..graphs.trace import DynamoGraph, check_loss, differentiate, output_node
 from ..graphs.traced_graphs import OutputSpec, TracedGraphs
 from ..graphs.undivided import gains_undivided, undivided
@@ -277,9 +278,7 @@ class StepCompiler:
 
 def _draws(traced: TracedGraphs) -> bool:
     """Whether it draws random numbers, or has an operator that may."""
-    nodes = [node for module in traced.modules for node in module.graph.nodes]
-    seeded = torch.Tag.nondeterministic_seeded
-    return any(seeded in getattr(node.target, "tags", ()) for node in nodes)
+    return any(is_random(node) for module in traced.modules for node in module.graph.nodes)
 
 
 def _warn_of_lstms(traced: TracedGraphs, label: str) -> None:

@@ -27,7 +27,7 @@ from .graphs.marked_regions import RegionEffects
 from .graphs.saved_bundle import bundling
 from .torch_api.aot_autograd import default_partition
 from .torch_api.autograd import saved_tensor_hooks_are_set
-from .torch_api.toolkit_call import Held, ToolkitCall, may_call_toolkit
+from .torch_api.toolkit_call import ModuleTensors, ToolkitCall, may_call_toolkit
 
 logger = logging.getLogger("gravure")
 
@@ -208,7 +208,7 @@ def _lighten_calls(graph_utils: ModuleType) -> None:
         run = build_joint(model, *args, **kwargs)
         if not built:
             return run
-        call, held = built.pop(), Held(model)
+        call, held = built.pop(), ModuleTensors(model)
         return lambda args, kwargs: call(*held(), *args, **kwargs)
 
     graph_utils.make_compiler_with_passes = make_and_note

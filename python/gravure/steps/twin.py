@@ -79,7 +79,7 @@ def twin_of(
     return twin
 
 
-class Counts(Exception):
+class ChangesNumbers(Exception):
     """The step changes numbers of Python's that have these names."""
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -89,7 +89,7 @@ class Counts(Exception):
 
 def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     """The step, without what is around it. Whether it changed tensors alone, and no other value but
-    numbers that are counted. Raises Counts for numbers that it changes and that are not."""
+    numbers that are counted. Raises ChangesNumbers for numbers that it changes and that are not."""
     before = python_side(twin)
     try:
         result = plain_step(type(twin))(twin)
@@ -110,7 +110,7 @@ def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     if not changed:
         return True
     if all(_is_named(k) and _is_number(before[k], after[k]) for k in changed):
-        raise Counts(frozenset(k[1] for k in changed))
+        raise ChangesNumbers(frozenset(k[1] for k in changed))
     return False
 
 
@@ -152,6 +152,6 @@ def _within(key: tuple[Any, ...], value: Any) -> Iterator[tuple[Any, Any]]:
     else:
         return
     for at, member in members:
-        place = (*key, at)
-        yield place, member
-        yield from _within(place, member)
+        path = (*key, at)
+        yield path, member
+        yield from _within(path, member)

@@ -151,7 +151,7 @@ def _guard_value(tx: Any, source: Any, value: Any) -> None:
         _guard_identity(tx, source, value)
 
 
-def _guard_place(tx: Any, classes: tuple[type, ...], name: str) -> None:
+def _guard_lookup(tx: Any, classes: tuple[type, ...], name: str) -> None:
     """Guards that `name` is found in that of these classes which has it first now, and that a
     descriptor there is the same object. Other values Dynamo guards where they are read.
     """
@@ -191,7 +191,7 @@ def _reading_class(read: Method, is_ours: IsOurs) -> Method:
         if isinstance(value, enum.Enum):
             _guard_identity(tx, AttrSource(_weakly(tx, kind), name), value)
         else:
-            _guard_place(tx, (*kind.__mro__, *type(kind).__mro__), name)
+            _guard_lookup(tx, (*kind.__mro__, *type(kind).__mro__), name)
         return read(self, tx, name)
 
     return look_up
@@ -204,7 +204,7 @@ def _finding_in_class(find: Method, is_ours: IsOurs) -> Method:
     def look_up(self: Any, *args: Any) -> Any:  # from 2.15 on with a translator
         tx, name = tls.current_tx, args[-1]
         if is_ours(tx.output.compiler_fn):
-            _guard_place(tx, type(self.value).__mro__, name)
+            _guard_lookup(tx, type(self.value).__mro__, name)
         return find(self, *args)
 
     return look_up
@@ -221,7 +221,7 @@ def _finding_above(find: Method, is_ours: IsOurs) -> Method:
             classes = (self.objvar.value if issubclass(kind, type) else kind).__mro__
             above = self.typevar.as_python_constant()
             if above in classes:
-                _guard_place(tx, classes[classes.index(above) + 1 :], name)
+                _guard_lookup(tx, classes[classes.index(above) + 1 :], name)
         return found
 
     return look_up
@@ -274,7 +274,7 @@ def _calling_module(call: Method, is_ours: IsOurs) -> Method:
     def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if is_ours(tx.output.compiler_fn):
             for name in ("__call__", "_call_impl"):  # while they are PyTorch's, it is `forward`
-                _guard_place(tx, type(self.value).__mro__, name)
+                _guard_lookup(tx, type(self.value).__mro__, name)
             names = tx.nn_modules_globals_vt
             for name in (*_FORWARD_HOOKS, *_BACKWARD_HOOKS):
                 if not getattr(names.value, name):

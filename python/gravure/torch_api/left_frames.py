@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import numpy_draws
-from .private_names import MissingName, get_compilation_metrics, told
+from .private_names import MissingName, get_compilation_metrics, warn_of
 
 _OWN = os.path.dirname(torch.__file__) + os.sep
 _FUNCTION = re.compile(r"<function (\S+) at (0x[0-9a-f]+)>")
@@ -87,7 +87,7 @@ def listen() -> None:
     try:
         known = get_compilation_metrics()
     except MissingName as error:
-        told(error)
+        warn_of(error)
         return
     for each in sorted(known, key=lambda found: found.start_time_us or 0):
         key = _key(each)

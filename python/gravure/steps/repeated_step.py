@@ -20,7 +20,7 @@ from ..torch_api.guard_checks import Check
 from .update_program import UpdateProgram
 
 
-class StandingStep:
+class RepeatedStep:
     """Of one program, for as long as all is as it was."""
 
     def __init__(

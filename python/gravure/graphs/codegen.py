@@ -144,7 +144,7 @@ def compile_graphs(
     graphs without any; ExportError, with on_missed="raise", for what Inductor cannot compile.
     """
     planned = program_class().planned_runs(text, options.for_library())
-    if style.whole and any(has_host_parts(runs) for runs in planned.values()):
+    if style.whole and any(map(has_host_parts, planned.values())):
         raise HostParts
     made = CompiledRegions([])
     for i, (module, entry) in enumerate(graphs):

@@ -17,8 +17,8 @@ from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
 from .examples import keep_example
 from .node_facts import (
+    costs_nothing,
     is_collective,
-    is_free,
     is_inductors_own,
     is_random,
     is_view,
@@ -86,7 +86,7 @@ def _obstacle(node: fx.Node, whole: bool) -> str:
         return f"{node.target} in them draws from a generator of its own"
     if _reads(node):
         return f"{node.target} in them reads on the host"
-    is_number = is_free(node) and schema(node) is None and not higher_order_name(node.target)
+    is_number = costs_nothing(node) and schema(node) is None and not higher_order_name(node.target)
     if whole and _writes_into_its_own(node):
         return ""
     if not is_number and not is_inductors_own(node) and writes(node):

@@ -141,13 +141,13 @@ class Namer:
             elif isinstance(at, functools.partial) and token in ("func", "keywords"):
                 at = getattr(at, token)
             else:
-                at = self._step(at, token)
+                at = self._member(at, token)
                 if token not in _SILENT:
                     names.append(str(token))
         return names
 
     @staticmethod
-    def _step(at: Any, token: Any) -> Any:
+    def _member(at: Any, token: Any) -> Any:
         """The object behind `token`, or None where it is not found (names still work)."""
         if isinstance(token, str) and hasattr(at, token):
             return getattr(at, token)

@@ -95,7 +95,7 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
-def is_free(node: fx.Node) -> bool:
+def costs_nothing(node: fx.Node) -> bool:
     """Whether it may be made anywhere, again and again: a view, or a number."""
     return is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list, dict))
 
@@ -114,8 +114,8 @@ def is_known(value: Any, known: KnownNumbers) -> bool:
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             return False
-        return all(fixed(n, known) is not None for n in (*value.shape, *value.stride()))
-    return fixed(value, known) is not None
+        return all(number_of(n, known) is not None for n in (*value.shape, *value.stride()))
+    return number_of(value, known) is not None
 
 
 def tensors(node: fx.Node) -> list[Tensor]:
@@ -135,6 +135,6 @@ def runs_on_cpu(module: fx.GraphModule) -> bool:
     return all(tensor.device.type == "cpu" for tensor in everything)
 
 
-def fixed(value: Any, known: KnownNumbers) -> Any:
-    """The number; None for what is known only at run time, or is none."""
+def number_of(value: Any, known: KnownNumbers) -> Any:
+    """The number that a value is; None for what is known only at run time, or is no number."""
     return value if isinstance(value, (int, float, bool)) else known.number(value)

@@ -44,6 +44,7 @@ class RepeatedStep:
         self._floats: list[list[tuple[Any, int, int]]] = []
         self._lists: list[tuple[list[Any], slice]] = []  # settings that change in place
         self._fixed: list[tuple[Any, list[Any]]] = []  # without a number, and their members
+        # Whether all settings are of kinds that are known here.
         self.known = self._find_numbers() == len(numbers)
 
     def runs(self, optimizer: Optimizer) -> bool | None:

@@ -22,7 +22,9 @@ def twin_of(
     numbers: Sequence[float],
     counted: frozenset[str] = frozenset(),
 ) -> Optimizer:
-    """`tensors`: by `id` of a parameter, of a tensor of its state or of a setting. Parameters that
+    """One that has these tensors and numbers in place of the optimizer's.
+
+    `tensors`: by `id` of a parameter, of a tensor of its state or of a setting. Parameters that
     are not among them are left out. `numbers` are those of read_groups() and of read_state(), in
     order."""
     twin: Optimizer = object.__new__(type(optimizer))

@@ -99,7 +99,7 @@ class Runtime::Impl {
   bool layOutAnew(const EntryState& next);
   void enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path);
   std::string missed(const std::string& key, const std::string& name, std::string message);
-  void noteUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);
+  void noteUncaptured(EntryState& entry, const std::string& why, const std::string& cure);
   std::string savedHeld(EntryState& entry);
   bool producersAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;

@@ -92,7 +92,7 @@ ATEN = Style()
 
 
 def styles(options: CompileOptions, *, symbolic: bool) -> list[Style]:
-    """Those to try, until one does not fail."""
+    """The styles to try, until one does not fail."""
     if options.codegen == "aten":
         return [ATEN]
     if options.fused_random:

@@ -150,7 +150,7 @@ def _alternating(
 def _ready(
     nodes: list[fx.Node], wanted: Callable[[fx.Node], bool]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Those that are wanted and may run before all others, and these others; both in order."""
+    """The nodes that are wanted and may run before all others, and these others; both in order."""
     taken: list[fx.Node] = []
     left: dict[fx.Node, None] = {}
     writer_left = False  # nothing behind it may run before it

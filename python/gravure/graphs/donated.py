@@ -66,7 +66,7 @@ def _gives_operand(operator_name: str, overload: str) -> bool:
 
 
 def storages(node: fx.Node) -> Iterator[int]:
-    """Those of its tensors, by the examples."""
+    """The storages of its tensors, by their examples."""
     return map(storage_key, tensors(node))
 
 

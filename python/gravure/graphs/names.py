@@ -158,7 +158,7 @@ class Namer:
 
 
 def unique_names(specs: Iterable[InputSpec | None]) -> tuple[InputSpec | None, ...]:
-    """The same specs, of which a second one of the same name has a number behind it."""
+    """These specs. Where two have one name, the second has a number behind it."""
     taken: set[str] = set()
     found: list[InputSpec | None] = []
     for spec in specs:

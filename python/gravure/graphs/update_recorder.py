@@ -101,8 +101,8 @@ def _are_alike(counters: list[Tensor]) -> bool:
 
 
 def _distinct_values(counters: list[Tensor]) -> list[float]:
-    """Those of tensors of one number on the CPU. An optimizer has a counter for each parameter, and
-    reading them one by one takes a tenth of a small step."""
+    """The distinct values of counters, tensors of one number on the CPU. An optimizer has one for
+    each parameter, and reading them one by one takes a tenth of a small step."""
     with torch.no_grad():
         values: list[float] = torch.stack(counters).tolist()
     distinct = dict.fromkeys(values)

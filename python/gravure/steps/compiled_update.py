@@ -178,7 +178,7 @@ class CompiledUpdate:
                 read_state(optimizer, parameters, key, numbers, self._counted)
             found = self._kinds.get(tuple(key))
         except (TypeError, RuntimeError) as error:  # no key; or a sparse gradient has no strides
-            self._say(optimizer, f"its settings or gradients are of a kind apart ({error})")
+            self._say(optimizer, f"no program takes its settings or gradients ({error})")
             return False
         if not parameters:
             return False  # nothing to do, but for the step's own words

@@ -314,7 +314,7 @@ _EFFECTS = frozenset(("YIELD_VALUE", "LOAD_BUILD_CLASS", "IMPORT_STAR", "GET_AWA
 
 
 def _file_of(function: FunctionType) -> str:
-    """Whose globals it has: `__module__` is copied by what wraps it."""
+    """The module whose globals it has: `__module__` is copied by what wraps it."""
     return str(function.__globals__.get("__name__", ""))
 
 

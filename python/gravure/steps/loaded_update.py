@@ -81,7 +81,7 @@ class LoadedUpdate:
         self._holds = conditions_of(self._update, tensors)
 
     def run(self, tensors: Sequence[Tensor], numbers: list[float]) -> list[Any]:
-        """Those that are not bound; and all numbers. What the update returns.
+        """Runs on the tensors that are not bound, and on all numbers. What the update returns.
 
         Raises SharedMemory, and nothing has run.
         """

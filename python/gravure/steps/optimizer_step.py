@@ -108,7 +108,7 @@ class Ending:
             read_groups(optimizer, key, numbers, tensors)
             hash(found := (self._lists, *key))
         except TypeError as error:
-            return f"its settings are of a kind apart ({error})"
+            return f"its settings are of a kind that no program takes ({error})"
         self.numbers, self.tensors = numbers + self._limit, tensors
         if found != self._key:
             self._key = found
@@ -221,7 +221,7 @@ class Update:
             self._bound = given
 
     def take_gradients(self) -> list[Tensor]:
-        """Those of earlier calls, which the program is passed; nobody has them any more.
+        """The gradients of earlier calls, which the program is passed; nobody has them any more.
 
         Raises UpdateApart where one is missing, or of a kind that a program does not add to.
         """

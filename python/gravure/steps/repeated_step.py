@@ -150,7 +150,7 @@ class RepeatedStep:
 
 
 def parameters_without(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Those of its groups that are not among `parameters`."""
+    """The parameters of its groups that are not among `parameters`."""
     among = set(map(id, parameters))
     every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     return [p for p in every if id(p) not in among]

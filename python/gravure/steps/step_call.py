@@ -136,7 +136,7 @@ class Kept:
         return tuple([(name, getattr(v, "requires_grad", False)) for name, v in pairs])
 
     def first_state(self, settings: int) -> tuple[Any, ...]:
-        """The same of the call that it was compiled in."""
+        """The state of the call that it was compiled in."""
         return self._first_requiring, settings, self._first_kinds
 
     def _bind(self, program: Any, positions: list[int], values: list[Any]) -> None:
@@ -220,7 +220,7 @@ class StepProgram(Instance):
     def _results(
         self, program: Any, run: Callable[..., Any], args: Sequence[Any], given: tuple[Any, ...]
     ) -> Sequence[Any]:
-        """Those of a run with what is `given`, or why there was none."""
+        """The results of a run with what is `given`, or an error that says why there was none."""
         kept = self._kept
         # Nothing: then nothing has run.
         while not (results := run(given, not self._hooked)):

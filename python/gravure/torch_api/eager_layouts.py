@@ -71,7 +71,7 @@ _NORMED = {
 
 
 def _strides_of(op: Any, deciding: Sequence[Tensor], result: Tensor) -> tuple[Any, ...]:
-    """Those that the kernel gives its first result, of which `result` has the sizes."""
+    """The strides that the kernel gives its first result, of which `result` has the sizes."""
     if op in _ITERATED:
         return tuple(compute_elementwise_output_strides(*torch.broadcast_tensors(*deciding)))
     wanted = torch.contiguous_format

@@ -128,7 +128,8 @@ def _weakly(tx: Any, value: Any) -> Any:
 
 @functools.cache
 def _absent(name: str) -> Callable[..., None]:
-    """The same kind of guard for the same name: Dynamo has each once."""
+    """The kind of guard that says that a dictionary lacks `name`. One for each name, since Dynamo
+    tells guards apart by it."""
     if hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
         return functools.partial(GuardBuilder.DICT_NOT_CONTAINS, key=name)
     return functools.partial(GuardBuilder.DICT_CONTAINS, key=name, invert=True)

@@ -172,8 +172,8 @@ def _left(known: list[_Compilation], i: int) -> Left | None:
 
 
 def _callee(known: list[_Compilation], i: int) -> int:
-    """Which function that it calls, or that these call, broke, so that Dynamo compiled it alone,
-    where it broke for the same reason: that one is told of. -1 for none."""
+    """The index of a function that it calls, itself or through others, and that Dynamo broke for
+    the same reason and compiled alone: reports name that one in its place. -1 for none."""
     this = known[i]
     if not this.is_empty or (not _line_of_break(known, i) and _names_its_break(this)):
         return -1

@@ -130,5 +130,5 @@ def has_torchs_hooks(kind: type[Optimizer]) -> bool:
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The same in profiler and hooks. Without it a compiled optimizer's hooks do not run."""
+    """The step within profiler and hooks. Without it a compiled optimizer's hooks do not run."""
     return Optimizer.profile_hook_step(step)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def_static("of_text", &LoadedProgram::ofText)
       .def("again", &LoadedProgram::again)
       .def_static("explain", &explainProgram)
-      .def_static("planned_runs", &plannedSections)
+      .def_static("planned_sections", &plannedSections)
       .def_static("operator_facts", &operatorFacts)
       .def("entries", &LoadedProgram::entries)
       .def("inputs", &LoadedProgram::inputs)

@@ -143,7 +143,7 @@ def compile_graphs(
     its placeholders that are `donatable`. Raises HostParts where `style` is for
     graphs without any; ExportError, with on_missed="raise", for what Inductor cannot compile.
     """
-    planned = program_class().planned_runs(text, options.for_library())
+    planned = program_class().planned_sections(text, options.for_library())
     if style.whole and any(map(has_host_parts, planned.values())):
         raise HostParts
     made = CompiledRegions([])

@@ -127,9 +127,9 @@ class Accumulator {
   const Node* placeBehind(const Value* gradient) const {
     const StorageAccesses& accesses = memory_->accesses;
     const int32_t storage = accesses.storageOf(gradient);
-    const bool settled =
+    const bool isFinal =
         storage >= 0 && !accesses.isExternal(storage) && accesses.isNeverWritten(gradient);
-    return settled && gradient->node()->kind() != c10::prim::Param ? gradient->node() : nullptr;
+    return isFinal && gradient->node()->kind() != c10::prim::Param ? gradient->node() : nullptr;
   }
 
   Entry& entry_;

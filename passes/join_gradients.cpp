@@ -154,14 +154,14 @@ void join(Graph& graph, Value* value, const Sum& sum) {
   joined->output()->setType(value->type());
   nameAfter(joined->output(), value, ".joined");
 
-  Node* settled = graph.create(kAdd, {joined->output()}, 1);
-  setOverload(settled, "Scalar");
-  setArgs(settled, inputAndInt(0));
-  copyLocation(settled, last);
-  settled->insertBefore(last);
-  settled->output()->setType(value->type());
-  value->replaceAllUsesWith(settled->output());
-  takeName(settled->output(), value);
+  Node* plusZero = graph.create(kAdd, {joined->output()}, 1);
+  setOverload(plusZero, "Scalar");
+  setArgs(plusZero, inputAndInt(0));
+  copyLocation(plusZero, last);
+  plusZero->insertBefore(last);
+  plusZero->output()->setType(value->type());
+  value->replaceAllUsesWith(plusZero->output());
+  takeName(plusZero->output(), value);
   for (Node* add : llvm::reverse(sum.adds)) add->destroy();
   for (const Part& part : sum.parts) part.node->destroy();
 }

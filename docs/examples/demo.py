@@ -51,8 +51,8 @@ def show_plan(path: Path) -> None:
             f"{row['static']:6}  {row['staged']:6}  {row['rng']:3}"
         )
     reasons: Counter[str] = Counter()
-    for run in plan["host_runs"]:
-        reasons.update(run["reasons"])
+    for section in plan["host_sections"]:
+        reasons.update(section["reasons"])
     numbers = reasons.pop("numbers", 0)
     said = ", ".join(f"{count} {name}" for name, count in reasons.most_common())
     say(f"  between them, on the host: {said or 'nothing'}; {numbers} on numbers alone")

@@ -18,7 +18,7 @@ std::vector<int32_t> bucketSort(const std::vector<int32_t>& input, const std::ve
   return sorted;
 }
 
-std::vector<int32_t> positions(size_t n) {
+std::vector<int32_t> indices(size_t n) {
   std::vector<int32_t> all(n);
   std::iota(all.begin(), all.end(), 0);
   return all;
@@ -194,14 +194,14 @@ class FreeBlocks {
 Placement fitInTime(const Request& request, Direction direction) {
   const size_t n = request.count();
   const bool forward = direction == Direction::Forward;
-  // Backward, time runs from the last step to the first, and a buffer begins at its end.
+  // Backward, time runs from the last position to the first, and a buffer begins at its end.
   std::vector<int32_t> birth(n), death(n);
   for (size_t i = 0; i < n; ++i) {
-    birth[i] = forward ? request.begin[i] : request.steps - request.end[i];
-    death[i] = forward ? request.end[i] : request.steps - request.begin[i];
+    birth[i] = forward ? request.begin[i] : request.positions - request.end[i];
+    death[i] = forward ? request.end[i] : request.positions - request.begin[i];
   }
-  const int32_t keys = request.steps + 1;
-  const std::vector<int32_t> byDeath = bucketSort(positions(n), death, keys);
+  const int32_t keys = request.positions + 1;
+  const std::vector<int32_t> byDeath = bucketSort(indices(n), death, keys);
   // Of those born together the longest-lived come first, so that what dies first lies on top.
   const std::vector<int32_t> byBirth =
       bucketSort(std::vector<int32_t>(byDeath.rbegin(), byDeath.rend()), birth, keys);
@@ -224,7 +224,7 @@ Placement fitInTime(const Request& request, Direction direction) {
 namespace {
 
 /// What was placed, ordered by offset, in chunks. A chunk that no member or every member of which
-/// lives with a new buffer is passed in one step.
+/// lives with a new buffer is passed at once.
 class PlacedBuffers {
  public:
   /// The lowest offset at which `size` units are free over [begin, end).
@@ -365,21 +365,21 @@ bool placeAtLowestGap(const Request& request, const std::vector<int32_t>& order,
 }
 
 std::vector<int32_t> largestFirst(const Request& request) {
-  std::vector<int32_t> order = positions(request.count());
+  std::vector<int32_t> order = indices(request.count());
   std::stable_sort(order.begin(), order.end(),
                    [&](int32_t a, int32_t b) { return request.size[a] > request.size[b]; });
   return order;
 }
 
 std::vector<int32_t> peakFirst(const Request& request) {
-  std::vector<int64_t> change(static_cast<size_t>(request.steps) + 1, 0);
+  std::vector<int64_t> change(static_cast<size_t>(request.positions) + 1, 0);
   for (size_t i = 0; i < request.count(); ++i) {
     change[request.begin[i]] += request.size[i];
     change[request.end[i]] -= request.size[i];
   }
   int32_t peak = 0;
   int64_t live = 0;
-  for (int32_t t = 0; t < request.steps; ++t) {
+  for (int32_t t = 0; t < request.positions; ++t) {
     live += change[t];
     if (live == request.load) {
       peak = t;
@@ -396,7 +396,7 @@ std::vector<int32_t> peakFirst(const Request& request) {
 }
 
 std::vector<int32_t> heaviestFirst(const Request& request) {
-  std::vector<int32_t> order = positions(request.count());
+  std::vector<int32_t> order = indices(request.count());
   const auto weight = [&](int32_t i) {
     return static_cast<double>(request.size[i]) * (request.end[i] - request.begin[i]);
   };

@@ -33,17 +33,17 @@ constexpr double kFairRatio = 1.01;
 constexpr int64_t kSmallGap = 1 << 20;
 /// How far up the order a buffer moves: to the half of its position, the eighth, the front, the third.
 /// Small and shallow moves do best on some programs, bold ones on others.
-constexpr std::ptrdiff_t kMendingSteps[] = {2, 8, 1'000'000, 3};
+constexpr std::ptrdiff_t kMendingDivisors[] = {2, 8, 1'000'000, 3};
 
 int64_t unitsOf(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment; }
 
-void checkBuffer(const Buffer& buffer, size_t position) {
-  TORCH_CHECK(buffer.begin < buffer.end && buffer.bytes > 0, "buffer ", position, " ('",
-              buffer.label, "') lives from step ", buffer.begin, " to ", buffer.end, " with ",
-              buffer.bytes, " bytes; it needs at least one step and one byte");
+void checkBuffer(const Buffer& buffer, size_t index) {
+  TORCH_CHECK(buffer.begin < buffer.end && buffer.bytes > 0, "buffer ", index, " ('", buffer.label,
+              "') lives from position ", buffer.begin, " to ", buffer.end, " with ", buffer.bytes,
+              " bytes; it needs at least one position and one byte");
 }
 
-/// Numbers the steps densely; steps at which nothing begins or ends fall away if there are many.
+/// Numbers the positions densely; those at which nothing begins or ends fall away if there are many.
 Request makeRequest(const std::vector<Buffer>& buffers, int64_t alignment) {
   Request request;
   const size_t n = buffers.size();
@@ -60,7 +60,7 @@ Request makeRequest(const std::vector<Buffer>& buffers, int64_t alignment) {
   }
   const auto range = static_cast<uint64_t>(last) - static_cast<uint64_t>(first);
   if (range <= 8 * n + 1024) {
-    request.steps = static_cast<int32_t>(range) + 1;
+    request.positions = static_cast<int32_t>(range) + 1;
     for (size_t i = 0; i < n; ++i) {
       request.begin[i] = static_cast<int32_t>(buffers[i].begin - first);
       request.end[i] = static_cast<int32_t>(buffers[i].end - first);
@@ -82,12 +82,12 @@ Request makeRequest(const std::vector<Buffer>& buffers, int64_t alignment) {
     request.begin[i] = rank(buffers[i].begin);
     request.end[i] = rank(buffers[i].end);
   }
-  request.steps = static_cast<int32_t>(times.size());
+  request.positions = static_cast<int32_t>(times.size());
   return request;
 }
 
 int64_t loadOf(const Request& request) {
-  std::vector<int64_t> change(static_cast<size_t>(request.steps) + 1, 0);
+  std::vector<int64_t> change(static_cast<size_t>(request.positions) + 1, 0);
   for (size_t i = 0; i < request.count(); ++i) {
     change[request.begin[i]] += request.size[i];
     change[request.end[i]] -= request.size[i];
@@ -155,7 +155,7 @@ Placement place(const Request& request, size_t quadraticLimit, int64_t alignment
     comparisons += before - work;
   }
   if (request.count() > kMendedBuffers) return best;
-  for (const std::ptrdiff_t divisor : kMendingSteps) {
+  for (const std::ptrdiff_t divisor : kMendingDivisors) {
     for (auto* order : {placement::largestFirst, placement::peakFirst, placement::heaviestFirst}) {
       if (isFair(request, best, alignment)) return best;
       comparisons += mendOrder(request, order(request), divisor, alignment, best);
@@ -164,8 +164,8 @@ Placement place(const Request& request, size_t quadraticLimit, int64_t alignment
   return best;
 }
 
-std::string nameOf(const Buffer& buffer, size_t position) {
-  std::string name = "buffer " + std::to_string(position);
+std::string nameOf(const Buffer& buffer, size_t index) {
+  std::string name = "buffer " + std::to_string(index);
   return buffer.label.empty() ? name : name + " (" + buffer.label + ")";
 }
 
@@ -233,7 +233,8 @@ std::string MemoryPlan::verify() const {
     TORCH_INTERNAL_ASSERT(isNew);
     const auto clash = [&](size_t j) {
       return nameOf(buffers[j], j) + " at " + rangeText(buffers[j]) + " and " + nameOf(b, i) +
-             " at " + rangeText(b) + " overlap, and both live at step " + std::to_string(b.begin);
+             " at " + rangeText(b) + " overlap, and both live at position " +
+             std::to_string(b.begin);
     };
     if (at != alive.begin()) {
       const size_t below = std::prev(at)->second;
@@ -253,7 +254,7 @@ void MemoryPlan::print(llvm::raw_ostream& os) const {
   os << "arena " << bytes << " bytes, load " << load << ", ratio " << llvm::format("%.4f", ratio())
      << ", " << counted(buffers.size(), "buffer") << '\n';
   for (const Buffer& buffer : buffers) {
-    os << "  [" << buffer.offset << ", " << buffer.offset + buffer.bytes << ") steps ["
+    os << "  [" << buffer.offset << ", " << buffer.offset + buffer.bytes << ") positions ["
        << buffer.begin << ", " << buffer.end << ')';
     if (!buffer.label.empty()) os << ' ' << buffer.label;
     os << '\n';

@@ -1,8 +1,8 @@
 #pragma once
 // Offline placement of buffers in one arena (dynamic storage allocation).
 //
-// A buffer lives over the half-open interval [begin, end) of steps. Buffers that live together must
-// not overlap in the arena. LOAD, the largest sum of bytes alive at one step, bounds every plan from
+// A buffer lives over the half-open interval [begin, end) of positions. Buffers that live together must
+// not overlap in the arena. LOAD, the largest sum of bytes alive at one position, bounds every plan from
 // below. Placement: in the order of time with best fit, forward and backward; and, while a fixed amount
 // of work lasts, largest first at the lowest gap (Pisarchyk and Lee, "Efficient memory management for
 // deep neural net inference", 2020) and two more orders; then those orders are mended, for as much work as
@@ -41,7 +41,7 @@ struct MemoryPlan {
   void print(llvm::raw_ostream& os) const;
 };
 
-/// Peak live bytes, each buffer rounded up to `alignment`. O(n log n), linear if steps are dense.
+/// Peak live bytes, each buffer rounded up to `alignment`. O(n log n), linear if positions are dense.
 int64_t peakLoad(const std::vector<Buffer>& buffers, int64_t alignment);
 
 /// Places `buffers`. Deterministic. Above `quadraticLimit` buffers only methods of O(n log n) run.

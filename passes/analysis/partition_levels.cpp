@@ -15,10 +15,10 @@ int32_t changes(const Colouring& colouring, int32_t a, int32_t b) {
 }
 
 /// Raises the levels from `level` on until each node stands no lower than what it depends on (one
-/// higher where the colour changes) and fates are level. nullopt when they rest; else a fate that
-/// still rose in the last round. Looks at the nodes from `begin` to `end` alone.
-std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& level,
-                              int32_t begin, int32_t end) {
+/// higher where the colour changes) and fates are level. nullopt when none rises any more; else a fate
+/// that still rose in the last round. Looks at the nodes from `begin` to `end` alone.
+std::optional<int32_t> raiseLevels(const Colouring& colouring, std::vector<int32_t>& level,
+                                   int32_t begin, int32_t end) {
   const Dependences& dependences = *colouring.dependences;
   std::vector<int32_t> fateLevel(colouring.fates, 0);
   std::optional<int32_t> raised;
@@ -42,8 +42,8 @@ std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& 
   return raised;
 }
 
-std::optional<int32_t> settle(const Colouring& colouring, std::vector<int32_t>& level) {
-  return settle(colouring, level, 0, static_cast<int32_t>(level.size()));
+std::optional<int32_t> raiseLevels(const Colouring& colouring, std::vector<int32_t>& level) {
+  return raiseLevels(colouring, level, 0, static_cast<int32_t>(level.size()));
 }
 
 void recount(Levels& levels) {
@@ -59,12 +59,12 @@ std::vector<bool> occupied(const Levels& levels) {
 
 }  // namespace
 
-int32_t Levels::runs() const {
+int32_t Levels::sections() const {
   const auto holds = occupied(*this);
   return static_cast<int32_t>(std::count(holds.begin(), holds.end(), true));
 }
 
-int32_t Levels::capturedRuns() const {
+int32_t Levels::capturedSections() const {
   const auto holds = occupied(*this);
   int32_t captured = 0;
   for (int32_t level = 0; level < count; ++level) captured += holds[level] && isCaptured(level);
@@ -78,7 +78,7 @@ std::optional<Levels> earliestLevels(const Colouring& colouring, bool firstCaptu
   for (size_t i = 0; i < levels.of.size(); ++i) {
     levels.of[i] = lowest(colouring, static_cast<int32_t>(i), firstCaptured);
   }
-  if (settle(colouring, levels.of)) return std::nullopt;
+  if (raiseLevels(colouring, levels.of)) return std::nullopt;
   recount(levels);
   return levels;
 }
@@ -88,7 +88,7 @@ std::optional<Levels> fewestLevels(const Colouring& colouring) {
   auto host = earliestLevels(colouring, false);
   if (!captured || !host) return std::nullopt;
   const auto cost = [](const Levels& levels) {
-    return std::pair(levels.capturedRuns(), levels.runs());
+    return std::pair(levels.capturedSections(), levels.sections());
   };
   return cost(*host) < cost(*captured) ? host : captured;
 }
@@ -126,7 +126,7 @@ Levels nearProgramLevels(const Colouring& colouring, const Levels& earliest, con
     const int32_t own = (reached - earliest.of[i]) % 2 == 0 ? reached : reached - 1;
     near.of[i] = std::clamp(own, earliest.of[i], latest.of[i]);
   }
-  if (settle(colouring, near.of)) return earliest;  // too many rounds
+  if (raiseLevels(colouring, near.of)) return earliest;  // too many rounds
   recount(near);
   return near;
 }
@@ -199,7 +199,7 @@ std::vector<int32_t> fatesPulledApart(const Colouring& colouring) {
   if (!apart.empty()) return apart;
   // Fates that are whole each on its own may still push each other round in a circle over the host.
   std::vector<int32_t> together(colouring.fate.size(), 0);
-  if (const auto restless = settle(colouring, together)) apart.push_back(*restless);
+  if (const auto rising = raiseLevels(colouring, together)) apart.push_back(*rising);
   return apart;
 }
 
@@ -233,18 +233,18 @@ std::optional<Levels> levelsByParts(const Colouring& colouring, int32_t parts) {
     levels.of.resize(colouring.dependences->size());
     int32_t begin = 0;
     for (int32_t end : partEnds(colouring, parts)) {
-      // A part goes on in the last level, so that the run there may grow.
+      // A part goes on in the last level, so that the section there may grow.
       const int32_t base = std::max(levels.count - 1, 0);
       const bool baseCaptured = levels.isCaptured(base);
       for (int32_t i = begin; i < end; ++i) {
         levels.of[i] = base + lowest(colouring, i, baseCaptured);
       }
-      if (settle(colouring, levels.of, begin, end)) return std::nullopt;
+      if (raiseLevels(colouring, levels.of, begin, end)) return std::nullopt;
       for (int32_t i = begin; i < end; ++i) levels.count = std::max(levels.count, levels.of[i] + 1);
       begin = end;
     }
-    const bool better = !best || std::pair(levels.capturedRuns(), levels.runs()) <
-                                     std::pair(best->capturedRuns(), best->runs());
+    const bool better = !best || std::pair(levels.capturedSections(), levels.sections()) <
+                                     std::pair(best->capturedSections(), best->sections());
     if (better) best = std::move(levels);
   }
   return best;

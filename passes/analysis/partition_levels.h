@@ -2,12 +2,12 @@
 // Orders of a two-coloured dependence graph with few alternations.
 //
 // Terms. Colour: captured, or host (nodes with a host reason, and number nodes). Fate:
-//   captured nodes of one fate must share a run. Run: neighbours of one colour in an order.
+//   captured nodes of one fate must share a section. Section: neighbours of one colour in an order.
 // Level of a node: the most colour changes on any chain of dependences that ends at it, plus one if
 //   its chain starts with the colour that level 0 does not have. Nodes of one level have one colour
-//   and no colour change between them, so each level can be one run; and a chain with k changes needs
-//   k + 1 runs in every order. So no order has fewer runs than there are levels, for the better of
-//   the two start colours; and starting with the host no order has fewer captured runs.
+//   and no colour change between them, so each level can be one section; and a chain with k changes needs
+//   k + 1 sections in every order. So no order has fewer sections than there are levels, for the better of
+//   the two start colours; and starting with the host no order has fewer captured sections.
 // Fates only ever raise levels; the same argument holds for chains that go through a fate.
 
 #include "passes/analysis/dependences.h"
@@ -35,9 +35,9 @@ struct Levels {
   bool firstCaptured = false;
 
   bool isCaptured(int32_t level) const { return (level % 2 == 0) == firstCaptured; }
-  /// Runs and captured runs, without levels that hold no node.
-  int32_t runs() const;
-  int32_t capturedRuns() const;
+  /// Sections and captured sections, without levels that hold no node.
+  int32_t sections() const;
+  int32_t capturedSections() const;
 };
 
 /// The lowest levels, for one start colour. nullopt if some fate cannot be kept together, because a
@@ -46,7 +46,7 @@ struct Levels {
 std::optional<Levels> earliestLevels(const Colouring& colouring, bool firstCaptured);
 inline constexpr int kFateRounds = 64;
 
-/// The better of both start colours: fewest captured runs, then fewest runs, then starting captured.
+/// The better of both start colours: fewest captured sections, then fewest sections, then starting captured.
 std::optional<Levels> fewestLevels(const Colouring& colouring);
 
 /// The same number of levels with each node as late as it can be.
@@ -57,7 +57,7 @@ Levels latestLevels(const Colouring& colouring, const Levels& earliest);
 /// values about as short-lived as the program does.
 Levels nearProgramLevels(const Colouring& colouring, const Levels& earliest, const Levels& latest);
 
-/// Levels of `parts` equal parts of the program, one part after the other: more runs than levels of
+/// Levels of `parts` equal parts of the program, one part after the other: more sections than levels of
 /// the whole, and values that do not outlive the program's by more than a part. No part ends inside a
 /// fate. nullopt as for earliestLevels.
 std::optional<Levels> levelsByParts(const Colouring& colouring, int32_t parts);

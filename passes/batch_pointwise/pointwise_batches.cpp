@@ -2,7 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/facts/value_types.h"
-#include "passes/analysis/partition_runs.h"
+#include "passes/analysis/partition_sections.h"
 #include "passes/analysis/piece_rows.h"
 #include "passes/batch_pointwise/batch_pointwise.h"
 

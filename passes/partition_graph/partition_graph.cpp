@@ -19,13 +19,13 @@ std::string planSummary(const PartitionPlan& plan) {
   const std::string parts = levels && plan.levelParts > 1
                                 ? " of " + counted(plan.levelParts, "part") + " of the program"
                                 : "";
-  return counted(plan.partitionCount(), "partition") + " in " + counted(plan.runs.size(), "run") +
-         " by " + (levels ? "levels" : "program order") + parts + "; program order gives " +
-         std::to_string(plan.programOrderPartitions) + " in " +
-         std::to_string(plan.programOrderRuns) + " with a planned peak of " +
+  return counted(plan.partitionCount(), "partition") + " in " +
+         counted(plan.sections.size(), "section") + " by " + (levels ? "levels" : "program order") +
+         parts + "; program order gives " + std::to_string(plan.programOrderPartitions) + " in " +
+         std::to_string(plan.programOrderSections) + " with a planned peak of " +
          std::to_string(plan.programOrderPeak) + " bytes, levels " +
-         std::to_string(plan.levelPartitions) + " in " + std::to_string(plan.levelRuns) + " with " +
-         std::to_string(plan.levelPeak);
+         std::to_string(plan.levelPartitions) + " in " + std::to_string(plan.levelSections) +
+         " with " + std::to_string(plan.levelPeak);
 }
 
 std::string keptMessage(HostReason reason, int64_t minimum) {
@@ -48,13 +48,13 @@ void remark(const Entry& entry, const PartitionPlan& plan, int64_t firstIndex,
     remarks.add(RemarkKind::Missed, kPass, reasonName(kept.reason), kept.node,
                 keptMessage(kept.reason, context.options.minPartitionSize));
   }
-  for (const PlannedRun& run : plan.runs) {
-    if (!run.captured) continue;
-    remarks.add(RemarkKind::Passed, kPass, "partition-formed", run.nodes.front(),
-                "partition " + std::to_string(firstIndex + run.index) + " holds " +
-                    counted(run.nodes.size(), "node") + ", takes " +
-                    counted(run.inputs.size(), "value") + " and gives " +
-                    std::to_string(run.outputs.size()));
+  for (const PlannedSection& section : plan.sections) {
+    if (!section.captured) continue;
+    remarks.add(RemarkKind::Passed, kPass, "partition-formed", section.nodes.front(),
+                "partition " + std::to_string(firstIndex + section.index) + " holds " +
+                    counted(section.nodes.size(), "node") + ", takes " +
+                    counted(section.inputs.size(), "value") + " and gives " +
+                    std::to_string(section.outputs.size()));
   }
 }
 
@@ -62,16 +62,16 @@ void markKept(const PartitionPlan& plan) {
   for (const PlannedHost& kept : plan.keptOnHost) setHostReason(kept.node, kept.reason);
 }
 
-/// Runs that may not be captured become host runs, as if the user had named their nodes: the last ones,
+/// Sections that may not be captured become host sections, as if the user had named their nodes: the last ones,
 /// so that indices stay dense. False if the order of the entry may not change either.
 bool limitPlan(const Entry& entry, PartitionPlan& plan, RewriteLimit& rewrites) {
   const std::string order = "order of entry '" + entry.name + "'";
   const bool reorders = rewrites.next(kPass, order.c_str(), nullptr);
-  for (PlannedRun& run : plan.runs) {
-    if (!run.captured) continue;
-    if (reorders && rewrites.next(kPass, "partition from", run.nodes.front())) continue;
-    run.captured = false;
-    for (Node* node : run.nodes) setHostReason(node, HostReason::UserRequest);
+  for (PlannedSection& section : plan.sections) {
+    if (!section.captured) continue;
+    if (reorders && rewrites.next(kPass, "partition from", section.nodes.front())) continue;
+    section.captured = false;
+    for (Node* node : section.nodes) setHostReason(node, HostReason::UserRequest);
   }
   return reorders;
 }

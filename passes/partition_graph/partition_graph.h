@@ -1,11 +1,11 @@
 #pragma once
-// partition-graph: the planned captured runs become cudagraph::partition nodes.
+// partition-graph: the planned captured sections become cudagraph::partition nodes.
 //
 // Terms. Boundary value: one that crosses a partition's edge. Boundary operand, parameter, result: see
 //   ir/core/cudagraph_ops.h. partition_plan.h has the rest.
 // Before: host= and fate= as classify-capturability and group-collectives wrote them; no
 //   cudagraph::partition.
-// After: the statements of each entry stand in the planned order, and each captured run is
+// After: the statements of each entry stand in the planned order, and each captured section is
 //     %x.out : T, … = cudagraph::partition[index=I](%a, …)
 //       block0(%a.pI : T, …): … -> (%x, …)
 //   with `index` dense over the whole program, an operand for each value used from outside, a result

@@ -5,7 +5,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/compiled_op.h"
 #include "ir/memory/storage_lives.h"
-#include "passes/analysis/partition_runs.h"
+#include "passes/analysis/partition_sections.h"
 
 #include <llvm/Support/Format.h>
 #include <llvm/Support/raw_ostream.h>
@@ -22,7 +22,7 @@ constexpr int kSizeRounds = 64;
 
 /// An order with the nodes that it keeps on the host.
 struct Candidate {
-  RunOrder order;
+  SectionOrder order;
   std::vector<HostReason> kept;  // by node, where isKept
   std::vector<bool> isKept;
   int64_t peak = 0;
@@ -65,12 +65,12 @@ class Planner {
   PartitionPlan plan() {
     Candidate program = inProgramOrder();
     PartitionPlan plan;
-    plan.programOrderPartitions = program.order.capturedRuns();
-    plan.programOrderRuns = program.order.runs();
+    plan.programOrderPartitions = program.order.capturedSections();
+    plan.programOrderSections = program.order.sections();
     plan.programOrderPeak = program.peak;
     Candidate levels = byLevels(mostBytes(program.peak));
-    plan.levelPartitions = levels.order.capturedRuns();
-    plan.levelRuns = levels.order.runs();
+    plan.levelPartitions = levels.order.capturedSections();
+    plan.levelSections = levels.order.sections();
     plan.levelPeak = levels.peak;
     plan.levelParts = levels.parts;
     const bool wished = options_.order == PartitionOrder::Levels;
@@ -118,37 +118,37 @@ class Planner {
     colouring.captured[i] = false;
   }
 
-  /// Makes host nodes of captured runs that are too small. True if there were any.
-  bool dropSmallRuns(Candidate& candidate, Colouring& colouring) const {
+  /// Makes host nodes of captured sections that are too small. True if there were any.
+  bool dropSmallSections(Candidate& candidate, Colouring& colouring) const {
     bool any = false;
-    const RunOrder& order = candidate.order;
-    for (int32_t run = 0; run < order.runs(); ++run) {
-      if (!order.captured[run]) continue;
+    const SectionOrder& order = candidate.order;
+    for (int32_t section = 0; section < order.sections(); ++section) {
+      if (!order.captured[section]) continue;
       int64_t calls = 0;
-      for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at)
+      for (int32_t at = order.beginOf(section); at < order.ends[section]; ++at)
         calls += calls_[order.nodes[at]];
-      // A run of views alone launches nothing, whatever the minimum is.
+      // A section of views alone launches nothing, whatever the minimum is.
       if (calls >= std::max<int64_t>(options_.minPartitionSize, 1)) continue;
       any = true;
-      for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at) {
+      for (int32_t at = order.beginOf(section); at < order.ends[section]; ++at) {
         keep(candidate, colouring, order.nodes[at], HostReason::TooSmall);
       }
     }
     return any;
   }
 
-  /// Makes host nodes of fates that lie in more than one run. True if there were any.
+  /// Makes host nodes of fates that lie in more than one section. True if there were any.
   static bool dropSplitFates(Candidate& candidate, Colouring& colouring) {
-    std::vector<int32_t> runOf(colouring.fates, -1);
+    std::vector<int32_t> sectionOf(colouring.fates, -1);
     std::vector<bool> split(colouring.fates);
     bool any = false;
-    const RunOrder& order = candidate.order;
-    for (int32_t run = 0; run < order.runs(); ++run) {
-      for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at) {
+    const SectionOrder& order = candidate.order;
+    for (int32_t section = 0; section < order.sections(); ++section) {
+      for (int32_t at = order.beginOf(section); at < order.ends[section]; ++at) {
         const int32_t fate = colouring.bindingFate(order.nodes[at]);
         if (fate < 0) continue;
-        if (runOf[fate] >= 0 && runOf[fate] != run) any = split[fate] = true;
-        runOf[fate] = run;
+        if (sectionOf[fate] >= 0 && sectionOf[fate] != section) any = split[fate] = true;
+        sectionOf[fate] = section;
       }
     }
     for (size_t i = 0; any && i < colouring.fate.size(); ++i) {
@@ -164,16 +164,16 @@ class Planner {
     Candidate candidate = start();
     Colouring colouring = base_;
     do {
-      candidate.order = runsInProgramOrder(colouring, isNumberNode_);
+      candidate.order = sectionsInProgramOrder(colouring, isNumberNode_);
     } while (dropSplitFates(candidate, colouring));
-    // Host runs stand on both sides of a captured one, so no other run changes.
-    if (dropSmallRuns(candidate, colouring))
-      candidate.order = runsInProgramOrder(colouring, isNumberNode_);
+    // Host sections stand on both sides of a captured one, so no other section changes.
+    if (dropSmallSections(candidate, colouring))
+      candidate.order = sectionsInProgramOrder(colouring, isNumberNode_);
     candidate.peak = live_.peak(candidate.order.nodes);
     return candidate;
   }
 
-  /// The order with the fewest runs whose peak is at most `most`; the one with the fewest of all,
+  /// The order with the fewest sections whose peak is at most `most`; the one with the fewest of all,
   /// refused, if there is none.
   Candidate byLevels(int64_t most) const {
     constexpr int32_t kMostParts = 64;
@@ -200,12 +200,12 @@ class Planner {
       }
       if (parts == 1) {
         const Levels latest = latestLevels(colouring, *levels);
-        candidate.order = runsByLevel(colouring, nearProgramLevels(colouring, *levels, latest));
-        if (dropSmallRuns(candidate, colouring)) continue;
+        candidate.order = sectionsByLevel(colouring, nearProgramLevels(colouring, *levels, latest));
+        if (dropSmallSections(candidate, colouring)) continue;
         choosePlacement(candidate, colouring, *levels, latest, most);
       } else {
-        candidate.order = runsByLevel(colouring, *levels);
-        if (dropSmallRuns(candidate, colouring)) continue;
+        candidate.order = sectionsByLevel(colouring, *levels);
+        if (dropSmallSections(candidate, colouring)) continue;
         candidate.peak = live_.peak(candidate.order.nodes);
       }
       return candidate;
@@ -220,20 +220,20 @@ class Planner {
     candidate.peak = live_.peak(candidate.order.nodes);
     for (const Levels* levels : {&earliest, &latest}) {
       if (candidate.peak <= most) return;
-      RunOrder order = runsByLevel(colouring, *levels);
+      SectionOrder order = sectionsByLevel(colouring, *levels);
       const int64_t peak = live_.peak(order.nodes);
-      if (peak < candidate.peak && !hasSmallRun(order)) {
+      if (peak < candidate.peak && !hasSmallSection(order)) {
         candidate.order = std::move(order);
         candidate.peak = peak;
       }
     }
   }
 
-  bool hasSmallRun(const RunOrder& order) const {
+  bool hasSmallSection(const SectionOrder& order) const {
     Candidate probe = start();
     probe.order = order;
     Colouring colouring = base_;
-    return dropSmallRuns(probe, colouring);
+    return dropSmallSections(probe, colouring);
   }
 
   void fill(PartitionPlan& plan, const Candidate& candidate) const;
@@ -249,39 +249,40 @@ class Planner {
   std::vector<bool> broken_;        // by node: shares a fate with a host node
 };
 
-/// Inputs and outputs of each run.
+/// Inputs and outputs of each section.
 class BoundaryFinder {
  public:
-  BoundaryFinder(const Entry& entry, const Numbering& numbering, const RunOrder& order)
-      : entry_(entry), numbering_(numbering), order_(order), runOf_(numbering.size()),
+  BoundaryFinder(const Entry& entry, const Numbering& numbering, const SectionOrder& order)
+      : entry_(entry), numbering_(numbering), order_(order), sectionOf_(numbering.size()),
         usedOutside_(numbering.valueBound()), seenBy_(numbering.valueBound(), -1) {
-    for (int32_t run = 0; run < order.runs(); ++run) {
-      for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at)
-        runOf_[order.nodes[at]] = run;
+    for (int32_t section = 0; section < order.sections(); ++section) {
+      for (int32_t at = order.beginOf(section); at < order.ends[section]; ++at)
+        sectionOf_[order.nodes[at]] = section;
     }
   }
 
-  void find(std::vector<PlannedRun>& runs) {
-    for (int32_t run = 0; run < order_.runs(); ++run) findInputs(run, runs[run]);
+  void find(std::vector<PlannedSection>& sections) {
+    for (int32_t section = 0; section < order_.sections(); ++section)
+      findInputs(section, sections[section]);
     for (const Value* result : entry_.graph->outputs())
       usedOutside_[Numbering::indexOf(result)] = true;
-    for (int32_t run = 0; run < order_.runs(); ++run) {
-      for (int32_t at = order_.beginOf(run); at < order_.ends[run]; ++at) {
+    for (int32_t section = 0; section < order_.sections(); ++section) {
+      for (int32_t at = order_.beginOf(section); at < order_.ends[section]; ++at) {
         for (int32_t result : numbering_.results(order_.nodes[at])) {
-          if (usedOutside_[result]) runs[run].outputs.push_back(numbering_.value(result));
+          if (usedOutside_[result]) sections[section].outputs.push_back(numbering_.value(result));
         }
       }
     }
   }
 
  private:
-  void findInputs(int32_t run, PlannedRun& planned) {
-    for (int32_t at = order_.beginOf(run); at < order_.ends[run]; ++at) {
+  void findInputs(int32_t section, PlannedSection& planned) {
+    for (int32_t at = order_.beginOf(section); at < order_.ends[section]; ++at) {
       for (int32_t value : numbering_.used(order_.nodes[at])) {
         const int32_t definer = numbering_.definedBy(value);
-        if (definer >= 0 && runOf_[definer] == run) continue;
-        if (seenBy_[value] == run) continue;
-        seenBy_[value] = run;
+        if (definer >= 0 && sectionOf_[definer] == section) continue;
+        if (seenBy_[value] == section) continue;
+        seenBy_[value] = section;
         usedOutside_[value] = true;
         planned.inputs.push_back(numbering_.value(value));
       }
@@ -290,27 +291,27 @@ class BoundaryFinder {
 
   const Entry& entry_;
   const Numbering& numbering_;
-  const RunOrder& order_;
-  std::vector<int32_t> runOf_;     // by node
-  std::vector<bool> usedOutside_;  // by value
-  std::vector<int32_t> seenBy_;    // by value: the last run that took it as an input
+  const SectionOrder& order_;
+  std::vector<int32_t> sectionOf_;  // by node
+  std::vector<bool> usedOutside_;   // by value
+  std::vector<int32_t> seenBy_;     // by value: the last section that took it as an input
 };
 
 void Planner::fill(PartitionPlan& plan, const Candidate& candidate) const {
   const Numbering& numbering = dependences_.numbering();
-  const RunOrder& order = candidate.order;
+  const SectionOrder& order = candidate.order;
   int64_t partitions = 0;
-  plan.runs.resize(order.runs());
-  for (int32_t run = 0; run < order.runs(); ++run) {
-    PlannedRun& planned = plan.runs[run];
-    planned.captured = order.captured[run];
+  plan.sections.resize(order.sections());
+  for (int32_t section = 0; section < order.sections(); ++section) {
+    PlannedSection& planned = plan.sections[section];
+    planned.captured = order.captured[section];
     if (planned.captured) planned.index = partitions++;
-    planned.nodes.reserve(order.ends[run] - order.beginOf(run));
-    for (int32_t at = order.beginOf(run); at < order.ends[run]; ++at) {
+    planned.nodes.reserve(order.ends[section] - order.beginOf(section));
+    for (int32_t at = order.beginOf(section); at < order.ends[section]; ++at) {
       planned.nodes.push_back(numbering.node(order.nodes[at]));
     }
   }
-  BoundaryFinder(entry_, numbering, order).find(plan.runs);
+  BoundaryFinder(entry_, numbering, order).find(plan.sections);
   for (int32_t i = 0; i < numbering.size(); ++i) {
     if (candidate.isKept[i]) plan.keptOnHost.push_back({numbering.node(i), candidate.kept[i]});
   }
@@ -323,8 +324,8 @@ std::string mebibytes(int64_t bytes) {
   return os.str();
 }
 
-void printFigures(llvm::raw_ostream& os, int64_t partitions, int64_t runs, int64_t peak) {
-  os << counted(partitions, "partition") << " in " << counted(runs, "run") << ", peak "
+void printFigures(llvm::raw_ostream& os, int64_t partitions, int64_t sections, int64_t peak) {
+  os << counted(partitions, "partition") << " in " << counted(sections, "section") << ", peak "
      << mebibytes(peak);
 }
 
@@ -338,34 +339,34 @@ void printValues(llvm::raw_ostream& os, const char* title, const std::vector<Val
 }  // namespace
 
 int64_t PartitionPlan::partitionCount() const {
-  return std::count_if(runs.begin(), runs.end(),
-                       [](const PlannedRun& run) { return run.captured; });
+  return std::count_if(sections.begin(), sections.end(),
+                       [](const PlannedSection& section) { return section.captured; });
 }
 
 void PartitionPlan::print(llvm::raw_ostream& os) const {
   os << "order: " << (order == PartitionOrder::Levels ? "levels" : "program") << '\n';
   os << "levels: ";
-  printFigures(os, levelPartitions, levelRuns, levelPeak);
+  printFigures(os, levelPartitions, levelSections, levelPeak);
   if (levelParts > 1) os << ", in " << levelParts << " parts of the program";
   os << "\nprogram order: ";
-  printFigures(os, programOrderPartitions, programOrderRuns, programOrderPeak);
+  printFigures(os, programOrderPartitions, programOrderSections, programOrderPeak);
   os << '\n';
   if (!levelsRefused.empty()) os << "levels refused: " << levelsRefused << '\n';
   for (const PlannedHost& kept : keptOnHost) {
     os << "kept on the host: " << describe(kept.node) << " (" << reasonName(kept.reason) << ")\n";
   }
-  for (const PlannedRun& run : runs) {
-    if (run.captured) {
-      os << "partition " << run.index;
+  for (const PlannedSection& section : sections) {
+    if (section.captured) {
+      os << "partition " << section.index;
     } else {
       os << "host";
     }
-    os << ": " << counted(static_cast<int64_t>(run.nodes.size()), "node") << ", "
-       << describe(run.nodes.front());
-    if (run.nodes.size() > 1) os << " to " << describe(run.nodes.back());
+    os << ": " << counted(static_cast<int64_t>(section.nodes.size()), "node") << ", "
+       << describe(section.nodes.front());
+    if (section.nodes.size() > 1) os << " to " << describe(section.nodes.back());
     os << '\n';
-    printValues(os, "in", run.inputs);
-    printValues(os, "out", run.outputs);
+    printValues(os, "in", section.inputs);
+    printValues(os, "out", section.outputs);
   }
 }
 

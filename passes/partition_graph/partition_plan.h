@@ -14,10 +14,10 @@ class raw_ostream;
 
 namespace gravure {
 
-/// One run of nodes in the planned order, all captured or all on the host.
-struct PlannedRun {
+/// One section of nodes in the planned order, all captured or all on the host.
+struct PlannedSection {
   bool captured = false;
-  int64_t index = -1;           // partition's index, dense, in planned order; -1 for host runs
+  int64_t index = -1;           // partition's index, dense, in planned order; -1 for host sections
   std::vector<Node*> nodes;     // in planned order; never empty
   std::vector<Value*> inputs;   // defined outside, used inside; order of first use; no duplicates
   std::vector<Value*> outputs;  // defined inside, used outside or returned; order of definition
@@ -33,13 +33,13 @@ struct PlannedHost {
 struct PartitionPlan {
   /// All top-level nodes of the entry's graph, each once, in a legal order; neighbours differ in
   /// `captured`.
-  std::vector<PlannedRun> runs;
+  std::vector<PlannedSection> sections;
   PartitionOrder order = PartitionOrder::Levels;
   std::vector<PlannedHost> keptOnHost;  // in program order
-  // What each order gives, whichever is taken: partitions; captured and host runs together; peak live
+  // What each order gives, whichever is taken: partitions; captured and host sections together; peak live
   // bytes of storages of known size.
   int64_t programOrderPartitions = 0, levelPartitions = 0;
-  int64_t programOrderRuns = 0, levelRuns = 0;
+  int64_t programOrderSections = 0, levelSections = 0;
   int64_t programOrderPeak = 0, levelPeak = 0;
   /// Parts of the program that levels were taken in, one after the other, to keep the peak down.
   int32_t levelParts = 1;
@@ -49,7 +49,7 @@ struct PartitionPlan {
   int64_t partitionCount() const;
   /// "" if every invariant above holds and the order is legal for `entry`: data flow, mutation
   /// through any alias, collectives, random draws and effects keep their order, no fate is split, and
-  /// no node with a host reason and no number node is in a captured run; else one sentence that names
+  /// no node with a host reason and no number node is in a captured section; else one sentence that names
   /// the clash. Works from the definitions, not from the dependences that the plan was made from.
   /// Quadratic in nothing.
   std::string verify(const Entry& entry) const;
@@ -65,7 +65,7 @@ struct PartitionPlan {
 ///            keep the fewest the one nearest to the program; taken if planned peak bytes grow over
 ///            program order by at most options.memoryGrowth of it or options.memorySlack, whichever
 ///            is more; else the next placement, else program order, and levelsRefused says so.
-///   Program  maximal runs as the program has them; number nodes move out of the way.
+///   Program  maximal sections as the program has them; number nodes move out of the way.
 /// Partitions of fewer than options.minPartitionSize operator calls become host nodes, and levels are
 /// taken anew without them. Views count as none, an operator that writes a list as one a tensor of it.
 PartitionPlan planPartitions(const Entry& entry, const PassOptions& options,

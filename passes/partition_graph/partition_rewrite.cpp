@@ -9,8 +9,8 @@ namespace gravure {
 
 PartitionRewriter::PartitionRewriter(Graph& graph, const PartitionPlan& plan, int64_t firstIndex)
     : graph_(graph), plan_(plan), firstIndex_(firstIndex) {
-  for (const PlannedRun& run : plan.runs) {
-    if (run.captured) captured_.push_back(&run);
+  for (const PlannedSection& section : plan.sections) {
+    if (section.captured) captured_.push_back(&section);
   }
 }
 
@@ -23,15 +23,15 @@ void PartitionRewriter::run() {
 
 /// Every node is taken out of the top block and put back at its end, or at the end of a partition, once.
 void PartitionRewriter::moveNodes() {
-  for (const PlannedRun& run : plan_.runs) {
+  for (const PlannedSection& section : plan_.sections) {
     Block* home = graph_.block();
-    if (run.captured) {
+    if (section.captured) {
       Node* partition = graph_.create(cg::partition, 0)->insertBefore(graph_.return_node());
-      partition->i_(attr::index, firstIndex_ + run.index);
+      partition->i_(attr::index, firstIndex_ + section.index);
       partitions_.push_back(partition);
       home = partition->addBlock();
     }
-    for (Node* node : run.nodes) node->moveBefore(home->return_node());
+    for (Node* node : section.nodes) node->moveBefore(home->return_node());
   }
 }
 

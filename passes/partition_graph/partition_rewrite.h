@@ -34,9 +34,9 @@ class PartitionRewriter {
   Graph& graph_;
   const PartitionPlan& plan_;
   const int64_t firstIndex_;
-  std::vector<Node*> partitions_;            // by index
-  std::vector<const PlannedRun*> captured_;  // by index
-  std::vector<Value*> outer_;                // by value: the partition's result for it
+  std::vector<Node*> partitions_;                // by index
+  std::vector<const PlannedSection*> captured_;  // by index
+  std::vector<Value*> outer_;                    // by value: the partition's result for it
 };
 
 }  // namespace gravure

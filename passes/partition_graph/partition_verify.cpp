@@ -23,8 +23,8 @@ struct Known {
   const OpFacts* facts = nullptr;
   int64_t fate = -1;
   bool host = false;  // carries a host reason
-  int32_t run = -1;
-  int32_t at = -1;  // position over all runs
+  int32_t section = -1;
+  int32_t at = -1;  // position over all sections
 };
 
 class PlanVerifier {
@@ -40,7 +40,7 @@ class PlanVerifier {
 
   std::string verify() {
     for (auto check :
-         {&PlanVerifier::checkRuns, &PlanVerifier::checkColours, &PlanVerifier::checkFates,
+         {&PlanVerifier::checkSections, &PlanVerifier::checkColours, &PlanVerifier::checkFates,
           &PlanVerifier::checkData, &PlanVerifier::checkMemory, &PlanVerifier::checkChains,
           &PlanVerifier::checkBoundaries}) {
       std::string clash = (this->*check)();
@@ -52,27 +52,27 @@ class PlanVerifier {
  private:
   static size_t indexOf(const Value* value) { return value->unique(); }
 
-  std::string checkRuns() {
+  std::string checkSections() {
     llvm::DenseMap<const Node*, int32_t> positions;
     positions.reserve(nodes_.size());
     for (size_t i = 0; i < nodes_.size(); ++i) positions[nodes_[i].node] = static_cast<int32_t>(i);
     int32_t at = 0;
     int64_t index = 0;
-    for (size_t r = 0; r < plan_.runs.size(); ++r) {
-      const PlannedRun& run = plan_.runs[r];
-      if (run.nodes.empty()) return "run " + std::to_string(r) + " holds no node";
-      if (r > 0 && plan_.runs[r - 1].captured == run.captured) {
-        return "runs " + std::to_string(r - 1) + " and " + std::to_string(r) + " could be one";
+    for (size_t r = 0; r < plan_.sections.size(); ++r) {
+      const PlannedSection& section = plan_.sections[r];
+      if (section.nodes.empty()) return "section " + std::to_string(r) + " holds no node";
+      if (r > 0 && plan_.sections[r - 1].captured == section.captured) {
+        return "sections " + std::to_string(r - 1) + " and " + std::to_string(r) + " could be one";
       }
-      if (run.index != (run.captured ? index++ : -1)) {
-        return "run " + std::to_string(r) + " has the index " + std::to_string(run.index);
+      if (section.index != (section.captured ? index++ : -1)) {
+        return "section " + std::to_string(r) + " has the index " + std::to_string(section.index);
       }
-      for (const Node* node : run.nodes) {
+      for (const Node* node : section.nodes) {
         const auto found = positions.find(node);
         if (found == positions.end()) return "the plan holds a node that is not the entry's";
         Known& known = nodes_[found->second];
         if (known.at >= 0) return describe(node) + " stands twice in the plan";
-        known.run = static_cast<int32_t>(r);
+        known.section = static_cast<int32_t>(r);
         known.at = at++;
       }
     }
@@ -84,10 +84,10 @@ class PlanVerifier {
 
   std::string checkColours() {
     for (const Known& known : nodes_) {
-      const PlannedRun& run = plan_.runs[known.run];
-      if (run.captured && (known.host || known.facts->numbersOnly)) {
+      const PlannedSection& section = plan_.sections[known.section];
+      if (section.captured && (known.host || known.facts->numbersOnly)) {
         return describe(known.node) + " must run on the host and stands in partition " +
-               std::to_string(run.index);
+               std::to_string(section.index);
       }
     }
     return "";
@@ -98,8 +98,9 @@ class PlanVerifier {
     for (const Known& known : nodes_) {
       if (known.fate < 0) continue;
       const Known& other = *first.try_emplace(known.fate, &known).first->second;
-      const bool captured = plan_.runs[known.run].captured || plan_.runs[other.run].captured;
-      if (captured && known.run != other.run) {
+      const bool captured =
+          plan_.sections[known.section].captured || plan_.sections[other.section].captured;
+      if (captured && known.section != other.section) {
         return describe(other.node) + " and " + describe(known.node) + " share fate " +
                std::to_string(known.fate) + " and stand apart";
       }
@@ -115,7 +116,7 @@ class PlanVerifier {
     };
     for (const Value* input : entry_.graph->inputs()) define(input);
     std::string clash;
-    const auto run = [&](const auto& self, const Node* node) -> void {
+    const auto walk = [&](const auto& self, const Node* node) -> void {
       const auto need = [&](const Value* value) {
         const bool there = indexOf(value) < defined.size() && defined[indexOf(value)];
         if (!there && clash.empty()) {
@@ -130,8 +131,8 @@ class PlanVerifier {
       }
       for (const Value* output : node->outputs()) define(output);
     };
-    for (const PlannedRun& planned : plan_.runs) {
-      for (const Node* node : planned.nodes) run(run, node);
+    for (const PlannedSection& planned : plan_.sections) {
+      for (const Node* node : planned.nodes) walk(walk, node);
     }
     return clash;
   }
@@ -205,40 +206,40 @@ class PlanVerifier {
 
   std::string checkBoundaries() {
     constexpr int32_t kNowhere = -1;
-    std::vector<int32_t> definedIn;  // by value: its run
-    const auto define = [&](const Value* value, int32_t run) {
+    std::vector<int32_t> definedIn;  // by value: its section
+    const auto define = [&](const Value* value, int32_t section) {
       if (indexOf(value) >= definedIn.size()) definedIn.resize(indexOf(value) + 1, kNowhere);
-      definedIn[indexOf(value)] = run;
+      definedIn[indexOf(value)] = section;
     };
     for (const Value* input : entry_.graph->inputs()) define(input, kNowhere);
     for (const Known& known : nodes_) {
       forEachNode(known.node, [&](const Node* inner) {
-        for (const Value* output : inner->outputs()) define(output, known.run);
+        for (const Value* output : inner->outputs()) define(output, known.section);
         for (const Block* block : inner->blocks()) {
-          for (const Value* parameter : block->inputs()) define(parameter, known.run);
+          for (const Value* parameter : block->inputs()) define(parameter, known.section);
         }
       });
     }
     std::vector<bool> leaves(definedIn.size());
     for (const Value* result : entry_.graph->outputs()) leaves[indexOf(result)] = true;
     std::vector<int32_t> seenBy(definedIn.size(), kNowhere);
-    for (size_t r = 0; r < plan_.runs.size(); ++r) {
+    for (size_t r = 0; r < plan_.sections.size(); ++r) {
       if (!checkInputs(static_cast<int32_t>(r), definedIn, leaves, seenBy)) {
-        return "the run of " + describe(plan_.runs[r].nodes.front()) +
+        return "the section of " + describe(plan_.sections[r].nodes.front()) +
                " does not list what it uses from outside";
       }
     }
-    for (const PlannedRun& run : plan_.runs) {
-      auto listed = run.outputs.begin();
+    for (const PlannedSection& section : plan_.sections) {
+      auto listed = section.outputs.begin();
       bool complete = true;
-      for (Node* node : run.nodes) {
+      for (Node* node : section.nodes) {
         for (Value* output : node->outputs()) {
           if (leaves[indexOf(output)])
-            complete &= listed != run.outputs.end() && *listed++ == output;
+            complete &= listed != section.outputs.end() && *listed++ == output;
         }
       }
-      if (!complete || listed != run.outputs.end()) {
-        return "the run of " + describe(run.nodes.front()) +
+      if (!complete || listed != section.outputs.end()) {
+        return "the section of " + describe(section.nodes.front()) +
                " does not list what is used outside it";
       }
     }
@@ -247,16 +248,16 @@ class PlanVerifier {
 
   bool checkInputs(int32_t r, const std::vector<int32_t>& definedIn, std::vector<bool>& leaves,
                    std::vector<int32_t>& seenBy) const {
-    const PlannedRun& run = plan_.runs[r];
-    auto listed = run.inputs.begin();
+    const PlannedSection& section = plan_.sections[r];
+    auto listed = section.inputs.begin();
     bool complete = true;
     const auto use = [&](const Value* value) {
       if (definedIn[indexOf(value)] == r || seenBy[indexOf(value)] == r) return;
       seenBy[indexOf(value)] = r;
       leaves[indexOf(value)] = true;
-      complete &= listed != run.inputs.end() && *listed++ == value;
+      complete &= listed != section.inputs.end() && *listed++ == value;
     };
-    for (const Node* top : run.nodes) {
+    for (const Node* top : section.nodes) {
       forEachNode(top, [&](const Node* node) {
         for (const Value* input : node->inputs()) use(input);
         for (const Block* block : node->blocks()) {
@@ -264,7 +265,7 @@ class PlanVerifier {
         }
       });
     }
-    return complete && listed == run.inputs.end();
+    return complete && listed == section.inputs.end();
   }
 
   const PartitionPlan& plan_;

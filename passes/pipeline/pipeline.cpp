@@ -22,45 +22,46 @@ const Pass& passOf(llvm::StringRef name) {
   TORCH_CHECK(false, "there is no pass '", name.str(), "'", didYouMean(name, known));
 }
 
-/// Adds `text`, NAME or NAME=value, to the options of `step`.
-void addOption(PassStep& step, llvm::StringRef text) {
+/// Adds `text`, NAME or NAME=value, to the options of `listed`.
+void addOption(ListedPass& listed, llvm::StringRef text) {
   const auto [name, value] = text.split('=');
   std::vector<std::string> known;
-  for (const PassOption& option : step.pass->options) {
+  for (const PassOption& option : listed.pass->options) {
     known.emplace_back(option.name);
     if (name != option.name) continue;
     PassOptions scratch;
-    TORCH_CHECK(option.set(scratch, std::string_view(value)), step.pass->name, "{", option.name,
+    TORCH_CHECK(option.set(scratch, std::string_view(value)), listed.pass->name, "{", option.name,
                 "}: expected ", option.expected, ", found '", value.str(), "'");
-    step.options.emplace_back(&option, value.str());
+    listed.options.emplace_back(&option, value.str());
     return;
   }
-  TORCH_CHECK(!known.empty(), step.pass->name, " has no options, and was given '", name.str(), "'");
-  TORCH_CHECK(false, step.pass->name, " has no option '", name.str(), "'",
+  TORCH_CHECK(!known.empty(), listed.pass->name, " has no options, and was given '", name.str(),
+              "'");
+  TORCH_CHECK(false, listed.pass->name, " has no option '", name.str(), "'",
               didYouMean(name, known).empty() ? ";" : didYouMean(name, known), " it has ",
               llvm::join(known, ", "));
 }
 
-/// Reads one step from the front of `rest`.
-PassStep takeStep(llvm::StringRef& rest) {
+/// Reads one pass with its options from the front of `rest`.
+ListedPass takeListedPass(llvm::StringRef& rest) {
   const llvm::StringRef name = rest.substr(0, rest.find_first_of(",{")).trim();
-  PassStep step{&passOf(name)};
+  ListedPass listed{&passOf(name)};
   rest = rest.substr(rest.find_first_of(",{"));
-  if (!rest.consume_front("{")) return step;
+  if (!rest.consume_front("{")) return listed;
   const size_t end = rest.find('}');
-  TORCH_CHECK(end != llvm::StringRef::npos, "expected '}' behind the options of ", step.pass->name,
-              ", found '", rest.str(), "'");
+  TORCH_CHECK(end != llvm::StringRef::npos, "expected '}' behind the options of ",
+              listed.pass->name, ", found '", rest.str(), "'");
   llvm::SmallVector<llvm::StringRef, 4> options;
   rest.substr(0, end).split(options, ' ', -1, /*KeepEmpty=*/false);
-  for (llvm::StringRef option : options) addOption(step, option);
+  for (llvm::StringRef option : options) addOption(listed, option);
   rest = rest.substr(end + 1).ltrim();
   TORCH_CHECK(rest.empty() || rest.front() == ',', "expected ',' behind the options of ",
-              step.pass->name, ", found '", rest.str(), "'");
-  return step;
+              listed.pass->name, ", found '", rest.str(), "'");
+  return listed;
 }
 
-void setOptions(PassOptions& options, const PassStep& step) {
-  for (const auto& [option, value] : step.options) option->set(options, value);
+void setOptions(PassOptions& options, const ListedPass& listed) {
+  for (const auto& [option, value] : listed.options) option->set(options, value);
 }
 
 /// Names of the passes that bring `fact` about.
@@ -93,7 +94,7 @@ class PipelineRun {
   PipelineRun& operator=(const PipelineRun&) = delete;
 
   void run(const Pipeline& pipeline) {
-    for (const PassStep& step : pipeline) runStep(step);
+    for (const ListedPass& listed : pipeline) runPass(listed);
     if (!options_.verifyEach || options_.verifyFacts || pipeline.empty()) return;
     try {
       verifyProgram(program_);
@@ -104,9 +105,9 @@ class PipelineRun {
   }
 
  private:
-  void runStep(const PassStep& step) {
-    const Pass& pass = *step.pass;
-    setOptions(context_.options, step);
+  void runPass(const ListedPass& listed) {
+    const Pass& pass = *listed.pass;
+    setOptions(context_.options, listed);
     PassRecord& record = records_.emplace_back();
     record.pass = &pass;
     record.firstRemark = context_.remarks.all().size();
@@ -207,7 +208,7 @@ Pipeline parsePipeline(std::string_view text) {
       TORCH_CHECK(!rest.starts_with("{"), "'all' has no options; its passes have, and flags");
       llvm::append_range(pipeline, wholePipeline());
     } else {
-      pipeline.push_back(takeStep(rest));
+      pipeline.push_back(takeListedPass(rest));
     }
   }
   return pipeline;
@@ -215,10 +216,10 @@ Pipeline parsePipeline(std::string_view text) {
 
 std::string pipelineText(const Pipeline& pipeline) {
   std::string text;
-  for (const PassStep& step : pipeline) {
-    text += (text.empty() ? "" : ",") + std::string(step.pass->name);
+  for (const ListedPass& listed : pipeline) {
+    text += (text.empty() ? "" : ",") + std::string(listed.pass->name);
     std::string options;
-    for (const auto& [option, value] : step.options) {
+    for (const auto& [option, value] : listed.options) {
       options += (options.empty() ? "" : " ") + std::string(option->name);
       if (!value.empty()) options += "=" + value;
     }
@@ -241,10 +242,10 @@ Pipeline wholePipeline() {
 
 Pipeline withAllOptions(const Pipeline& pipeline, PassOptions options) {
   Pipeline whole;
-  for (const PassStep& step : pipeline) {
-    setOptions(options, step);
-    PassStep& full = whole.emplace_back(PassStep{step.pass});
-    for (const PassOption& option : step.pass->options) {
+  for (const ListedPass& listed : pipeline) {
+    setOptions(options, listed);
+    ListedPass& full = whole.emplace_back(ListedPass{listed.pass});
+    for (const PassOption& option : listed.pass->options) {
       full.options.emplace_back(&option, option.get(options));
     }
   }

@@ -18,7 +18,7 @@ enum class PlannedCalls : uint8_t {
 
 /// Runs the passes on `program` and returns what they decide, one plan an entry; the plans are in
 /// `context`, too, and good as long as it and the program's nodes are. c10::Error as runPasses.
-/// `memory`, if not null: is set to the memory plan, in the steps that the program has when it is made;
+/// `memory`, if not null: is set to the memory plan, in the positions that the program has when it is made;
 /// not with PlannedCalls::AsGiven, which plans none.
 const std::vector<PartitionPlan>& planProgram(Program& program, PassContext& context,
                                               PlannedCalls calls = PlannedCalls::Final,

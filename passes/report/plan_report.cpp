@@ -23,9 +23,9 @@ int64_t countCalls(const Block* block) {
   return calls;
 }
 
-HostRow hostRow(const Entry& entry, const PlannedRun& run, int64_t after) {
-  HostRow row{entry.name, after, static_cast<int64_t>(run.nodes.size()), {}};
-  for (const Node* node : run.nodes) {
+HostRow hostRow(const Entry& entry, const PlannedSection& section, int64_t after) {
+  HostRow row{entry.name, after, static_cast<int64_t>(section.nodes.size()), {}};
+  for (const Node* node : section.nodes) {
     const auto reason = hostReasonOf(node);
     ++row.reasons[reason ? reasonName(*reason) : "numbers"];
   }
@@ -42,12 +42,12 @@ void notePartitioning(const Entry& entry, const PartitionPlan& plan, PlanReport&
                plan.levelPeak,
                plan.programOrderPeak};
   int64_t after = -1;
-  for (const PlannedRun& run : plan.runs) {
-    for (const Node* node : run.nodes) row.calls += countCalls(node);
-    if (run.captured) {
-      after = run.index;
+  for (const PlannedSection& section : plan.sections) {
+    for (const Node* node : section.nodes) row.calls += countCalls(node);
+    if (section.captured) {
+      after = section.index;
     } else {
-      report.hostRuns.push_back(hostRow(entry, run, after));
+      report.hostSections.push_back(hostRow(entry, section, after));
     }
   }
   report.entries.push_back(std::move(row));

@@ -29,7 +29,7 @@ struct PartitionRow {
   int64_t guarded = 0;
 };
 
-/// One run of nodes between partitions.
+/// One section of nodes between partitions.
 struct HostRow {
   std::string entry;
   int64_t after = -1;  // index of the partition before it, -1 at the beginning
@@ -51,7 +51,7 @@ struct PlanReport {
   std::string file;
   std::vector<EntryRow> entries;
   std::vector<PartitionRow> partitions;
-  std::vector<HostRow> hostRuns;
+  std::vector<HostRow> hostSections;
   int64_t stagedBytes = 0;  // copied in by a step
   MemoryPlan memory;
 };

@@ -39,8 +39,8 @@ void printPlanJson(const PlanReport& report, llvm::raw_ostream& os) {
         });
       }
     });
-    json.attributeArray("host_runs", [&] {
-      for (const HostRow& row : report.hostRuns) {
+    json.attributeArray("host_sections", [&] {
+      for (const HostRow& row : report.hostSections) {
         json.object([&] {
           json.attribute("entry", row.entry);
           json.attribute("after_partition", row.after);

@@ -131,7 +131,7 @@ bool maybeUnwritten(const Value* value) {
   return integer && name.find("attention") != std::string::npos;
 }
 
-std::string placeOf(const Node* node) {
+std::string describeWithModule(const Node* node) {
   const std::string_view module = moduleOf(node);
   return describeWithSource(node) + (module.empty() ? "" : " in " + std::string(module));
 }
@@ -163,7 +163,7 @@ std::optional<DifferentValue> findDifferentValue(const Program& program, const s
       ++first;
     if (first == taps.size()) return found;
     Node* const node = nodes[taps[first].node];
-    found = DifferentValue{placeOf(node), node->kind().toQualString(), difference,
+    found = DifferentValue{describeWithModule(node), node->kind().toQualString(), difference,
                            firstDifference(again[first], expected[first]).empty()};
     if (stride == 1) return found;
     const size_t begin = first * stride;

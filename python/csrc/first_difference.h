@@ -34,6 +34,6 @@ std::optional<DifferentValue> findDifferentValue(const Program& program, const s
 bool maybeUnwritten(const Value* value);
 
 /// "ns::op at model.py:12 in blocks.0", with the value's name first.
-std::string placeOf(const Node* node);
+std::string describeWithModule(const Node* node);
 
 }  // namespace gravure

@@ -5,7 +5,7 @@
 #include "python/csrc/loaded_program.h"
 #include "python/csrc/memory_watch.h"
 #include "python/csrc/planning/operator_facts.h"
-#include "python/csrc/planning/planned_runs.h"
+#include "python/csrc/planning/planned_sections.h"
 #include "python/csrc/planning/planning.h"
 #include "python/csrc/same_objects.h"
 #include "runtime/results/watched_operands.h"
@@ -39,7 +39,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def_static("of_text", &LoadedProgram::ofText)
       .def("again", &LoadedProgram::again)
       .def_static("explain", &explainProgram)
-      .def_static("planned_runs", &plannedRuns)
+      .def_static("planned_sections", &plannedSections)
       .def_static("operator_facts", &operatorFacts)
       .def("entries", &LoadedProgram::entries)
       .def("inputs", &LoadedProgram::inputs)

@@ -55,7 +55,7 @@ std::string foreignCalls(const Entry& entry) {
   std::vector<std::string> found;
   forEachNode(entry.graph->block(), [&](const Node* node) {
     const bool foreign = known.count(node->kind().ns().toUnqualString()) == 0;
-    if (foreign && found.size() < kMost) found.push_back(placeOf(node));
+    if (foreign && found.size() < kMost) found.push_back(describeWithModule(node));
   });
   return c10::Join(", ", found);
 }

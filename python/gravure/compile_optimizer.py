@@ -13,7 +13,12 @@ from torch.optim import Optimizer
 
 from .options import CompileOptions
 from .steps.compiled_update import CompiledUpdate
-from .torch_api.optimizers import has_torchs_hooks, is_schedulers, mark_as_schedulers, with_hooks
+from .torch_api.optimizers import (
+    has_torchs_hooks,
+    is_schedulers_wrapper,
+    mark_as_schedulers_wrapper,
+    with_hooks,
+)
 
 Kind = TypeVar("Kind", bound=Optimizer)
 
@@ -56,7 +61,7 @@ def compile_optimizer(
     replaced = vars(optimizer).get("step")
     if hasattr(replaced, "gravure_update"):
         return optimizer
-    scheduled = is_schedulers(replaced, type(optimizer).step)
+    scheduled = is_schedulers_wrapper(replaced, type(optimizer).step)
     if replaced is not None and not scheduled:
         raise ValueError(
             f"somebody replaced the step of this {type(optimizer).__name__}; compile it before it "
@@ -85,6 +90,6 @@ def compile_optimizer(
     function.gravure_update = update
     update.function = function
     if scheduled:
-        mark_as_schedulers(function)
+        mark_as_schedulers_wrapper(function)
     optimizer.step = types.MethodType(function, optimizer)  # type: ignore[method-assign]
     return optimizer

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 
+def reason_and_cure(text: str) -> tuple[str, str]:
+    """The two of a text of the library's: `reason; cure`."""
+    reason, _, cure = text.partition("; ")
+    return reason, cure
+
+
 class ExportError(RuntimeError):
     """A function cannot become a program.
 

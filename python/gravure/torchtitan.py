@@ -23,11 +23,11 @@ from typing import Any
 from torch import fx
 
 from .calls.graph_passes import GraphPasses
-from .graphs.marked_regions import MarkedRegions
+from .graphs.marked_regions import RegionEffects
 from .graphs.saved_bundle import bundling
 from .torch_api.aot_autograd import default_partition
 from .torch_api.autograd import saved_tensor_hooks_are_set
-from .torch_api.toolkit_call import Held, ToolkitCall, may_call_toolkit
+from .torch_api.toolkit_call import ModuleTensors, ToolkitCall, may_call_toolkit
 
 logger = logging.getLogger("gravure")
 
@@ -69,12 +69,12 @@ def cudagraph_pass(
         return gm
     static_inputs = step.get("static_input_indices")
     if static_inputs is not None:
-        _allow_regions(gm, step.get("regions") or MarkedRegions())
+        _allow_regions(gm, step.get("regions") or RegionEffects())
         return _passes.step(gm, static_inputs)
     return _passes.forward(gm) if is_forward else _passes.backward(gm)
 
 
-def _allow_regions(gm: fx.GraphModule, regions: MarkedRegions) -> None:
+def _allow_regions(gm: fx.GraphModule, regions: RegionEffects) -> None:
     if regions.allow(gm) and regions.obstacle:
         logger.warning(
             "the regions that Inductor compiled cannot be captured: %s; leave these operators out "
@@ -83,10 +83,10 @@ def _allow_regions(gm: fx.GraphModule, regions: MarkedRegions) -> None:
         )
 
 
-def _note_regions_pass(
-    gm: fx.GraphModule, _: Any, *, regions: MarkedRegions, whole: bool
+def _look_at_regions_pass(
+    gm: fx.GraphModule, _: Any, *, regions: RegionEffects, whole: bool
 ) -> fx.GraphModule:
-    regions.note(gm, whole=whole)
+    regions.look_at(gm, whole=whole)
     return gm
 
 
@@ -97,7 +97,7 @@ def cudagraph_pipeline(traced: Any, config: Any, *args: Any, **kwargs: Any) -> l
     """
     passes_module = importlib.import_module(f"{_GRAPH_TRAINER}.passes")
     before = passes_module.construct_default_graph_passes(traced, config, *args, **kwargs)
-    regions = MarkedRegions()
+    regions = RegionEffects()
     own = functools.partial(
         cudagraph_pass,
         static_input_indices=list(range(traced.num_static_inputs)),
@@ -110,23 +110,23 @@ def cudagraph_pipeline(traced: Any, config: Any, *args: Any, **kwargs: Any) -> l
             "without programs",
             " or ".join(_OWN_PASS),
         )
-    passes = [p for p in _noting(before, regions) if _name(p) != _ANNOTATIONS]
+    passes = [p for p in _looking_at_regions(before, regions) if _name(p) != _ANNOTATIONS]
     return [own if _name(p) in _OWN_PASS else p for p in passes]
 
 
-def _noting(passes: Sequence[Any], regions: MarkedRegions) -> list[Any]:
+def _looking_at_regions(passes: Sequence[Any], regions: RegionEffects) -> list[Any]:
     """These, and a look at each region before it is compiled."""
     found: list[Any] = []
     for entry in passes:
         name = _name(entry)
         if name in (_REGIONS, _WHOLE):
-            note = functools.partial(_note_regions_pass, regions=regions, whole=name == _WHOLE)
-            found.append(note)
+            look = functools.partial(_look_at_regions_pass, regions=regions, whole=name == _WHOLE)
+            found.append(look)
         found.append(entry)
     return found
 
 
-def _sign_regions_pass(gm: fx.GraphModule, _: Any, *, regions: MarkedRegions) -> fx.GraphModule:
+def _sign_regions_pass(gm: fx.GraphModule, _: Any, *, regions: RegionEffects) -> fx.GraphModule:
     """Behind all passes: a graph that goes into a file keeps what its regions were seen to do."""
     if isinstance(gm, fx.GraphModule):
         regions.allow(gm)
@@ -141,8 +141,8 @@ def _look_at_artifacts(passes: ModuleType) -> None:
 
     @functools.wraps(choose)
     def choose_and_look(*args: Any, **kwargs: Any) -> list[Any]:
-        regions = MarkedRegions()
-        chosen = _noting(choose(*args, **kwargs), regions)
+        regions = RegionEffects()
+        chosen = _looking_at_regions(choose(*args, **kwargs), regions)
         return [*chosen, functools.partial(_sign_regions_pass, regions=regions)]
 
     passes.compile_time_passes = choose_and_look
@@ -208,7 +208,7 @@ def _lighten_calls(graph_utils: ModuleType) -> None:
         run = build_joint(model, *args, **kwargs)
         if not built:
             return run
-        call, held = built.pop(), Held(model)
+        call, held = built.pop(), ModuleTensors(model)
         return lambda args, kwargs: call(*held(), *args, **kwargs)
 
     graph_utils.make_compiler_with_passes = make_and_note

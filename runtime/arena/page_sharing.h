@@ -6,8 +6,8 @@
 // arenas may share a page as long as no step of one runs while the other one's step runs or its part
 // on that page is held. A step lives on what its entry uses: what the forward alone uses means nothing
 // while the backward runs, unless it is held. Which programs live together is learned: where two do, a
-// rule is kept that those parts are apart from then on. Rules are never dropped while both live, so this
-// settles.
+// rule is kept that those parts are apart from then on. Rules are never dropped while both live, so that
+// there is an end to moves.
 
 #include <llvm/ADT/BitVector.h>
 #include <llvm/ADT/DenseMap.h>

@@ -20,7 +20,7 @@ Request requestOf(const MemoryPlan& plan) {
     request.begin.push_back(static_cast<int32_t>(buffer.begin));
     request.end.push_back(static_cast<int32_t>(buffer.end));
     request.size.push_back((buffer.bytes + plan.alignment - 1) / plan.alignment);
-    request.steps = std::max(request.steps, static_cast<int32_t>(buffer.end) + 1);
+    request.positions = std::max(request.positions, static_cast<int32_t>(buffer.end) + 1);
   }
   request.load = plan.load / plan.alignment;
   return request;

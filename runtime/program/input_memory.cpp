@@ -13,8 +13,8 @@
 namespace gravure {
 namespace {
 
-/// Where a tensor lies.
-struct Place {
+/// The bytes that a tensor lies in, of one input.
+struct InputExtent {
   size_t index = 0;
   bool written = false;
   const void* space = nullptr;  // addresses of two are not compared
@@ -27,29 +27,29 @@ int64_t bytesOf(at::IntArrayRef sizes, at::IntArrayRef strides, size_t itemsize)
   return static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, itemsize));
 }
 
-std::optional<Place> placeOf(const c10::IValue& value) {
+std::optional<InputExtent> extentOf(const c10::IValue& value) {
   if (!value.isTensor()) return std::nullopt;
   const c10::TensorImpl* const tensor = value.unsafeToTensorImpl();
   if (!tensor->has_storage()) return std::nullopt;  // an undefined one, too
   const c10::Storage& storage = tensor->unsafe_storage();
   if (!storage) return std::nullopt;
-  Place place;
+  InputExtent extent;
   const bool standIn = storage.device_type() == c10::DeviceType::Meta;
-  if (standIn) place.space = storage.unsafeGetStorageImpl();
+  if (standIn) extent.space = storage.unsafeGetStorageImpl();
   if (tensor->has_symbolic_sizes_strides()) {
-    place.end = std::numeric_limits<int64_t>::max();
-    return standIn ? std::optional(place) : std::nullopt;
+    extent.end = std::numeric_limits<int64_t>::max();
+    return standIn ? std::optional(extent) : std::nullopt;
   }
   if (tensor->numel() == 0) return std::nullopt;
   const auto itemsize = static_cast<int64_t>(tensor->itemsize());
   if (!standIn) {
     if (storage.data() == nullptr) return std::nullopt;
-    place.begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage.data()));
+    extent.begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage.data()));
   }
-  place.begin += tensor->storage_offset() * itemsize;
-  place.end = place.begin + bytesOf(tensor->sizes(), tensor->strides(), tensor->itemsize());
-  place.tensor = tensor;
-  return place;
+  extent.begin += tensor->storage_offset() * itemsize;
+  extent.end = extent.begin + bytesOf(tensor->sizes(), tensor->strides(), tensor->itemsize());
+  extent.tensor = tensor;
+  return extent;
 }
 
 /// Sums of multiples: of each stride between a least and a most one.
@@ -102,7 +102,7 @@ class Sums {
 };
 
 /// Of two whose bytes are between each other's.
-bool share(const Place& a, const Place& b) {
+bool share(const InputExtent& a, const InputExtent& b) {
   if (a.tensor == nullptr || b.tensor == nullptr) return true;
   Sums sums;
   sums.add(*a.tensor, /*negative=*/true);
@@ -116,30 +116,30 @@ bool share(const Place& a, const Place& b) {
 std::optional<SharedInputs> findShared(llvm::ArrayRef<c10::IValue> values,
                                        llvm::ArrayRef<size_t> written) {
   if (written.empty()) return std::nullopt;
-  std::vector<Place> places;
-  places.reserve(values.size());
+  std::vector<InputExtent> extents;
+  extents.reserve(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
-    std::optional<Place> place = placeOf(values[i]);
-    if (!place) continue;
-    place->index = i;
-    place->written = std::binary_search(written.begin(), written.end(), i);
-    places.push_back(*place);
+    std::optional<InputExtent> extent = extentOf(values[i]);
+    if (!extent) continue;
+    extent->index = i;
+    extent->written = std::binary_search(written.begin(), written.end(), i);
+    extents.push_back(*extent);
   }
-  llvm::sort(places, [](const Place& a, const Place& b) {
+  llvm::sort(extents, [](const InputExtent& a, const InputExtent& b) {
     return std::tie(a.space, a.begin, a.index) < std::tie(b.space, b.begin, b.index);
   });
-  std::vector<const Place*> open;  // those that end behind where the next one begins
-  for (const Place& place : places) {
-    std::erase_if(open, [&](const Place* each) {
-      return each->space != place.space || each->end <= place.begin;
+  std::vector<const InputExtent*> open;  // those that end behind where the next one begins
+  for (const InputExtent& extent : extents) {
+    std::erase_if(open, [&](const InputExtent* each) {
+      return each->space != extent.space || each->end <= extent.begin;
     });
-    for (const Place* each : open) {
-      if ((!each->written && !place.written) || !share(*each, place)) continue;
-      const bool first = each->written && (!place.written || each->index < place.index);
-      const Place& one = first ? *each : place;
-      return SharedInputs{one.index, first ? place.index : each->index};
+    for (const InputExtent* each : open) {
+      if ((!each->written && !extent.written) || !share(*each, extent)) continue;
+      const bool first = each->written && (!extent.written || each->index < extent.index);
+      const InputExtent& one = first ? *each : extent;
+      return SharedInputs{one.index, first ? extent.index : each->index};
     }
-    open.push_back(&place);
+    open.push_back(&extent);
   }
   return std::nullopt;
 }
@@ -181,9 +181,9 @@ bool LooseInputs::looksApart(const std::vector<c10::IValue>& values) const {
   llvm::SmallVector<Loose*, 4> moved;
   for (Loose& loose : loose_) {
     Span span;
-    if (const auto place = placeOf(values[loose.index])) {
-      span.begin = static_cast<uintptr_t>(place->begin);
-      span.end = static_cast<uintptr_t>(place->end);
+    if (const auto extent = extentOf(values[loose.index])) {
+      span.begin = static_cast<uintptr_t>(extent->begin);
+      span.end = static_cast<uintptr_t>(extent->end);
     }
     if (span == loose.last) continue;
     loose.last = span;

@@ -13,7 +13,7 @@ using Environment = std::function<const char*(const char* name)>;
 /// user calls "nccl" says of itself that it is "nccl2", unless TORCH_DIST_USE_NCCL2=0.
 bool isNccl(const std::string& backend);
 
-/// Why collectives of this backend cannot be captured in this environment, with the remedy; "" if they
+/// Why collectives of this backend cannot be captured in this environment, with the cure; "" if they
 /// can.
 std::string refusedEnvironment(const std::string& backend, const Environment& environment);
 

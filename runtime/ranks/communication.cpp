@@ -130,7 +130,7 @@ Decision Communication::vote(size_t entry, const Vote& vote) {
   return decision;
 }
 
-std::string Communication::settle(const std::string& failure) {
+std::string Communication::agreeOnCapture(const std::string& failure) {
   const Will will = failure.empty() ? Will::Capture : Will::Leave;
   std::string why = agreement_->vote({will, failure, false}).why;
   refusal_ = agreement_->apart();

@@ -40,7 +40,7 @@ class Communication {
 
   /// During a step, at a partition with collectives that some rank captures in this step: whether all
   /// have it. `failure`: why this rank has not, or "". "" if all have; else which rank has not, and why.
-  std::string settle(const std::string& failure);
+  std::string agreeOnCapture(const std::string& failure);
   bool capturing() const { return capturing_; }
 
   /// After a replay of a partition with collectives.

@@ -88,7 +88,7 @@ StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::I
   }
   if (warmUpWanted_ && layout_ && loans_->outstanding() == 0)
     warmUpAnew("inputs are laid out otherwise than in the warm-up");
-  if (!entry.warmUp.settled) {
+  if (!entry.warmUp.complete) {
     checkInputs(entry, inputs);
     noteStrides(entry, inputs);
     StepPath path;
@@ -331,7 +331,7 @@ std::string Runtime::Impl::missed(const std::string& key, const std::string& nam
 /// Notes that a run could have been captured and was not. Where that is so again and again, it is said,
 /// once, with what to do about it.
 void Runtime::Impl::noteUncaptured(EntryState& entry, const std::string& why,
-                                   const std::string& remedy) {
+                                   const std::string& cure) {
   constexpr int kRuns = 16, kMany = 8;
   constexpr uint32_t kSeen = (1U << kRuns) - 1;
   entry.uncapturedRuns = entry.uncapturedRuns << 1 | 1U;
@@ -340,7 +340,7 @@ void Runtime::Impl::noteUncaptured(EntryState& entry, const std::string& why,
   once_.missedAs(entry.code->entry->name, "often-uncaptured", nullptr,
                  "entry '" + entry.code->entry->name + "' ran uncaptured in " +
                      std::to_string(kMany) + " of its last " + std::to_string(kRuns) +
-                     " runs, this time because " + why + "; " + remedy);
+                     " runs, this time because " + why + "; " + cure);
 }
 
 }  // namespace gravure

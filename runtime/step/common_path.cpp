@@ -47,7 +47,7 @@ StepPath Runtime::Impl::votedPath(EntryState& entry, const std::vector<c10::IVal
   const Vote vote = voteOf(entry, path, uncaptured);
   const Decision decision = communication_->vote(index, vote);
   TORCH_CHECK(decision.will != Will::Throw, "another rank cannot run this step: ", decision.why);
-  path.seal = nullptr;  // where another rank captures, each partition is settled with it
+  path.seal = nullptr;  // where another rank captures, each partition is kept only if all have it
   if (path.kind != StepPath::Kind::Served || decision.will == Will::Capture) return path;
   if (vote.will == Will::Capture && decision.will == Will::Leave) {
     // Without what a guard expected and found: addresses and numbers differ from step to step.

@@ -54,7 +54,7 @@ ChangedInput changeOf(size_t input, const OperandGuard& guard, const c10::IValue
 }
 
 /// `relaid`: strides have changed before. Where they do, addresses change, too.
-const char* remedyFor(const std::vector<ChangedInput>& changed, bool relaid) {
+const char* cureFor(const std::vector<ChangedInput>& changed, bool relaid) {
   const auto isRelaid = [](const ChangedInput& each) { return !each.strides.empty(); };
   if (llvm::any_of(changed, isRelaid)) return kKeepLayout;
   if (changed.front().address == nullptr) return kKeepNumber;
@@ -109,9 +109,9 @@ std::string Runtime::Impl::inputsDiffer(EntryState& entry, const std::vector<c10
     return "";
   }
   const size_t first = changed.front().input;
-  const char* const remedy = remedyFor(changed, warmUpsAnew_ > 0);
+  const char* const cure = cureFor(changed, warmUpsAnew_ > 0);
   if (acceptChanges(entry, inputs, std::move(changed), found)) return "";
-  noteUncaptured(entry, found, remedy);
+  noteUncaptured(entry, found, cure);
   return missed(entry.code->entry->name + " " + std::to_string(first), "guard-failed",
                 found + "; this step ran uncaptured");
 }
@@ -339,7 +339,7 @@ void Runtime::Impl::warmUpAnew(const std::string& found) {
   lentOverwritten_ = false;
   for (EntryState& entry : entries_) {
     entry.inputs.moving->forget();
-    entry.warmUp.settled = false;
+    entry.warmUp.complete = false;
     entry.warmUp.runs = 0;
     entry.warmUp.record.clear();
     entry.warmUp.recording.reset();

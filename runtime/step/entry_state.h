@@ -70,7 +70,7 @@ struct EntryWarmUp {
   std::vector<int64_t> unsteady;  // positions of calls in which two runs differed: planned in part
   std::thread::id thread;         // of the last one
   int64_t runs = 0;               // in the device's pool
-  bool settled = false;           // two agreed, or no more are wanted
+  bool complete = false;          // two agreed, or no more are wanted
 };
 
 /// What was handed out, and who holds it. All by output.

@@ -238,7 +238,7 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
     if (!captureNow(partition, launch)) return;
   } else if (together) {
     const bool captured = partition.state() == PartitionState::Captured;
-    settle(partition, launch, captured ? "" : "it is quarantined there");
+    keepIfCapturedByAll(partition, launch, captured ? "" : "it is quarantined there");
   }
   if (partition.state() == PartitionState::Quarantined) return runCalls(launch);
   const CapturedPartition& captured = *partition.captured();
@@ -330,13 +330,13 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
     const auto* ours = dynamic_cast<const c10::Error*>(&error);
     failure = ours ? ours->what_without_backtrace() : error.what();
     if (options_.isInterrupt && options_.isInterrupt(error)) {
-      if (together) (void)communication_->settle(failure);
+      if (together) (void)communication_->agreeOnCapture(failure);
       throw;
     }
     const bool ofProgram = dynamic_cast<const NotCapturable*>(&error) != nullptr;
     if (!options_.requireCapture) partition.quarantine(ofProgram || together);
   }
-  const bool byAll = !together || settle(partition, launch, failure);
+  const bool byAll = !together || keepIfCapturedByAll(partition, launch, failure);
   if (failure.empty()) {
     ++stats_.captures;
     if (byAll) remarkNumbers(*partition.captured(), launch);
@@ -352,8 +352,9 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
 
 /// Tells the other ranks whether this one has captured the partition. False, and it is quarantined, if
 /// one of them has not: a graph of collectives is replayed by all or by none.
-bool Executor::settle(Partition& partition, const Launch& launch, const std::string& failure) {
-  const std::string elsewhere = communication_->settle(failure);
+bool Executor::keepIfCapturedByAll(Partition& partition, const Launch& launch,
+                                   const std::string& failure) {
+  const std::string elsewhere = communication_->agreeOnCapture(failure);
   if (elsewhere.empty()) return true;
   if (partition.state() == PartitionState::Captured) {
     partition.quarantine(/*forGood=*/true);

@@ -91,7 +91,7 @@ class Executor {
   bool captureNow(Partition& partition, Launch& launch);
   bool numbersHold(Partition& partition, Launch& launch);
   void remarkNumbers(const CapturedPartition& captured, const Launch& launch);
-  bool settle(Partition& partition, const Launch& launch, const std::string& failure);
+  bool keepIfCapturedByAll(Partition& partition, const Launch& launch, const std::string& failure);
   void runCalls(Launch& launch);
   void runStage(uint32_t index);
   void runOwn(Own& own);

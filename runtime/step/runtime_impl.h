@@ -101,7 +101,7 @@ class Runtime::Impl {
   bool layOutAnew(const EntryState& next);
   void enterArena(EntryState& entry, bool lent, const Seal* seal, StepPath& path);
   std::string missed(const std::string& key, const std::string& name, std::string message);
-  void noteUncaptured(EntryState& entry, const std::string& why, const std::string& remedy);
+  void noteUncaptured(EntryState& entry, const std::string& why, const std::string& cure);
   std::string savedHeld(EntryState& entry);
   bool producersAgree(const EntryState& entry, bool lent) const;
   bool givenLentValues(const EntryState& entry, const std::vector<c10::IValue>& inputs) const;
@@ -166,13 +166,13 @@ class Runtime::Impl {
   void warmUp(EntryState& entry, llvm::function_ref<void()> run);
   void runRecorded(EntryState& entry);
   void runPlain(EntryState& entry);
-  void settle(EntryState& entry, AllocationRecord record);
+  void takeRecord(EntryState& entry, AllocationRecord record);
   void shareRecording(EntryState& entry);
   void followOthers();
   void takeRecording(EntryState& entry, const std::shared_ptr<const EntryRecording>& found);
   bool isTaught(const EntryState& entry) const;
   bool isDropped(size_t entry, size_t output) const;
-  bool allSettled() const;
+  bool allWarmedUp() const;
   bool mayPlan() const;
   bool isPartial() const;
   bool hasLateEntry() const;

@@ -61,7 +61,7 @@ class Seal {
     FlatGuards tensors;                                          // by entry input
     std::vector<std::pair<size_t, const OperandGuard*>> others;  // numbers, generators, None
     std::vector<std::pair<size_t, const InputCheck*>> free;      // what no capture reads
-    LooseInputs loose;                                           // whose place no guard says
+    LooseInputs loose;                                           // whose address no guard says
     std::vector<SealedLaunch> launches;                          // by EntryCode::launches
     std::vector<HandOut> results;                                // by output
     std::vector<std::shared_ptr<const LoanBook>> books;  // of results that a replay writes over

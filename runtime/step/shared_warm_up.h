@@ -31,7 +31,7 @@ struct EntryRecording {
   std::vector<int64_t> unsteady;  // positions of calls that allocated otherwise from run to run
   std::thread::id thread;         // of the last run
   int64_t runs = 0;
-  bool settled = false;
+  bool complete = false;  // no more are wanted
 };
 
 /// How an arena was laid out, and of what. Where the latter is the same, so is the former.

@@ -48,17 +48,17 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
     record = session.takeRecord();
     entry.warmUp.thread = std::this_thread::get_id();
   });
-  settle(entry, std::move(record));
+  takeRecord(entry, std::move(record));
   shareRecording(entry);
 }
 
-/// Node by node, recording nothing. While other entries warm up, a settled one goes on in their pool, where
+/// Node by node, recording nothing. While other entries warm up, one that has warmed up goes on in their pool, where
 /// what it used lies idle else, and as much would be taken beside it. Not for ever, since those entries may
 /// never come.
 void Runtime::Impl::runPlain(EntryState& entry) {
   const auto run = [&] { timed_ ? entry.executor->runTimed() : entry.executor->runUncaptured(); };
   if (callerCaptures_) return run();
-  const bool waits = entry.warmUp.settled && !layout_ && !allSettled();
+  const bool waits = entry.warmUp.complete && !layout_ && !allWarmedUp();
   if (waits && entry.warmUp.runs < mostWarmUps()) {
     warmUp(entry, run);
     return;
@@ -67,8 +67,8 @@ void Runtime::Impl::runPlain(EntryState& entry) {
   run();
 }
 
-/// Two recorded runs that agree settle an entry. Calls that still differ in the last one are planned in part.
-void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
+/// Two recorded runs that agree complete the warm-up of an entry. Calls that still differ in the last one are planned in part.
+void Runtime::Impl::takeRecord(EntryState& entry, AllocationRecord record) {
   const bool compare = entry.warmUp.runs > 1;
   const auto differing = compare ? differingCalls(timeline_, entry.warmUp.record, record, planning_)
                                  : std::vector<int64_t>();
@@ -81,7 +81,7 @@ void Runtime::Impl::settle(EntryState& entry, AllocationRecord record) {
     once_.missed("unstable-allocations", timeline_.nodes()[position],
                  "its allocations differ from run to run, so only its results are planned");
   }
-  entry.warmUp.settled = true;
+  entry.warmUp.complete = true;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
 }
 
@@ -99,7 +99,7 @@ void Runtime::Impl::shareRecording(EntryState& entry) {
   recording.unsteady = entry.warmUp.unsteady;
   recording.thread = entry.warmUp.thread;
   recording.runs = entry.warmUp.runs;
-  recording.settled = entry.warmUp.settled;
+  recording.complete = entry.warmUp.complete;
   entry.warmUp.recording = std::make_shared<const EntryRecording>(std::move(recording));
   shared_->post(&entry - entries_.data(), entry.warmUp.recording);
 }
@@ -110,9 +110,9 @@ void Runtime::Impl::followOthers() {
   followed_ = shared_->version();
   for (size_t e = 0; e < entries_.size(); ++e) {
     EntryWarmUp& own = entries_[e].warmUp;
-    if (own.settled) continue;
+    if (own.complete) continue;
     const auto found = shared_->of(e);
-    if (found && (found->settled || found->runs > own.runs)) takeRecording(entries_[e], found);
+    if (found && (found->complete || found->runs > own.runs)) takeRecording(entries_[e], found);
   }
 }
 
@@ -124,7 +124,7 @@ void Runtime::Impl::takeRecording(EntryState& entry,
   entry.warmUp.unsteady = recording.unsteady;
   entry.warmUp.thread = recording.thread;
   entry.warmUp.runs = recording.runs;
-  entry.warmUp.settled = recording.settled;
+  entry.warmUp.complete = recording.complete;
   entry.inputs.strides = recording.strides;
   size_t next = 0;
   entry.code->forEachCall([&](Call& call) { call.recorded = recording.calls[next++]; });
@@ -133,7 +133,7 @@ void Runtime::Impl::takeRecording(EntryState& entry,
     entry.code->stages[s].reads = recording.reads[s];
   }
   for (const int64_t position : recording.unsteady) planning_[position] = CallPlanning::Results;
-  if (!recording.settled) return;
+  if (!recording.complete) return;
   for (Partition& partition : entry.served.partitions) partition.warmUp();
 }
 
@@ -141,7 +141,7 @@ void Runtime::Impl::takeRecording(EntryState& entry,
 bool Runtime::Impl::isTaught(const EntryState& entry) const {
   if (!taught_) return false;
   const auto found = taught_->of(&entry - entries_.data());
-  return found && found->settled && found->runs <= 2 && found->unsteady.empty();
+  return found && found->complete && found->runs <= 2 && found->unsteady.empty();
 }
 
 /// Whether the holder of an output drops it before the next step begins: as seen here, or else by programs
@@ -187,21 +187,21 @@ bool Runtime::Impl::hasLateEntry() const {
 bool Runtime::Impl::mayPlan() const {
   constexpr int64_t kMostUnread = 3;
   if (layout_ && !isPartial()) return false;
-  if (allSettled()) return !layout_ || loans_->outstanding() == 0;
+  if (allWarmedUp()) return !layout_ || loans_->outstanding() == 0;
   if (layout_ || communication_) return false;
   return std::all_of(entries_.begin(), entries_.end(), [](const EntryState& entry) {
-    if (entry.warmUp.settled) return true;
+    if (entry.warmUp.complete) return true;
     const auto isUnread = [](const EntryState* each) {
-      return each->warmUp.settled && each->unreadRuns >= kMostUnread;
+      return each->warmUp.complete && each->unreadRuns >= kMostUnread;
     };
     return entry.warmUp.runs == 0 && !entry.producers.empty() &&
            std::all_of(entry.producers.begin(), entry.producers.end(), isUnread);
   });
 }
 
-bool Runtime::Impl::allSettled() const {
+bool Runtime::Impl::allWarmedUp() const {
   return std::all_of(entries_.begin(), entries_.end(),
-                     [](const EntryState& e) { return e.warmUp.settled; });
+                     [](const EntryState& e) { return e.warmUp.complete; });
 }
 
 /// Outputs, unlike gradients, are what people keep: only those are lent that were seen to be dropped.
@@ -325,7 +325,7 @@ std::string Runtime::Impl::plan(const EntryState& next) {
   }
   layout_ = {laid, &layout};
   for (size_t e = 0; e < entries_.size(); ++e) {
-    entries_[e].planned = entries_[e].warmUp.settled;
+    entries_[e].planned = entries_[e].warmUp.complete;
     entries_[e].results.dropped = dropped[e];
     for (size_t o = 0; o < dropped[e].size(); ++o)
       entries_[e].results.droppedInEntry[o] = dropped[e][o] && droppedInEntry(e, o);

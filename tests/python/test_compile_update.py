@@ -506,7 +506,7 @@ def test_kinds_that_change_from_call_to_call(name: str, seed: int) -> None:
 
 
 def test_gradients_as_in_the_last_call_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes Python longer than the replay: a settled loop asks for nobody's layout."""
+    """Which takes Python longer than the replay: a steady loop asks for nobody's layout."""
     asked = []
     own = clip_programs.layout_of
     monkeypatch.setattr(clip_programs, "layout_of", lambda g: asked.append(g) or own(g))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from gravure.calls.program_maker import ProgramMaker
 from gravure.errors import ExportError
 from gravure.graphs import codegen
-from gravure.graphs.compiled_regions import Compiled
+from gravure.graphs.compiled_regions import CutGraph
 from gravure.options import CompileOptions
 from running import bits, need_library
 from torch import Tensor, fx
@@ -234,7 +234,7 @@ def test_a_graph_that_runs_as_it_is_repeats_its_draws_too(
 
 def test_a_draw_that_no_code_of_inductors_has_is_eagers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator of PyTorch's that draws by a seed does not look at it."""
-    monkeypatch.setattr(codegen, "compile_regions", lambda module, *_: Compiled(module))
+    monkeypatch.setattr(codegen, "compile_regions", lambda module, *_: CutGraph(module))
     call = torch.compile(checkpointed, backend="gravure", options=FUSED | {"on_missed": "raise"})
     for _ in range(5):
         x = argument()

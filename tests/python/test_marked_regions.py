@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from gravure.calls.graph_passes import GraphPasses
 from gravure.graphs import compiled_ops
-from gravure.graphs.marked_regions import MarkedRegions
+from gravure.graphs.marked_regions import RegionEffects
 from gravure.torch_api.private_names import MINOR
 from running import need_library
 from titan_model import replays
@@ -109,8 +109,8 @@ def passes() -> Iterator[GraphPasses]:
 @pytest.mark.usefixtures("fresh")
 def test_a_region_that_computes_is_carried(passes: GraphPasses) -> None:
     graph, args = marked(step)
-    regions = MarkedRegions()
-    regions.note(graph, whole=False)
+    regions = RegionEffects()
+    regions.look_at(graph, whole=False)
     graph = compiled(graph)
     expected = [t.clone() for t in graph(*args)]
     assert regions.allow(graph) == 1 and not regions.obstacle
@@ -126,8 +126,8 @@ def test_a_region_that_computes_is_carried(passes: GraphPasses) -> None:
 @pytest.mark.usefixtures("fresh")
 def test_a_region_that_writes_is_not(passes: GraphPasses, caplog: pytest.LogCaptureFixture) -> None:
     graph, args = marked(writes)
-    regions = MarkedRegions()
-    regions.note(graph, whole=False)
+    regions = RegionEffects()
+    regions.look_at(graph, whole=False)
     assert re.search("rsqrt_.*write", regions.obstacle)
     graph = compiled(graph)
     assert regions.allow(graph) == 1
@@ -152,17 +152,17 @@ def test_a_region_that_meets_other_ranks_is_not_carried(name: str, communicates:
     graph = fx.Graph()
     target = operator.attrgetter(name)(torch.ops).default
     graph.output(graph.call_function(target, (graph.placeholder("x"),)))
-    regions = MarkedRegions()
-    regions.note(fx.GraphModule({}, graph), whole=True)
+    regions = RegionEffects()
+    regions.look_at(fx.GraphModule({}, graph), whole=True)
     assert ("communicates" in regions.obstacle) is communicates
 
 
 def test_a_second_look_keeps_what_the_first_one_saw() -> None:
     """A pipeline may compile regions, and then all that is left, where each is one call."""
     for first, seen in ((writes, (True, False)), (draws, (False, True))):
-        regions = MarkedRegions()
-        regions.note(marked(first)[0], whole=False)
-        regions.note(marked(step)[0], whole=False)
+        regions = RegionEffects()
+        regions.look_at(marked(first)[0], whole=False)
+        regions.look_at(marked(step)[0], whole=False)
         assert (bool(regions.obstacle), regions.draws) == seen
 
 
@@ -170,8 +170,8 @@ def test_a_second_look_keeps_what_the_first_one_saw() -> None:
 def test_a_region_that_draws_is_carried(passes: GraphPasses) -> None:
     """Each call has the draws of the region itself, which the generator goes on with."""
     graph, args = marked(draws)
-    regions = MarkedRegions()
-    regions.note(graph, whole=False)
+    regions = RegionEffects()
+    regions.look_at(graph, whole=False)
     assert regions.draws and not regions.obstacle
     graph = compiled(graph)
     torch.manual_seed(1)
@@ -192,16 +192,16 @@ def test_a_region_that_draws_is_carried(passes: GraphPasses) -> None:
 @pytest.mark.skipif(MINOR < 15, reason="this torch traces no generator")
 def test_a_region_that_draws_from_a_generator_of_its_own_is_not() -> None:
     graph, _ = marked(draws_from_another)
-    regions = MarkedRegions()
-    regions.note(graph, whole=False)
+    regions = RegionEffects()
+    regions.look_at(graph, whole=False)
     assert re.search("bernoulli.*of its own", regions.obstacle)
 
 
 def test_a_region_that_reads_is_not() -> None:
     args = torch.randn(8, 16), torch.randn(8, 16)
     graph = make_fx(lambda x, y: x.masked_select(y > 0), tracing_mode="symbolic")(*args)
-    regions = MarkedRegions()
-    regions.note(graph, whole=True)
+    regions = RegionEffects()
+    regions.look_at(graph, whole=True)
     assert re.search("masked_select.*reads", regions.obstacle)
 
 
@@ -222,8 +222,8 @@ def test_a_region_that_indexes_reads_where_it_counts_a_mask(
         graph = make_fx(indexed, tracing_mode=mode)(*args)
         nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor)
         assert len(nodes) == 1
-        regions = MarkedRegions()
-        regions.note(graph, whole=True)
+        regions = RegionEffects()
+        regions.look_at(graph, whole=True)
         assert ("reads" in regions.obstacle) is reads, regions.obstacle
 
 
@@ -234,7 +234,7 @@ def graph_results(graph: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
 def test_regions_that_nobody_looked_at_are_not_carried() -> None:
     """Those of torchtitan's precompiled artifacts."""
     graph = compiled(marked(step)[0])
-    regions = MarkedRegions()
+    regions = RegionEffects()
     assert regions.allow(graph) == 1
     assert "nobody knows" in regions.obstacle
     assert not any("gravure_carried" in node.meta for node in graph.graph.nodes)
@@ -254,14 +254,14 @@ def test_regions_from_a_file(
 ) -> None:
     """They are carried where they were looked at before the file was made."""
     graph, args = marked(step)
-    maker = MarkedRegions()
-    maker.note(graph, whole=False)
+    maker = RegionEffects()
+    maker.look_at(graph, whole=False)
     graph = compiled(graph)
     expected = [t.clone() for t in graph(*args)]
     if were_seen:
         maker.allow(graph)
     graph = from_a_file(graph)
-    regions = MarkedRegions()
+    regions = RegionEffects()
     assert regions.allow(graph) == 1
     assert bool(regions.obstacle) != were_seen
     passes.configure({"min_partition_size": 1})
@@ -276,10 +276,10 @@ def test_a_whole_graph_is_looked_at_without_marks() -> None:
     graph, _ = marked(writes)
     for node in graph.graph.nodes:
         node.meta.pop("custom", None)
-    regions = MarkedRegions()
-    regions.note(graph, whole=False)
+    regions = RegionEffects()
+    regions.look_at(graph, whole=False)
     assert not regions.obstacle
-    regions.note(graph, whole=True)
+    regions.look_at(graph, whole=True)
     assert "write" in regions.obstacle
 
 
@@ -300,7 +300,7 @@ def into_a_part(x: Tensor, weight: Tensor) -> list[Tensor]:
 def test_a_whole_graph_may_write_into_what_it_has_made() -> None:
     for function, obstacle in ((in_place, ""), (into_a_part, "mul_.Tensor in them may write")):
         graph, _ = marked(function)
-        regions = MarkedRegions()
-        regions.note(graph, whole=True)
+        regions = RegionEffects()
+        regions.look_at(graph, whole=True)
         assert obstacle in regions.obstacle
         assert bool(obstacle) == bool(regions.obstacle)

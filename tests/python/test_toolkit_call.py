@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from gravure.calls.graph_passes import GraphPasses
 from gravure.graphs.saved_bundle import bundling
-from gravure.torch_api.toolkit_call import Held, ToolkitCall, may_call_toolkit
+from gravure.torch_api.toolkit_call import ModuleTensors, ToolkitCall, may_call_toolkit
 from running import bits, need_library
 from torch import Tensor
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
@@ -83,7 +83,7 @@ class Graphs:
         torch.manual_seed(0)
         self.mesh, self.plain = mesh, plain
         self.model = self.placed(self.make())
-        self.held = Held(self.model)
+        self.held = ModuleTensors(self.model)
         passes = GraphPasses()
         batch = (self.batch(0),)
         with dynamo_config.patch(fake_tensor_cache_enabled=False, capture_scalar_outputs=True):

@@ -12,7 +12,7 @@
 
 namespace gravure {
 
-/// A step that has not run, for what its caller may settle: "training" or "hook", as
+/// A step that has not run, for a reason that its caller may remove: "training" or "hook", as
 /// LoadedProgram::refusal() says.
 class StepRefusal final : public c10::Error {
  public:

@@ -67,7 +67,9 @@ class FirstRun:
 def is_of_operator(error: Exception, *, has_program: bool) -> bool:
     """Whether an operator raised it, or PyTorch's own code around the graph, and not ours.
 
-    Memory that runs out, a device that fails and what Gravure refuses are told as they are.
+    Memory that runs out, a device that fails and what Gravure refuses are told as they are. An
+    operator's error may be of any other class, as may one of our Python: the library says in its
+    text in which call it was, and of an error without that only the file that raised it tells.
     """
     if isinstance(error, _TOLD_AS_THEY_ARE) or "INTERNAL ASSERT" in str(error):
         return False

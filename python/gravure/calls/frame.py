@@ -39,7 +39,7 @@ from ..torch_api.compile_lock import one_at_a_time
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.dynamo import with_one_input
 from ..torch_api.dynamo_errors import first_line
-from ..torch_api.fake_tensors import FakeTensor, memory_of
+from ..torch_api.fake_tensors import FakeTensor, storage_key
 from .compiled_graph import CompiledGraph
 from .first_run import FirstRun, is_of_operator, why_it_failed
 from .gradient_layout import GradientLayout
@@ -94,7 +94,7 @@ class FrameRequest:
                 paired_draws=not self.options.eager_rng,
                 in_autocast=self.in_autocast,
             )
-        trained = _RequiringInputs(frame.inputs, inputs) if torch.is_grad_enabled() else None
+        requiring = _RequiringInputs(frame.inputs, inputs) if torch.is_grad_enabled() else None
         shared = None
         if frame.writes != []:
             shared = _SharedMemory(frame.inputs, inputs, frame.writes)
@@ -102,7 +102,7 @@ class FrameRequest:
             self,
             frame.compiled,
             wrapper,
-            trained,
+            requiring,
             shared,
             frame.writes,
             bundles=bundles,
@@ -211,16 +211,16 @@ class _SharedMemory:
         found = program_class().shared_tensors(list(tensors), self._written)
         if not found:
             return ()
-        memory = list(map(memory_of, tensors))
+        memory = list(map(storage_key, tensors))
         one, other = (memory[k] for k in found)
         count = Counter(memory)
         first = {each: k for k, each in reversed([*enumerate(memory)])}
-        places = [
+        layouts = [
             (k, first[memory[k]], each.storage_offset(), *each.shape, *each.stride())
             for k, each in enumerate(tensors)
             if count[memory[k]] > 1 or k in found
         ]
-        return (_AT_ONE_ADDRESS if one != other else "", tuple(found), *places)
+        return (_AT_ONE_ADDRESS if one != other else "", tuple(found), *layouts)
 
     def changed(self, args: Sequence[Any]) -> bool:
         return self.now(args) != self.first
@@ -231,8 +231,10 @@ class _SharedMemory:
             return True
         return now[0] != _AT_ONE_ADDRESS and all(self._kept[k] for k, *_ in now[2:])
 
-    def told(self, now: Sharing) -> str:
-        """What has changed, in words."""
+    def difference(self, now: Sharing) -> str:
+        """How that is not as at first, in words; "" if it is."""
+        if now == self.first:
+            return ""
         if not now:
             return "tensors share no memory any more that the graph writes"
         one, other = (self._names[k] for k in now[1])
@@ -252,7 +254,7 @@ class FrameCall:
         request: FrameRequest,
         graph: CompiledGraph,
         wrapper: Callable[..., Any],
-        trained: _RequiringInputs | None,
+        requiring: _RequiringInputs | None,
         shared: _SharedMemory | None,
         writes: Sequence[int] | None,
         *,
@@ -271,7 +273,7 @@ class FrameCall:
         self._eager: Callable[..., Any] | None = None  # the graph, once its calls are eager's
         self._was_wrapped = False  # a call went through the wrapper
         self._layout = GradientLayout(request.label, graph.metadata)
-        self._trained = trained if trained is not None and trained.first else None
+        self._requiring = requiring if requiring is not None and requiring.first else None
         self._shared = shared
         if shared is not None:
             graph.refuses = shared.changed
@@ -374,28 +376,30 @@ class FrameCall:
         whether two tensors have come to share memory.
         """
         settings = program_class().kernel_settings()
-        trained = self._trained.now(args) if self._trained is not None else ()
-        shared = self._shared.now(args) if self._shared is not None else ()
-        if settings == self._graph.made_for:
-            if self._trained is None or trained == self._trained.first:
-                if self._shared is None or shared == self._shared.first:
-                    return None
-        if self._shared is not None and shared != self._shared.first:
-            if not self._shared.may_be_traced(shared):
-                return self._uncaptured(self._shared.told(shared))
-        key = settings, trained, shared, *[arg for arg in args if isinstance(arg, int)]
+        requiring = self._requiring.now(args) if self._requiring is not None else ()
+        shared: Sharing = ()
+        tied = ""
+        if self._shared is not None:
+            shared = self._shared.now(args)
+            tied = self._shared.difference(shared)
+            if tied and not self._shared.may_be_traced(shared):
+                return self._uncaptured(tied)
+        if settings == self._graph.made_for and not tied:
+            if self._requiring is None or requiring == self._requiring.first:
+                return None
+        key = settings, requiring, shared, *[arg for arg in args if isinstance(arg, int)]
         if key in self._others:
             return self._others[key]
-        return self._compiled_for(key, args)
+        return self._compiled_for(key, args, tied)
 
-    def _compiled_for(self, key: tuple[Any, ...], args: Sequence[Any]) -> Callable[..., Any] | None:
-        settings, trained, shared, *_ = key
+    def _compiled_for(
+        self, key: tuple[Any, ...], args: Sequence[Any], tied: str
+    ) -> Callable[..., Any] | None:
+        """`tied`: how memory is shared otherwise than at first, or ""."""
+        settings, requiring, *_ = key
         label, most = self._request.label, self._request.options.max_shapes or FEWEST
-        changed = self._trained.changed(trained) if self._trained is not None else {}
+        changed = self._requiring.changed(requiring) if self._requiring is not None else {}
         differs = program_class().settings_difference(settings, self._graph.made_for)
-        tied = ""
-        if self._shared is not None and shared != self._shared.first:
-            tied = self._shared.told(shared)
         if len(self._others) >= most:
             if True not in changed and not differs and not tied:
                 return None  # gradients that nobody gets

@@ -84,7 +84,7 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _rest_of_sum(node: fx.Node, zeros: set[fx.Node]) -> fx.Node | None:
-    """The term of a sum that is no zero, if the sum is like it in all but the numbers."""
+    """The term of a sum that is no zero, if the sum is like it in all but its values."""
     if not _is_sum(node):
         return None
     terms = [each for each in node.args if each not in zeros]

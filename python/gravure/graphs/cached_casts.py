@@ -43,13 +43,13 @@ _said: set[str] = set()
 @contextlib.contextmanager
 def casts_as_eager(graph: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
     """Inside, Dynamo's `graph` casts a leaf as often as eager does. `inputs` are those of it."""
-    changed = _Changed()
+    changes = _Changes()
     try:
         if torch.is_grad_enabled() and (in_autocast() or _has_autocast(graph)):
-            _share_casts(graph, inputs, changed)
+            _share_casts(graph, inputs, changes)
         yield
     finally:
-        changed.undo()
+        changes.undo()
 
 
 def has_reentrant_part(graph: fx.GraphModule) -> bool:
@@ -96,15 +96,15 @@ def _look_through(graph: fx.GraphModule, inputs: Sequence[Any]) -> _Casts:
     return found
 
 
-def _share_casts(graph: fx.GraphModule, inputs: Sequence[Any], changed: _Changed) -> None:
+def _share_casts(graph: fx.GraphModule, inputs: Sequence[Any], changes: _Changes) -> None:
     found = _look_through(graph, inputs)
     for cast in found.casts.values():
         if cast.times > 1:
-            _share(cast, found, changed)
+            _share(cast, found, changes)
     for part, node, leaf in found.beyond:
         if found.times(leaf) > 1:
             _say(part.placeholder(leaf), node)
-    changed.recompile()
+    changes.recompile()
 
 
 def _is_kept(value: Any) -> bool:
@@ -268,7 +268,7 @@ def _is_attribute(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "get_attr"
 
 
-class _Changed:
+class _Changes:
     """Changes of graphs, to be undone."""
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ class _Changed:
         self.recompile()
 
 
-def _share(cast: _Cast, found: _Casts, changed: _Changed) -> None:
+def _share(cast: _Cast, found: _Casts, changes: _Changes) -> None:
     """Makes the cast a node, which its users take."""
     for part, node in cast.users:
         if (node, id(cast.leaf)) in found.apart:
@@ -317,26 +317,26 @@ def _share(cast: _Cast, found: _Casts, changed: _Changed) -> None:
         if not cast.grad_mode:
             made.append(graph.call_function(set_grad_enabled, (False,)))
     for node in made:
-        changed.added(part.module, node)
+        changes.added(part.module, node)
     for part, node in cast.users:
-        changed.keep(part.module, node)
-        node.replace_input_with(part.placeholder(cast.leaf), _given(part, cast, changed))
+        changes.keep(part.module, node)
+        node.replace_input_with(part.placeholder(cast.leaf), _given(part, cast, changes))
 
 
-def _given(part: _Part, cast: _Cast, changed: _Changed) -> fx.Node:
+def _given(part: _Part, cast: _Cast, changes: _Changes) -> fx.Node:
     """The cast in `part`: as a further argument of what runs it, where it was made outside."""
     known = part.given.get(id(cast.value))
     if known is not None:
         return known
     assert part.parent is not None and part.call is not None
-    outside = _given(part.parent, cast, changed)
-    changed.keep(part.parent.module, part.call)
+    outside = _given(part.parent, cast, changes)
+    changes.keep(part.parent.module, part.call)
     part.call.args = (*part.call.args, outside)
     last = part.module.graph.find_nodes(op="placeholder")[-1]
     with part.module.graph.inserting_after(last):
         node = part.module.graph.placeholder(f"cast_{len(part.given)}")
     node.meta["example_value"] = cast.value
-    changed.added(part.module, node)
+    changes.added(part.module, node)
     part.given[id(cast.value)] = node
     return node
 

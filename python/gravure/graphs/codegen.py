@@ -93,7 +93,7 @@ ATEN = Style()
 
 
 def styles(options: CompileOptions, *, symbolic: bool) -> list[Style]:
-    """Those to try, until one does not fail."""
+    """The styles to try, until one does not fail."""
     if options.codegen == "aten":
         return [ATEN]
     if options.fused_random:
@@ -144,8 +144,8 @@ def compile_graphs(
     its placeholders that are `donatable`. Raises HostParts where `style` is for
     graphs without any; ExportError, with on_missed="raise", for what Inductor cannot compile.
     """
-    planned = program_class().planned_runs(text, options.for_library())
-    if style.whole and any(has_host_parts(runs) for runs in planned.values()):
+    planned = program_class().planned_sections(text, options.for_library())
+    if style.whole and any(map(has_host_parts, planned.values())):
         raise HostParts
     made = CompiledRegions([])
     for i, (module, entry) in enumerate(graphs):

@@ -34,7 +34,7 @@ _LIVE: weakref.WeakValueDictionary[str, CompiledCode] = weakref.WeakValueDiction
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory. None stands for what is known only at run time, and is free."""
+    """How a tensor lies in memory. None stands for what is known only at run time."""
 
     size: tuple[int | None, ...]
     stride: tuple[int | None, ...]

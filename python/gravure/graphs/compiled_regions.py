@@ -6,7 +6,7 @@ import logging
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -19,16 +19,16 @@ from .compiled_ops import CompiledCode, Layout
 from .donated import sharing
 from .known_numbers import KnownNumbers
 from .node_facts import (
-    KINDLESS,
-    fixed,
+    costs_nothing,
     is_collective,
-    is_free,
     is_graph,
     is_inductors_own,
     is_known,
     is_on_cpu,
+    number_of,
     runs_on_cpu,
     schema,
+    takes_member,
     takes_numbers,
     writes,
 )
@@ -39,21 +39,28 @@ logger = logging.getLogger("gravure")
 # Of Inductor's code the forward keeps nothing for the backward.
 _LSTM = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default)
 
-# Compiles one region: see inductor.compile_region.
-Compiler = Callable[..., Callable[[list[Any]], Sequence[Tensor]]]
-# Runs of the plan: a kind, then statements by position (python/csrc/planning/planned_runs.h).
-Runs = Sequence[Sequence[int]]
-_HOST_RUN, _DRAWS = -1, -3  # kinds: what runs on the host; behind all runs, which nodes draw
+# Sections of the plan: of each a kind, then statements by their position in the text
+# (python/csrc/planning/planned_sections.h).
+Sections = Sequence[Sequence[int]]
+_HOST_SECTION, _DRAWS = -1, -3  # kinds; the latter, behind all sections, says which nodes draw
 
 
-def has_host_parts(runs: Runs) -> bool:
+def has_host_parts(sections: Sections) -> bool:
     """True if anything but numbers is computed outside of partitions."""
-    return any(run[0] == _HOST_RUN for run in runs)
+    return any(section[0] == _HOST_SECTION for section in sections)
+
+
+class Compiler(Protocol):
+    """Compiles one region, as inductor.compile_region does."""
+
+    def __call__(
+        self, module: fx.GraphModule, *, donated: Sequence[int]
+    ) -> Callable[[list[Any]], Sequence[Tensor]]: ...
 
 
 @dataclass
-class Compiled:
-    """What became of a graph: itself with calls of `codes`, which somebody must hold."""
+class CutGraph:
+    """A graph with calls of `codes` for its regions. Somebody must hold these."""
 
     module: fx.GraphModule
     codes: list[CompiledCode] = field(default_factory=list)
@@ -63,21 +70,21 @@ class Compiled:
 def compile_regions(
     module: fx.GraphModule,
     owners: Sequence[fx.Node | None],
-    runs: Runs,
+    sections: Sections,
     known: KnownNumbers,
     label: str,
     compiler: Compiler,
     donatable: Collection[fx.Node] = (),
-) -> Compiled:
+) -> CutGraph:
     """A copy of `module` in planned order, each region of a partition as one call.
 
     `owners` says for each statement of the text which node it was written for. A region that the
     compiler refuses stays as it was; `missed` says why. The last code that reads a placeholder of
     those that are `donatable` may write over it.
     """
-    draws = {owners[at] for kind, *statements in runs if kind == _DRAWS for at in statements}
+    draws = {owners[at] for kind, *statements in sections if kind == _DRAWS for at in statements}
     cutter = _Cutter(module, known, label, compiler, draws, sharing(module, donatable))
-    for partition, nodes in _planned(module, owners, runs):
+    for partition, nodes in _planned(module, owners, sections):
         if partition < 0:
             cutter.copy(nodes)
             continue
@@ -93,24 +100,25 @@ def compile_regions(
 
 
 def _planned(
-    module: fx.GraphModule, owners: Sequence[fx.Node | None], runs: Runs
+    module: fx.GraphModule, owners: Sequence[fx.Node | None], sections: Sections
 ) -> Iterator[tuple[int, list[fx.Node]]]:
-    """The calls of `module` in planned order, by runs; -1 for those outside of partitions.
+    """The calls of `module` in planned order, by sections, each with the index of its partition; -1
+    for those outside of partitions.
 
     A node without a statement (a member of a tuple, a known number) goes with what it is made of.
     """
-    planned: dict[fx.Node, tuple[int, int]] = {}  # rank of its last statement, partition
-    rank = 0
-    for kind, *statements in runs:
+    planned: dict[fx.Node, tuple[int, int]] = {}  # position of its last statement, partition
+    position = 0
+    for kind, *statements in sections:
         for at in statements if kind != _DRAWS else ():
-            rank += 1
+            position += 1
             node = owners[at]
             if node is None or node.graph is not module.graph:
                 continue
             partition = kind
             if node in planned and planned[node][1] != kind:
                 partition = -1  # its statements lie apart
-            planned[node] = (rank, max(partition, -1))
+            planned[node] = (position, max(partition, -1))
     nodes = [n for n in module.graph.nodes if n.op == "call_function"]
     for node in nodes:
         made_of = [planned[i] for i in node.all_input_nodes if i in planned]
@@ -146,7 +154,7 @@ def _alternating(
 def _ready(
     nodes: list[fx.Node], wanted: Callable[[fx.Node], bool]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Those that are wanted and may run before all others, and these others; both in order."""
+    """The nodes that are wanted and may run before all others, and these others; both in order."""
     taken: list[fx.Node] = []
     left: dict[fx.Node, None] = {}
     writer_left = False  # nothing behind it may run before it
@@ -208,14 +216,14 @@ class _Cutter:
             self._env[node] = self._graph.node_copy(node, self._env.__getitem__)
         self._done.update(nodes)
 
-    def finish(self) -> Compiled:
+    def finish(self) -> CutGraph:
         self.copy(self._module.graph.find_nodes(op="output"))
         module = ReadGraph(self._module, self._graph)
         module.meta = dict(self._module.meta)
-        return Compiled(module, self._codes, self._missed)
+        return CutGraph(module, self._codes, self._missed)
 
     def can_be_compiled(self, node: fx.Node) -> bool:
-        if node.target is operator.getitem:
+        if takes_member(node):
             source = node.args[0]
             return isinstance(source, fx.Node) and self.can_be_compiled(source)
         if not is_inductors_own(node) and schema(node) is None:
@@ -234,7 +242,7 @@ class _Cutter:
         return not self._on_cpu and is_on_cpu(node)
 
     def compile(self, nodes: list[fx.Node]) -> None:
-        calls = sum(not is_free(n) and n.target not in KINDLESS for n in nodes)
+        calls = sum(not costs_nothing(n) and not takes_member(n) for n in nodes)
         if calls < 2:  # nothing to fuse
             return self.copy(nodes)
         region = _Region(self._module, nodes, self._known)
@@ -319,14 +327,14 @@ class _Region:
         inside = set(nodes)
         self.first = nodes[0]
         needed = [n for n in nodes if always or any(user not in inside for user in n.users)]
-        views = {n for n in needed if is_free(n)}
+        views = {n for n in needed if costs_nothing(n)}
         pending = list(views)
         outputs = {n for n in needed if n not in views}
         while pending:
             for source in pending.pop().all_input_nodes:
                 if source not in inside or source in views:
                     continue
-                if is_free(source):
+                if costs_nothing(source):
                     views.add(source)
                     pending.append(source)
                 elif isinstance(source.meta.get("val"), Tensor):
@@ -378,7 +386,7 @@ class _Region:
                 self._env[operand] = self._graph.node_copy(operand)
                 continue
             if not isinstance(value, Tensor):
-                self._env[operand] = number = fixed(value, self._known)
+                self._env[operand] = number = number_of(value, self._known)
                 if number is None and isinstance(value, torch.SymInt):
                     self.numbers.append(operand)
                 elif number is None and value is not None:
@@ -404,7 +412,7 @@ class _Region:
 
     def _layout(self, value: Tensor) -> Layout:
         size, stride = (
-            tuple(fixed(n, self._known) for n in numbers)
+            tuple(number_of(n, self._known) for n in numbers)
             for numbers in (value.shape, value.stride())
         )
         return Layout(size, stride)
@@ -418,12 +426,11 @@ class _Region:
         return of[0], of[1]
 
 
-def carried(
+def carried_code(
     node: fx.Node, known: KnownNumbers, *, random: bool
 ) -> tuple[CompiledCode, list[fx.Node], list[fx.Node]]:
-    """A node that is no operator as compiled code, its tensors and its numbers.
-
-    The code returns all results as one flat list.
+    """A node that runs other graphs or kernels, as compiled code, and the tensors and numbers that
+    the code takes. It returns all results as one flat list.
     """
     owner = node.graph.owning_module
     assert owner is not None

@@ -21,7 +21,15 @@ from torch import Tensor, fx
 from ..torch_api.dispatch import plainly, without_modes
 from ..torch_api.fake_tensors import mode_of
 from ..torch_api.inductor import replace_node_with_constant
-from .node_facts import is_on_cpu, is_view, runs_on_cpu, tensors, writes
+from .node_facts import (
+    is_on_cpu,
+    is_random,
+    is_view,
+    runs_on_cpu,
+    takes_member,
+    tensors,
+    writes,
+)
 from .partition import drop_outputs
 
 logger = logging.getLogger("gravure")
@@ -108,10 +116,10 @@ def _values(module: fx.GraphModule) -> dict[fx.Node, Any]:
 
 def _is_computation(node: fx.Node) -> bool:
     """PyTorch's own, which does nothing else and draws nothing."""
-    if node.target is operator.getitem:
+    if takes_member(node):
         return True
     own = getattr(node.target, "namespace", "") in ("aten", "prims")
-    return own and not writes(node) and torch.Tag.nondeterministic_seeded not in node.target.tags
+    return own and not writes(node) and not is_random(node)
 
 
 def _move_constants(module: fx.GraphModule) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
-import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from torch import Tensor, fx
 
 from ..library.load import program_class
-from ..torch_api.fake_tensors import memory_of
-from .node_facts import is_view, schema, tensors
+from ..torch_api.fake_tensors import storage_key
+from .node_facts import is_view, schema, takes_member, tensors
 from .traced_graphs import TracedGraphs
 
-# Of others nobody promises that a result is memory of its own.
-_HONEST = ("aten::", "prims::")
+# Operators whose schemas say whether a result is memory of its own; nobody promises it of others.
+_TRUSTED = ("aten::", "prims::")
 
 
 def donatable(traced: TracedGraphs, private: Collection[int] | None = None) -> frozenset[fx.Node]:
@@ -40,7 +39,7 @@ def donatable(traced: TracedGraphs, private: Collection[int] | None = None) -> f
         if not isinstance(node, fx.Node) or not isinstance(_value(node), Tensor):
             continue
         is_own = owners[source_of(node)] == 1 and all(memory[s] == 1 for s in storages(node))
-        if is_own and _is_made_honestly(source_of(node)) and _has_own_places(_value(placeholder)):
+        if is_own and _makes_memory(source_of(node)) and _has_own_places(_value(placeholder)):
             found.add(placeholder)
     return frozenset(found)
 
@@ -67,8 +66,8 @@ def _gives_operand(operator_name: str, overload: str) -> bool:
 
 
 def storages(node: fx.Node) -> Iterator[int]:
-    """Of the examples of its tensors."""
-    return map(memory_of, tensors(node))
+    """The storages of its tensors, by their examples."""
+    return map(storage_key, tensors(node))
 
 
 def sharing(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
@@ -89,12 +88,13 @@ def _value(node: fx.Node) -> object:
     return node.meta.get("val")
 
 
-def _is_made_honestly(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
+def _makes_memory(node: fx.Node) -> bool:
+    """Whether its result is memory of its own, for sure."""
+    if takes_member(node):
         source = node.args[0]
-        return isinstance(source, fx.Node) and _is_made_honestly(source)
+        return isinstance(source, fx.Node) and _makes_memory(source)
     found = schema(node) if node.op == "call_function" else None
-    if found is None or found.is_mutable or not found.name.startswith(_HONEST):
+    if found is None or found.is_mutable or not found.name.startswith(_TRUSTED):
         return False
     return not _gives_operand(found.name, found.overload_name)
 

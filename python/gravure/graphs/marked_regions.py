@@ -16,29 +16,37 @@ from torch import Tensor, fx
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
 from .examples import keep_example
-from .node_facts import is_collective, is_free, is_inductors_own, is_view, schema, writes
+from .node_facts import (
+    costs_nothing,
+    is_collective,
+    is_inductors_own,
+    is_random,
+    is_view,
+    schema,
+    writes,
+)
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
-_CARRIED = "gravure_carried"  # its value: whether they draw
+_CARRIED = "gravure_carried"  # in meta, also of files; its value: whether they draw
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
-class MarkedRegions:
-    """What the regions of one graph do beside computing."""
+class RegionEffects:
+    """What the regions of one graph do beside computing, as far as somebody has looked."""
 
     def __init__(self) -> None:
         # Why a program cannot carry them; "" if it can.
         self.obstacle = "they were compiled elsewhere, so nobody knows what they write or draw"
         self.draws = False  # from the default generators, some of them
-        self._noted = False
+        self._looked = False
 
-    def note(self, module: fx.GraphModule, *, whole: bool) -> None:
+    def look_at(self, module: fx.GraphModule, *, whole: bool) -> None:
         """Looks at the regions before they are compiled; `whole`: all of the graph becomes one."""
         nodes = _marked(module, whole)
         found = next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
-        self.obstacle = self.obstacle if self._noted and self.obstacle else found
-        self._noted = True
-        self.draws = self.draws or any(map(_draws, nodes))
+        self.obstacle = self.obstacle if self._looked and self.obstacle else found
+        self._looked = True
+        self.draws = self.draws or any(map(is_random, nodes))
 
     def allow(self, module: fx.GraphModule) -> int:
         """Lets a program carry the regions, if it can. Returns how many there are.
@@ -74,11 +82,11 @@ def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
 def _obstacle(node: fx.Node, whole: bool) -> str:
     if is_collective(node):
         return f"{node.target} in them communicates"
-    if _draws(node) and node.kwargs.get("generator") is not None:
+    if is_random(node) and node.kwargs.get("generator") is not None:
         return f"{node.target} in them draws from a generator of its own"
     if _reads(node):
         return f"{node.target} in them reads on the host"
-    is_number = is_free(node) and schema(node) is None and not higher_order_name(node.target)
+    is_number = costs_nothing(node) and schema(node) is None and not higher_order_name(node.target)
     if whole and _writes_into_its_own(node):
         return ""
     if not is_number and not is_inductors_own(node) and writes(node):
@@ -120,7 +128,3 @@ def _is_made_here(value: Any) -> bool:
             return found is not None
         value = value.args[0] if value.args else None
     return False
-
-
-def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -141,13 +141,13 @@ class Namer:
             elif isinstance(at, functools.partial) and token in ("func", "keywords"):
                 at = getattr(at, token)
             else:
-                at = self._step(at, token)
+                at = self._member(at, token)
                 if token not in _SILENT:
                     names.append(str(token))
         return names
 
     @staticmethod
-    def _step(at: Any, token: Any) -> Any:
+    def _member(at: Any, token: Any) -> Any:
         """The object behind `token`, or None where it is not found (names still work)."""
         if isinstance(token, str) and hasattr(at, token):
             return getattr(at, token)
@@ -158,7 +158,7 @@ class Namer:
 
 
 def unique_names(specs: Iterable[InputSpec | None]) -> tuple[InputSpec | None, ...]:
-    """The same specs, of which a second one of the same name has a number behind it."""
+    """These specs. Where two have one name, the second has a number behind it."""
     taken: set[str] = set()
     found: list[InputSpec | None] = []
     for spec in specs:

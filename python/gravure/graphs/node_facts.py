@@ -1,4 +1,4 @@
-"""What a node of AOTAutograd's graph is to the code that cuts regions."""
+"""What is known of a node of AOTAutograd's graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, fx
 from ..torch_api.operators import higher_order_name, pytree, schema_of
 from .known_numbers import KnownNumbers
 
-KINDLESS = (operator.getitem,)  # no operators: they take a member, and compute nothing
 # As ir/facts/op_table.cpp has them: all operators of some namespaces, and one of DTensor's own.
 _COLLECTIVES = (
     "_c10d_functional.",
@@ -44,9 +43,14 @@ def is_inductors_own(node: fx.Node) -> bool:
     return higher_order_name(node.target) in _INDUCTORS_OWN
 
 
+def is_random(node: fx.Node) -> bool:
+    """Whether its operator is one that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def draws(node: fx.Node) -> bool:
-    """Whether it draws random numbers, or may: as drawsRandom of ir/facts/op_facts.cpp."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    """Whether this call draws random numbers, or may: as drawsRandom of ir/facts/op_facts.cpp."""
+    if not is_random(node):
         return False
     rates = [_argument(node, name) for name in ("dropout_p", "dropout")]
     return 0 not in rates and _argument(node, "train") is not False
@@ -61,6 +65,11 @@ def _argument(node: fx.Node, name: str) -> Any:
     return None
 
 
+def takes_member(node: fx.Node) -> bool:
+    """Whether it takes a member of a tuple or list: no operator, it computes nothing."""
+    return node.target is operator.getitem
+
+
 def is_graph(node: fx.Node) -> bool:
     """Whether it is a graph that another node takes."""
     return node.op == "get_attr" and "val" not in node.meta
@@ -70,13 +79,13 @@ def writes(node: fx.Node) -> bool:
     """Whether it writes into an operand, or may, or does something else than computing."""
     found = schema(node)
     if found is None:
-        return node.target not in KINDLESS and not is_inductors_own(node)
+        return not takes_member(node) and not is_inductors_own(node)
     return found.is_mutable or not found.returns
 
 
 def is_view(node: fx.Node) -> bool:
     """Whether it shares its first operand's memory, or may."""
-    if node.target is operator.getitem:
+    if takes_member(node):
         return isinstance(node.args[0], fx.Node) and is_view(node.args[0])
     if node.target in _HIDDEN_VIEWS:
         return True
@@ -86,7 +95,7 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
-def is_free(node: fx.Node) -> bool:
+def costs_nothing(node: fx.Node) -> bool:
     """Whether it may be made anywhere, again and again: a view, or a number."""
     return is_view(node) or not isinstance(node.meta.get("val"), (Tensor, tuple, list, dict))
 
@@ -105,8 +114,8 @@ def is_known(value: Any, known: KnownNumbers) -> bool:
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             return False
-        return all(fixed(n, known) is not None for n in (*value.shape, *value.stride()))
-    return fixed(value, known) is not None
+        return all(number_of(n, known) is not None for n in (*value.shape, *value.stride()))
+    return number_of(value, known) is not None
 
 
 def tensors(node: fx.Node) -> list[Tensor]:
@@ -126,6 +135,6 @@ def runs_on_cpu(module: fx.GraphModule) -> bool:
     return all(tensor.device.type == "cpu" for tensor in everything)
 
 
-def fixed(value: Any, known: KnownNumbers) -> Any:
-    """The number; None for what is known only at run time, or is none."""
+def number_of(value: Any, known: KnownNumbers) -> Any:
+    """The number that a value is; None for what is known only at run time, or is no number."""
     return value if isinstance(value, (int, float, bool)) else known.number(value)

@@ -6,11 +6,10 @@ import operator
 from collections.abc import Container
 from typing import Any
 
-import torch
 from torch import fx
 
 from ..torch_api.aot_autograd import described_result, partition_as_eager_saves
-from .node_facts import draws
+from .node_facts import draws, is_random
 
 
 def partition(
@@ -59,8 +58,7 @@ def _unused_draws(joint: fx.GraphModule) -> list[fx.Node]:
                 pending.append(node)
     found = []
     for node in list(graph.nodes):
-        tags = getattr(node.target, "tags", ())
-        if node in reached or torch.Tag.nondeterministic_seeded not in tags:
+        if node in reached or not is_random(node):
             continue
         if isinstance(node.meta.get("val"), (tuple, list)):
             with graph.inserting_after(node):

@@ -20,8 +20,8 @@ from ..errors import ExportError
 
 OWN_STEP = "its own step runs"  # the remedy of all that is refused
 
-_FIRST = 0.25  # marks lie in front of 0.5, so that an operator's checks of its arguments pass
-_STEP = 2.0**-40
+_FIRST_MARK = 0.25  # marks lie in front of 0.5, so that an operator's checks of its arguments pass
+_DISTANCE = 2.0**-40  # between two marks
 
 
 class Unrecorded(ExportError):
@@ -58,7 +58,7 @@ class NumberBook:
         """`shift`: another one gives other marks."""
         self.graph = graph
         self.conditions: list[str] = []  # Python, of the inputs `n[i]` and the counters `c[i]`
-        self._at = _FIRST + shift * 2.0**-12
+        self._last_mark = _FIRST_MARK + shift * 2.0**-12
         self._of_mark: dict[float, Number] = {}
 
     def make(
@@ -69,12 +69,12 @@ class NumberBook:
         `source`: an expression of Python's for it, of `n` and `c` as in conditions; None where only
         the program can compute it. `whole`: Python has an int there.
         """
-        self._at += _STEP
-        number = Number(self._at)
+        self._last_mark += _DISTANCE
+        number = Number(self._last_mark)
         number.book, number.node, number.real, number.source = self, node, real, source
         number.whole = whole
         node.meta["val"] = real
-        self._of_mark[self._at] = number
+        self._of_mark[self._last_mark] = number
         return number
 
     def marked(self, value: float) -> Number | None:

@@ -92,10 +92,10 @@ def bundle_saved(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     with backward.graph.inserting_before(_first_statement(backward)):
         found = [node.meta["val"] for node in [*inside, *watched]]
         types = json.dumps([_type_of(value) for value in found])
-        all_of = backward.graph.call_function(UNBUNDLE, (taken, types))
-        all_of.meta = {"val": found}
+        unbundled = backward.graph.call_function(UNBUNDLE, (taken, types))
+        unbundled.meta = {"val": found}
         for i, (_, argument) in enumerate(read):
-            member = backward.graph.call_function(operator.getitem, (all_of, i))
+            member = backward.graph.call_function(operator.getitem, (unbundled, i))
             member.meta = {"val": argument.meta["val"]}
             argument.replace_all_uses_with(member)
     for _, argument in computed:
@@ -159,19 +159,19 @@ def _spread_backward(module: fx.GraphModule) -> tuple[fx.GraphModule, range]:
     if not module.graph.find_nodes(op="call_function", target=UNBUNDLE):
         return module, range(0)
     module = _copy(module)
-    (all_of,) = module.graph.find_nodes(op="call_function", target=UNBUNDLE)
-    taken = all_of.args[0]
+    (unbundled,) = module.graph.find_nodes(op="call_function", target=UNBUNDLE)
+    taken = unbundled.args[0]
     first = module.graph.find_nodes(op="placeholder").index(taken)
-    values = all_of.meta["val"]
+    values = unbundled.meta["val"]
     members = []
     with module.graph.inserting_before(taken):
         for i, value in enumerate(values):
             members.append(module.graph.placeholder(f"saved_{i}"))
             members[-1].meta = {"val": value}
-    for member in list(all_of.users):
+    for member in list(unbundled.users):
         member.replace_all_uses_with(members[member.args[1]])
         module.graph.erase_node(member)
-    module.graph.erase_node(all_of)
+    module.graph.erase_node(unbundled)
     module.graph.erase_node(taken)
     return module, range(first, first + len(values))
 

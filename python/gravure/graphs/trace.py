@@ -50,7 +50,7 @@ class DynamoGraph:
     inputs: list[Any] = field(default_factory=list)  # values
     sources: list[str] = field(default_factory=list)  # of each input, as Dynamo writes it
     examples: list[Any] = field(default_factory=list)  # stand-ins of the outputs
-    placeholders: list[Any] = field(default_factory=list)  # what the function returned for them
+    markers: list[Any] = field(default_factory=list)  # what the function returned for them
     context: TracingContext | None = None
 
 
@@ -94,8 +94,8 @@ def _dynamo(
             dynamo.sources.append(source_of(node))
         values = output_node(graph).args[0]
         dynamo.examples = [_example(v) for v in values]
-        dynamo.placeholders = [torch.zeros((), device="cpu") for _ in values]
-        return lambda *_: dynamo.placeholders
+        dynamo.markers = [torch.zeros((), device="cpu") for _ in values]
+        return lambda *_: dynamo.markers
 
     def call(*args: Any) -> Any:
         # A program takes its arguments in their order. From 2.12 on Dynamo has the order of their
@@ -163,7 +163,7 @@ def _outputs(
     With `step` all but the loss are detached.
     """
     assert dynamo.graph is not None
-    found = {id(p): i for i, p in enumerate(dynamo.placeholders)}
+    found = {id(p): i for i, p in enumerate(dynamo.markers)}
     inputs = {id(v): i for i, v in enumerate(dynamo.inputs) if isinstance(v, torch.Tensor)}
     outputs: list[OutputSpec] = []
     returned: list[int] = []

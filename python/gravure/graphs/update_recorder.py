@@ -44,8 +44,8 @@ _READ = torch.ops.aten._local_scalar_dense.default
 
 
 @dataclass(frozen=True)
-class Update:
-    """A recorded update. Its placeholders: the tensors, and after them the numbers it uses.
+class RecordedUpdate:
+    """An update as a graph. Its placeholders: the tensors, and after them the numbers it uses.
 
     Of a DTensor it has what that holds on this rank.
     """
@@ -63,7 +63,7 @@ Run = Callable[[list[Tensor], list[float]], Sequence[Tensor] | None]
 
 
 def conditions_of(
-    update: Update, tensors: Sequence[Tensor]
+    update: RecordedUpdate, tensors: Sequence[Tensor]
 ) -> Callable[[list[float]], bool] | None:
     """Whether all that the update branched on is as it was, by its numbers; None: on nothing.
 
@@ -101,8 +101,8 @@ def _are_alike(counters: list[Tensor]) -> bool:
 
 
 def _distinct_values(counters: list[Tensor]) -> list[float]:
-    """Those of tensors of one number on the CPU. An optimizer has a counter for each parameter, and
-    reading them one by one takes a tenth of a small step."""
+    """The distinct values of counters, tensors of one number on the CPU. An optimizer has one for
+    each parameter, and reading them one by one takes a tenth of a small step."""
     with torch.no_grad():
         values: list[float] = torch.stack(counters).tolist()
     distinct = dict.fromkeys(values)
@@ -112,7 +112,9 @@ def _distinct_values(counters: list[Tensor]) -> list[float]:
 _COUNTER = re.compile(r"c\[\d+\]")
 
 
-def conditions_on_counts(update: Update) -> Callable[[list[float], list[float]], bool] | None:
+def conditions_on_counts(
+    update: RecordedUpdate,
+) -> Callable[[list[float], list[float]], bool] | None:
     """Whether all conditions hold for all numbers and for each value that a counter has; None where
     one of them is on two counters."""
     found = [set(_COUNTER.findall(condition)) for condition in update.conditions]
@@ -129,8 +131,9 @@ def conditions_on_counts(update: Update) -> Callable[[list[float], list[float]],
     return holds
 
 
-def left_by(update: Update) -> Callable[[list[float]], list[float]] | None:
-    """What an update leaves of Python's numbers, of those that it is given."""
+def numbers_after(update: RecordedUpdate) -> Callable[[list[float]], list[float]] | None:
+    """Python's numbers as an update leaves them, of the numbers that it is given; None: it changes
+    none."""
     if not update.after:
         return None
     code = compile(f"lambda n: [{', '.join(update.after)}]", "<numbers>", "eval")
@@ -142,7 +145,7 @@ def _names() -> dict[str, Any]:
     return {"rounded": rounded, "sqrt": math.sqrt}
 
 
-def record(run: Run, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Update:
+def record(run: Run, tensors: Sequence[Tensor], numbers: Sequence[float]) -> RecordedUpdate:
     """What `run` does with stand-ins of `tensors`, and with these numbers; what it returns is the
     graph's result.
 
@@ -173,7 +176,7 @@ class _Recording(TorchDispatchMode):
         self.inputs: list[fx.Node] = []  # placeholders of tensors
         self.given: list[fx.Node] = []  # and of numbers
         self.results: list[fx.Node] = []
-        self.specs: tuple[Any, ...] = ()  # Update.specs
+        self.specs: tuple[Any, ...] = ()  # RecordedUpdate.specs
 
     def add_tensor(self, fake: Tensor, real: Tensor) -> None:
         node = self.graph.placeholder(f"tensor{len(self.inputs)}")
@@ -319,7 +322,7 @@ class _Recording(TorchDispatchMode):
             found.append((str(node.target), held, list(map(plain, parts))))
         return found
 
-    def update(self) -> Update:
+    def update(self) -> RecordedUpdate:
         self.graph.output(tuple(self.results))
         for node in reversed(list(self.graph.nodes)):
             number = isinstance(node.meta.get("val"), float)
@@ -333,7 +336,7 @@ class _Recording(TorchDispatchMode):
         read = [i for i in range(len(self.inputs)) if any(f"c[{i}]" in c for c in conditions)]
         reads = bool(read or self.graph.find_nodes(op="call_function", target=_READ))
         graph = fx.GraphModule(self.root, self.graph)
-        return Update(graph, numbers, conditions, read, reads, self.specs)
+        return RecordedUpdate(graph, numbers, conditions, read, reads, self.specs)
 
 
 def _refuse_unknown(arguments: Any) -> None:
@@ -380,7 +383,7 @@ class _Reads(TorchFunctionMode):
         recording = self._recording
         node = recording.graph.call_function(_READ, (recording.nodes[id(tensor)],))
         source = recording.counters.get(id(tensor))
-        real = recording.values[id(tensor)] if source is not None else _SOME
+        real = recording.values[id(tensor)] if source is not None else _UNKNOWN
         return recording.book.make(node, real, source)
 
 
@@ -393,17 +396,17 @@ def _refuse_marks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         if any(type(leaf) is Number for leaf in pytree.tree_leaves(inner)):
             what = f"gives {name} a number within a list"
             raise Unrecorded("its step", what, OWN_STEP)
-    takes_apart = name in _OF_VALUES or name.startswith("linalg_")
-    if takes_apart and any(type(value) is Number for value in given):
+    consumes = name in _CONSUMERS or name.startswith("linalg_")
+    if consumes and any(type(value) is Number for value in given):
         raise Unrecorded("its step", f"gives {name} a number", OWN_STEP)
 
 
-# These make a constant of a number, or choose by it what they compute.
-_OF_VALUES = frozenset(
+# Functions that make a constant of a number, or choose by it what they compute.
+_CONSUMERS = frozenset(
     "tensor as_tensor asarray new_tensor new arange range logspace norm float_power "
     "__getitem__ __setitem__".split()
 )
-_SOME = 0.37  # for a value that nobody may branch on
+_UNKNOWN = 0.37  # stands for a value that nobody may branch on
 _CONVERSIONS = (Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__, Tensor.tolist)
 
 

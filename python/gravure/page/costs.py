@@ -51,8 +51,8 @@ class Schedule:
     """When what runs in a replay, as worked out of the times of its calls."""
 
     calls: list[Span]  # on the device; those of the host, and all without a GPU, on the thread
-    runs: list[Span]  # by run of the step, likewise
-    launches: dict[int, Span]  # by run: until its graph is launched, on the thread; with a GPU
+    sections: list[Span]  # by section of the step, likewise
+    launches: dict[int, Span]  # by section: until its graph is launched, on the thread; with a GPU
     waits: dict[int, Span]  # by call: until the device has caught up
     end: float
 
@@ -140,7 +140,9 @@ class _Timeline:
     def schedule(self, captured: frozenset[int] = frozenset()) -> Schedule:
         """Likewise."""
         none = Span(0.0, 0.0)
-        found = Schedule([none] * len(self._step.calls), [none] * len(self._step.runs), {}, {}, 0.0)
+        found = Schedule(
+            [none] * len(self._step.calls), [none] * len(self._step.sections), {}, {}, 0.0
+        )
         for entry in range(len(self._step.entries)):
             self._entry(entry, captured, found)
         return found
@@ -149,11 +151,11 @@ class _Timeline:
         """From an idle device to an idle device. A wait is where the two clocks meet."""
         pace, host, device = self._pace, found.end, found.end
         begins = True  # the next partition is a graph of its own
-        for r, run in enumerate(self._step.runs):
-            if run.entry != entry:
+        for r, section in enumerate(self._step.sections):
+            if section.entry != entry:
                 continue
-            if run.partition >= 0:
-                times = [self._times.get(i, self._none) for i in range(run.begin, run.end)]
+            if section.partition >= 0:
+                times = [self._times.get(i, self._none) for i in range(section.begin, section.end)]
                 kernels = sum(time.items for time in times)
                 if pace.is_gpu and kernels:
                     before = host
@@ -163,15 +165,15 @@ class _Timeline:
                 begins = True
                 at = device if pace.is_gpu else host
                 first = at
-                for i, time in zip(range(run.begin, run.end), times, strict=True):
+                for i, time in zip(range(section.begin, section.end), times, strict=True):
                     took = time.device + pace.gap * time.items if pace.is_gpu else time.host
                     found.calls[i] = Span(at, at + took)
                     at += took
-                found.runs[r] = Span(first, at)
+                found.sections[r] = Span(first, at)
                 host, device = (host, at) if pace.is_gpu else (at, at)
                 continue
             first = host
-            numbers = range(run.begin, run.end)
+            numbers = range(section.begin, section.end)
             # In one graph with what is before and behind it.
             begins = captured.isdisjoint(numbers) or any(
                 self._step.calls[i].is_operator and i not in captured for i in numbers
@@ -193,5 +195,5 @@ class _Timeline:
                     if time.items:
                         device = max(device, host) + time.device
                 found.calls[i] = Span(before, host)
-            found.runs[r] = Span(first, host)
+            found.sections[r] = Span(first, host)
         found.end = max(host, device) + pace.start

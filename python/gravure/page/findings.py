@@ -45,7 +45,7 @@ class ShownProgram:
     @property
     def is_released(self) -> bool:
         """Whether its captures were given back: it ran, and its partitions have no state."""
-        planned = self.step is not None and any(run.partition >= 0 for run in self.step.runs)
+        planned = self.step is not None and any(each.partition >= 0 for each in self.step.sections)
         return self.has_run and planned and not any(self.states.values())
 
     @property
@@ -62,7 +62,7 @@ class ShownProgram:
             return 0
         if self.has_run:
             return sum(state == "captured" for each in self.states.values() for state in each)
-        return sum(run.partition >= 0 for run in self.step.runs)
+        return sum(each.partition >= 0 for each in self.step.sections)
 
     def least(self, path: str) -> int:
         """Nanoseconds of the shortest call on that path, of all entries; 0 if one has none."""
@@ -103,7 +103,7 @@ class ShownProgram:
         if step is None or detail is None:
             return []
         planned, measured = detail["planned"], detail["measured"]
-        partitions = sum(run.partition >= 0 for run in step.runs)
+        partitions = sum(each.partition >= 0 for each in step.sections)
         rows = [self._partitions(partitions), self._launched(partitions), self._staged(detail)]
         for name, key in (("arena", "bytes"), ("most alive at once", "live_bytes")):
             there = bytes_text(measured[key]) if measured else "not yet"

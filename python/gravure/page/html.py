@@ -269,7 +269,7 @@ def _not_captured(page: Mapping[str, Any], found: Findings) -> str:
             for p, m in rows[:_GROUPS]
         ]
         text = (
-            "What it costs, worst first: <em>cuts</em> are stretches on the host that it is part "
+            "What it costs, worst first: <em>cuts</em> are sections on the host that it is part "
             "of, each of which ends one graph and begins another; at <em>waits</em> the processor "
             "stands until the device has caught up; <em>calls</em> are launched one by one."
         )
@@ -433,7 +433,7 @@ def _row(program: ShownProgram) -> list[str]:
         states.append(f"{escape(entry)}: {escape(counted or 'none')}")
     if not states and step:
         counts = [
-            sum(run.entry == e and run.partition >= 0 for run in step.runs)
+            sum(each.entry == e and each.partition >= 0 for each in step.sections)
             for e in range(len(step.entries))
         ]
         states = [f"{escape(e)}: {n} planned" for e, n in zip(step.entries, counts, strict=True)]
@@ -518,7 +518,7 @@ def _data_of(program: ShownProgram) -> dict[str, Any]:
         "title": program.title,
         "entries": step.entries,
         "calls": calls,
-        "runs": [[r.entry, r.partition, r.begin, r.end, r.kind] for r in step.runs],
+        "sections": [[s.entry, s.partition, s.begin, s.end, s.kind] for s in step.sections],
         "states": step.states(program.states),
         "waits": [i for i, call in enumerate(step.calls) if call.waits],
         "operators": step.operators,
@@ -563,7 +563,7 @@ def _times_of(program: ShownProgram) -> dict[str, Any] | None:
         "gpu": bool(schedule.launches),
         "end": round(schedule.end / 1e6, 6),
         "calls": [span(each) for each in schedule.calls],
-        "runs": [span(each) for each in schedule.runs],
-        "launches": [(run, *span(each)) for run, each in schedule.launches.items()],
+        "sections": [span(each) for each in schedule.sections],
+        "launches": [(section, *span(each)) for section, each in schedule.launches.items()],
         "waits": [(call, *span(each)) for call, each in schedule.waits.items()],
     }

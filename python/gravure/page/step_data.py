@@ -54,7 +54,7 @@ class Buffer(NamedTuple):
 
 
 @dataclass
-class Run:
+class Section:
     """Calls [begin, end) that follow one another: one partition, or what runs between two."""
 
     entry: int
@@ -75,7 +75,7 @@ class Missed:
     modules: list[str] = field(default_factory=list)
     calls: int = 0
     waits: int = 0
-    cuts: int = 0  # stretches on the host that it is part of: each ends a graph and begins another
+    cuts: int = 0  # sections on the host that it is part of: each ends a graph and begins another
     numbers: list[int] = field(default_factory=list)  # of the calls
 
     @property
@@ -101,7 +101,7 @@ class Step:
 
     entries: list[str]
     calls: list[Call]
-    runs: list[Run]
+    sections: list[Section]
     missed: list[Missed]
     memory: Memory | None
     measured: bool  # whether the memory is as recorded in runs, or planned from types
@@ -114,16 +114,17 @@ class Step:
         """Operator calls in partitions; with `states`, in those that are captured by now."""
         ready = None if states is None else self.states(states)
         return sum(
-            sum(call.is_operator for call in self.calls[run.begin : run.end])
-            for run in self.runs
-            if run.partition >= 0 and (ready is None or ready.get(run.partition) == "captured")
+            sum(call.is_operator for call in self.calls[section.begin : section.end])
+            for section in self.sections
+            if section.partition >= 0
+            and (ready is None or ready.get(section.partition) == "captured")
         )
 
     def states(self, by_entry: Mapping[str, Sequence[str]]) -> dict[int, str]:
         """By partition. Partitions are numbered through all entries, and `by_entry` in each."""
         found: dict[int, str] = {}
         for entry, name in enumerate(self.entries):
-            own = [r.partition for r in self.runs if r.entry == entry and r.partition >= 0]
+            own = [r.partition for r in self.sections if r.entry == entry and r.partition >= 0]
             found |= zip(sorted(own), by_entry.get(name, ()), strict=False)
         return found
 
@@ -131,36 +132,38 @@ class Step:
 def read_step(detail: Mapping[str, Any]) -> Step:
     """`detail`: the JSON of passes/report/step_detail.h."""
     calls = [Call(*row) for row in detail["calls"]]
-    runs = _runs(calls)
+    sections = _sections(calls)
     found = detail["measured"] or detail["planned"]
     memory = _memory(found) if found and found["buffers"] else None
-    missed = _missed(calls, runs, detail["cures"])
-    return Step(detail["entries"], calls, runs, missed, memory, bool(detail["measured"]))
+    missed = _missed(calls, sections, detail["cures"])
+    return Step(detail["entries"], calls, sections, missed, memory, bool(detail["measured"]))
 
 
-def _runs(calls: Sequence[Call]) -> list[Run]:
-    runs: list[Run] = []
+def _sections(calls: Sequence[Call]) -> list[Section]:
+    sections: list[Section] = []
     for i, call in enumerate(calls):
-        last = runs[-1] if runs else None
+        last = sections[-1] if sections else None
         if last and (last.entry, last.partition) == (call.entry, call.partition):
             last.end = i + 1
         else:
-            runs.append(Run(call.entry, call.partition, i, i + 1, "replayed"))
-    for run in runs:
-        if run.partition < 0:
-            ours = all(call.is_ours for call in calls[run.begin : run.end])
-            run.kind = "copies" if ours else "host"
-    return runs
+            sections.append(Section(call.entry, call.partition, i, i + 1, "replayed"))
+    for section in sections:
+        if section.partition < 0:
+            ours = all(call.is_ours for call in calls[section.begin : section.end])
+            section.kind = "copies" if ours else "host"
+    return sections
 
 
-def _missed(calls: Sequence[Call], runs: Iterable[Run], cures: Mapping[str, str]) -> list[Missed]:
+def _missed(
+    calls: Sequence[Call], sections: Iterable[Section], cures: Mapping[str, str]
+) -> list[Missed]:
     groups: dict[tuple[str, str], Missed] = {}
     operators: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for run in runs:
-        if run.partition >= 0:
+    for section in sections:
+        if section.partition >= 0:
             continue
         here = set()
-        for i in range(run.begin, run.end):
+        for i in range(section.begin, section.end):
             call = calls[i]
             if not call.reason or not call.is_operator:
                 continue

@@ -17,18 +17,17 @@ from ..torch_api.optimizers import has_step_hooks, note_step, plain_step, step_n
 from .foreign_step import ForeignStep, foreign_step
 from .loaded_update import SharedMemory
 from .own_optimizers import OWN, is_being_captured, scaling_of, stands_in_the_way
-from .recorded_step import Changing, state_of
+from .recorded_step import MOST_TRIES, MakesState, state_of
+from .repeated_step import RepeatedStep, parameters_without
 from .said_once import SaidOnce
 from .settings import are_same, counted_in, read_groups, read_state, surroundings
-from .standing_step import StandingStep, parameters_without
-from .twin import Counts
+from .twin import ChangesNumbers
 from .update_program import UpdateProgram
 
 _MOST_PROGRAMS = 16  # at a time
 _MOST_MADE = 256
 _MOST_KINDS = 64
-_MOST_TRIES = 3  # steps that make state
-_MOST_STANDING = 4
+_MOST_REPEATED = 4
 _MOST_FAILED = 5  # steps of a foreign class, one behind the other
 _KEYWORD = (
     "compile_optimizer(optimizer, foreign=True) captures a step that does nothing but compute with "
@@ -61,7 +60,7 @@ class CompiledUpdate:
         self.repeated_steps = 0  # in which nothing but numbers was another
         self.function: Any = None  # what compile_optimizer put in the place of its step
         self._kinds: dict[Any, _Kind] = {}
-        self._standing: list[StandingStep] = []  # the last one first
+        self._repeated: list[RepeatedStep] = []  # the last one first
         self._said = SaidOnce()
         self._foreign: ForeignStep | None = None  # what is known of a class of somebody's
         self._counted: frozenset[str] = frozenset()  # Python's numbers that its step changes
@@ -94,18 +93,18 @@ class CompiledUpdate:
     def repeats(self, optimizer: Optimizer) -> bool:
         """The whole step, where it is as it was but for numbers. False, and nothing has run or is
         changed, where that is not so, or not known."""
-        if not self._standing or has_step_hooks(optimizer) or in_autocast():
+        if not self._repeated or has_step_hooks(optimizer) or in_autocast():
             return False
-        for i, standing in enumerate(self._standing):
-            ran = standing.runs(optimizer)
+        for i, repeated in enumerate(self._repeated):
+            ran = repeated.runs(optimizer)
             if ran:
                 self.repeated_steps += 1
                 if i > 0:
-                    self._standing.insert(0, self._standing.pop(i))
+                    self._repeated.insert(0, self._repeated.pop(i))
                 note_step(optimizer)
                 return True
             if ran is None:
-                self._standing.remove(standing)
+                self._repeated.remove(repeated)
                 return False
         return False
 
@@ -179,7 +178,7 @@ class CompiledUpdate:
                 read_state(optimizer, parameters, key, numbers, self._counted)
             found = self._kinds.get(tuple(key))
         except (TypeError, RuntimeError) as error:  # no key; or a sparse gradient has no strides
-            self._say(optimizer, f"its settings or gradients are of a kind apart ({error})")
+            self._say(optimizer, f"no program takes its settings or gradients ({error})")
             return False
         if not parameters:
             return False  # nothing to do, but for the step's own words
@@ -222,10 +221,10 @@ class CompiledUpdate:
             found.same = never
             return False
         if self._foreign is None:
-            self._stand(optimizer, found, program, parameters, numbers)
-        elif program.left is not None:
+            self._expect_repeats(optimizer, found, program, parameters, numbers)
+        elif program.numbers_after is not None:
             holders = counted_in(optimizer, parameters, self._counted)
-            for (holder, name), value in zip(holders, program.left(numbers), strict=True):
+            for (holder, name), value in zip(holders, program.numbers_after(numbers), strict=True):
                 holder[name] = value
         return True
 
@@ -248,7 +247,7 @@ class CompiledUpdate:
 
     def _drop_kind(self, key: tuple[Any, ...]) -> None:
         kind = self._kinds.pop(key)
-        self._standing = [each for each in self._standing if each.program not in kind.programs]
+        self._repeated = [each for each in self._repeated if each.program not in kind.programs]
 
     def _has_room(self, optimizer: Optimizer) -> bool:
         """For a program more."""
@@ -263,7 +262,7 @@ class CompiledUpdate:
         )
         return False
 
-    def _stand(
+    def _expect_repeats(
         self,
         optimizer: Optimizer,
         kind: _Kind,
@@ -274,13 +273,13 @@ class CompiledUpdate:
         """Has the next step look whether it is as this one."""
         if in_autocast() or not program.can_repeat:
             return
-        if any(standing.program is program for standing in self._standing):
+        if any(repeated.program is program for repeated in self._repeated):
             return
-        standing = StandingStep(optimizer, program, numbers, kind.same)
+        repeated = RepeatedStep(optimizer, program, numbers, kind.same)
         without = parameters_without(optimizer, parameters)
-        if standing.known and program.keep(without, step_name(optimizer)):
-            self._standing.insert(0, standing)
-            del self._standing[_MOST_STANDING:]
+        if repeated.known and program.keep(without, step_name(optimizer)):
+            self._repeated.insert(0, repeated)
+            del self._repeated[_MOST_REPEATED:]
 
     def _rebind(self, optimizer: Optimizer, kind: _Kind, parameters: list[Tensor]) -> bool:
         held = state_of(optimizer, parameters)
@@ -305,12 +304,13 @@ class CompiledUpdate:
         except Exception as error:
             self._failed += 1
             reason = error.reason if isinstance(error, ExportError) else repr(error)
-            if isinstance(error, Counts):  # with the next step; they are part of what a kind is
+            if isinstance(error, ChangesNumbers):
+                # With the next step; they are part of what a kind is.
                 self._counted |= error.names
                 reason = "other numbers of Python's change in each step"
             kind.tries += 1
-            passing = isinstance(error, (Changing, Counts, torch.OutOfMemoryError))
-            kind.own = not passing or kind.tries >= _MOST_TRIES
+            passing = isinstance(error, (MakesState, ChangesNumbers, torch.OutOfMemoryError))
+            kind.own = not passing or kind.tries >= MOST_TRIES
             # What changes may be part of what a kind is, so that each step has a kind of its own.
             if kind.own or (self._foreign is not None and self._failed >= _MOST_FAILED):
                 self._say(optimizer, reason)
@@ -329,7 +329,7 @@ class CompiledUpdate:
 def _share_memory(parameters: list[Tensor], gradients: list[Tensor]) -> bool:
     """Whether a gradient begins where another one, or a parameter, does. Programs may read copies
     of gradients, and a step may write into one."""
-    places = [grad.data_ptr() for grad in locals_of(gradients) if grad.numel() > 0]
-    found = set(places)
+    addresses = [grad.data_ptr() for grad in locals_of(gradients) if grad.numel() > 0]
+    found = set(addresses)
     own = (p.data_ptr() for p in locals_of(parameters))
-    return len(found) < len(places) or not found.isdisjoint(own)
+    return len(found) < len(addresses) or not found.isdisjoint(own)

@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 
 from ..graphs.recorded_numbers import OWN_STEP, Unrecorded
 from ..torch_api.operators import is_torchs_function
-from ..torch_api.optimizers import is_whole, plain_step
+from ..torch_api.optimizers import is_initialized, plain_step
 from .own_optimizers import OWN
 
 # Kinds of an optimizer's settings: `repr` says of each value all that code can find out.
@@ -212,37 +212,37 @@ class ForeignStep:
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
                 self._read_code(constant, function, cells, optimizer)
-        steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-        following = iter(range(len(steps)))
+        instructions = [each for each in dis.get_instructions(code) if each.opname not in _SILENT]
+        following = iter(range(len(instructions)))
         has_text = any(isinstance(text, str) and "%" in text for text in code.co_consts)
         for i in following:
-            step = steps[i]
-            name, kind = step.argval, step.opname
+            instruction = instructions[i]
+            name, kind = instruction.argval, instruction.opname
             if kind in _CATCHES or (
-                kind == "PUSH_EXC_INFO" and steps[i + 1].opname != "WITH_EXCEPT_START"
+                kind == "PUSH_EXC_INFO" and instructions[i + 1].opname != "WITH_EXCEPT_START"
             ):
                 self._refuse(f"{function.__qualname__} catches errors")
             if kind.startswith(("FORMAT_", "CONVERT_VALUE", "MATCH_")) or (
-                has_text and step.argrepr in ("%", "%=")
+                has_text and instruction.argrepr in ("%", "%=")
             ):
                 self._refuse(f"{function.__qualname__} has a {kind}")
-            if step.opcode not in dis.hasname and step.opcode not in dis.hasfree:
+            if instruction.opcode not in dis.hasname and instruction.opcode not in dis.hasfree:
                 if kind in _EFFECTS:
                     self._refuse(f"{function.__qualname__} has a {kind}")
                 continue
             if kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"):
                 if kind.endswith("DEREF") and name not in cells:
                     continue  # a local of the function around
-                chain = list(_attributes(steps[i + 1 :]))
+                chain = list(_attributes(instructions[i + 1 :]))
                 cell = cells.get(name) if kind.endswith("DEREF") else None
                 found = _global(function, cell, name)  # which keeps alive whose id this is
-                place = (id(function.__globals__ if cell is None else cell), name)
-                self._name(place, found, chain, optimizer)
+                where = (id(function.__globals__ if cell is None else cell), name)
+                self._name(where, found, chain, optimizer)
                 if isinstance(found(), ModuleType):
                     for _ in _links(found(), chain):
                         next(following, None)
             elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
-                if name != "type" or i == 0 or steps[i - 1].argval != "device":
+                if name != "type" or i == 0 or instructions[i - 1].argval != "device":
                     self._attribute(name, optimizer)
             elif kind in ("LOAD_CLOSURE", "MAKE_CELL", "COPY_FREE_VARS", "STORE_NAME"):
                 continue
@@ -253,12 +253,12 @@ class ForeignStep:
 
     def _name(
         self,
-        place: tuple[int, str],
+        where: tuple[int, str],
         found: Callable[[], Any],
         chain: list[str],
         optimizer: Optimizer,
     ) -> None:
-        value, name = found(), place[1]
+        value, name = found(), where[1]
         if value is vars(builtins).get(name, _NOTHING):
             is_error = isinstance(value, type) and issubclass(value, Exception)
             if name not in _BUILTINS and not is_error:
@@ -271,7 +271,7 @@ class ForeignStep:
             self._watch(found)
             self._follow(value, optimizer)
         else:
-            self._value(place, lambda _: found(), optimizer)
+            self._value(where, lambda _: found(), optimizer)
 
     def _attribute(self, name: str, optimizer: Optimizer) -> None:
         """Of whatever: the optimizer's own, if it has one of that name."""
@@ -314,7 +314,7 @@ _EFFECTS = frozenset(("YIELD_VALUE", "LOAD_BUILD_CLASS", "IMPORT_STAR", "GET_AWA
 
 
 def _file_of(function: FunctionType) -> str:
-    """Whose globals it has: `__module__` is copied by what wraps it."""
+    """The module whose globals it has: `__module__` is copied by what wraps it."""
     return str(function.__globals__.get("__name__", ""))
 
 
@@ -364,11 +364,11 @@ def _check_kind(value: Any, name: Any) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}")
 
 
-def _attributes(steps: list[dis.Instruction]) -> Iterator[str]:
-    for step in steps:
-        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+def _attributes(instructions: list[dis.Instruction]) -> Iterator[str]:
+    for instruction in instructions:
+        if instruction.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
             return
-        yield step.argval
+        yield instruction.argval
 
 
 def _links(
@@ -429,7 +429,7 @@ def _frozen(value: Any, name: Any) -> Any:
 def foreign_step(optimizer: Optimizer) -> tuple[ForeignStep | None, str]:
     """What is known of its step; or why it runs as it is."""
     name = f"{type(optimizer).__name__} is not one of torch.optim's own"
-    if not is_whole(optimizer):
+    if not is_initialized(optimizer):
         return None, f"{name}, and has no hooks, as what wraps another one"
     try:
         return ForeignStep(optimizer), ""

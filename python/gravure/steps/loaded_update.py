@@ -10,10 +10,10 @@ from torch import Tensor
 from ..calls.compiled_graph import CompiledGraph
 from ..calls.instance import Instance
 from ..calls.live_graphs import follow_update
-from ..errors import ExportError
+from ..errors import ExportError, reason_and_cure
 from ..graphs.devices import device_of
 from ..graphs.names import InputSpec, Namer
-from ..graphs.update_recorder import Update, conditions_of, conditions_on_counts
+from ..graphs.update_recorder import RecordedUpdate, conditions_of, conditions_on_counts
 from ..library.direct_calls import direct
 from ..library.load import program_class
 from ..options import CompileOptions
@@ -51,7 +51,7 @@ class LoadedUpdate:
     def __init__(
         self,
         name: str,
-        update: Update,
+        update: RecordedUpdate,
         inputs: Sequence[tuple[str, str, Tensor]],
         options: CompileOptions,
     ) -> None:
@@ -81,7 +81,7 @@ class LoadedUpdate:
         self._holds = conditions_of(self._update, tensors)
 
     def run(self, tensors: Sequence[Tensor], numbers: list[float]) -> list[Any]:
-        """Those that are not bound; and all numbers. What the update returns.
+        """Runs on the tensors that are not bound, and on all numbers. What the update returns.
 
         Raises SharedMemory, and nothing has run.
         """
@@ -93,7 +93,7 @@ class LoadedUpdate:
             shared = self._program.shared_inputs(_ENTRY, values)
             if not shared:
                 raise
-            raise SharedMemory(_ENTRY, *shared.split("; ", 1)) from None
+            raise SharedMemory(_ENTRY, *reason_and_cure(shared)) from None
         return [lying_as(*pair) for pair in zip(self._update.specs, results, strict=True)]
 
     def keep_gradients(self, examples: Sequence[Tensor]) -> None:
@@ -118,8 +118,8 @@ class LoadedUpdate:
         label: str,
     ) -> bool:
         """Has repeat() take the gradients of the inputs at `owners`, which are the inputs at
-        `gradients`; all else but numbers is bound. False where its conditions are of a kind
-        apart."""
+        `gradients`; all else but numbers is bound. False where one of its conditions is on two
+        counters."""
         if self._holds_of_counts is None:
             return False
         count = len(self._program.inputs(_ENTRY))

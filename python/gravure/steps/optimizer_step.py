@@ -25,12 +25,12 @@ from .clip_programs import ClipPrograms
 from .clipping import Clipping
 from .loaded_update import write_number
 from .own_optimizers import is_being_captured, is_replaced, scaling_of, stands_in_the_way
-from .recorded_step import Changing, Held, record_step, state_of
+from .recorded_step import HeldTensor, MakesState, record_step, state_of
 from .scaling import Scaling
 from .settings import are_same, read_groups
 
 
-class Apart(Exception):
+class UpdateApart(Exception):
     """The update must run behind the step, for this once: nothing has run. With a reason where a
     user can change it."""
 
@@ -108,7 +108,7 @@ class Ending:
             read_groups(optimizer, key, numbers, tensors)
             hash(found := (self._lists, *key))
         except TypeError as error:
-            return f"its settings are of a kind apart ({error})"
+            return f"its settings are of a kind that no program takes ({error})"
         self.numbers, self.tensors = numbers + self._limit, tensors
         if found != self._key:
             self._key = found
@@ -169,7 +169,7 @@ class Update:
         self.positions: list[int] = []  # likewise, of what else the optimizer holds
         self.norm_at: int | None = None  # of the norm, among the entry's outputs but gradients
         self._others: list[Tensor] = []  # of the optimizer, and not updated
-        self._held: list[Held] = []
+        self._held: list[HeldTensor] = []
         self._same: Check = never
         self._state: Any = None
         self._tensors: list[Tensor] = []
@@ -186,18 +186,18 @@ class Update:
     def bind(self, program: Any) -> None:
         """Binds state and settings, where they are others now.
 
-        Raises Apart for a gradient that the optimizer's own step would use, too, and for state
-        that is missing; OtherBranch.
+        Raises UpdateApart for a gradient that the optimizer's own step would use, too, and for
+        state that is missing; OtherBranch.
         """
         for other in self._others:
             if other.grad is not None:
-                raise Apart
+                raise UpdateApart
         optimizer = self.ending.optimizer
         same = self._state is optimizer.state and self._same()
         if not same or not are_same(self.ending.tensors, self._tensors):
             held = state_of(optimizer, self.parameters)
             if [each.kind for each in held] != [each.kind for each in self._held]:
-                raise Apart  # its own step makes what is missing
+                raise UpdateApart  # its own step makes what is missing
             self._held = held
             self._holds = self._conditions()
             program.bind("step", self.positions, [each.tensor for each in held])
@@ -221,16 +221,16 @@ class Update:
             self._bound = given
 
     def take_gradients(self) -> list[Tensor]:
-        """Those of earlier calls, which the program is passed; nobody has them any more.
+        """The gradients of earlier calls, which the program is passed; nobody has them any more.
 
-        Raises Apart where one is missing, or of a kind that a program does not add to.
+        Raises UpdateApart where one is missing, or of a kind that a program does not add to.
         """
         if not self.ending.accumulates:
             return []
         found = [p.grad for p in self.parameters]
         for p, grad in zip(self.parameters, found, strict=True):
             if grad is None or not _is_addable(grad, p):
-                raise Apart
+                raise UpdateApart
         for p in self.parameters:
             p.grad = None
         return found  # type: ignore[return-value]
@@ -311,8 +311,8 @@ class Update:
         kind = writer.types.of(parameter.detach())
         # By the end of its name the library knows that its memory comes and goes.
         spec = InputSpec("buffer", f"sum of {name}.grad", None)
-        place = writer.add_input(spec, kind)
-        return writer.define("sum", kind, f"aten::add_.Tensor({place}, {value})")
+        total = writer.add_input(spec, kind)
+        return writer.define("sum", kind, f"aten::add_.Tensor({total}, {value})")
 
     def _write_scaler(self, step: StepEntry, scaling: Scaling) -> list[Any]:
         """The scale, which is the first of what a step takes, and the scaler's count."""
@@ -344,7 +344,7 @@ class Update:
             )
         except Exception as error:
             reason = error.reason if isinstance(error, ExportError) else repr(error)
-            kind = StateMissing if isinstance(error, Changing) else StepUnknown
+            kind = StateMissing if isinstance(error, MakesState) else StepUnknown
             raise kind(self._name, reason, "let its own step run") from error
         self._holds: Callable[[list[float]], bool] | None = self._conditions()
 
@@ -358,7 +358,7 @@ class Update:
         self._tensors = self.ending.tensors
         self._same = unchanged([state, *[state[p] for p in self.parameters if p in state]])
 
-    def _full_name(self, held: Held) -> str:
+    def _full_name(self, held: HeldTensor) -> str:
         """With the parameter's own name for its number."""
         key, _, number = held.name.rpartition(".")
         return f"{key}.{self.names[int(number)]}" if number.isdigit() else held.name

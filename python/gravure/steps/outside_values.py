@@ -94,7 +94,7 @@ class OutsideValues:
             yield from self._object(name, look, value, depth)
 
     def _members(self, name: str, look: Look, value: Any, depth: int) -> Iterator[tuple[str, Look]]:
-        """Those of a list that are neither plain nor tensors."""
+        """The members of a list that are neither plain nor tensors."""
         if depth >= _DEEPEST or not isinstance(value, (tuple, list, dict)):
             return
         pairs = value.items() if isinstance(value, dict) else enumerate(value)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from ..torch_api.optimizers import is_schedulers
+from ..torch_api.optimizers import is_schedulers_wrapper
 
 OWN = frozenset(
     kind
@@ -80,10 +80,10 @@ def is_replaced(optimizer: Optimizer) -> str | None:
     step = vars(optimizer).get("step")
     function = getattr(step, "__func__", step)
     update = getattr(function, "gravure_update", None)
-    if function is None or is_schedulers(function, type(optimizer).step):
+    if function is None or is_schedulers_wrapper(function, type(optimizer).step):
         return None
     if update is not None and (
-        function is update.function or is_schedulers(function, update.function)
+        function is update.function or is_schedulers_wrapper(function, update.function)
     ):
         return None
     return "somebody replaced its step"

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..graphs.recorded_numbers import OWN_STEP, Number, Unrecorded, literal
-from ..graphs.update_recorder import Update, record
+from ..graphs.update_recorder import RecordedUpdate, record
 from ..library.namespace import LIBRARY
 from ..torch_api.dtensors import local_of, locals_of, spec_of
 from .clipping import Clipping
 from .scaling import Scaling, decides_itself
 from .settings import counted_in
-from .twin import Counts, run_step, twin_of
+from .twin import ChangesNumbers, run_step, twin_of
 
 _WAITS = "counts on the host, so that GradScaler waits for the device; take fused=True"
 
@@ -27,7 +27,7 @@ LIBRARY.define("before_update(Tensor(a!)[] gradients) -> ()", tags=(torch.Tag.cu
 LIBRARY.impl("before_update", lambda gradients: None, "Meta")
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """A tensor of an optimizer that is no parameter, and where it is found."""
 
     holder: dict[Any, Any]
@@ -37,26 +37,29 @@ class Held(NamedTuple):
     kind: tuple[Any, ...]  # what a program is for: any other tensor of this kind will do
 
 
-class Changing(Unrecorded):
+class MakesState(Unrecorded):
     """The step makes state: the next one may not."""
 
 
-def state_of(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Held]:
+MOST_TRIES = 3  # steps in a row that make state
+
+
+def state_of(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[HeldTensor]:
     """State of these parameters, and settings that are tensors, each once."""
-    found: list[Held] = []
+    found: list[HeldTensor] = []
     for i, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter, {})
         found += [_held(state, k, v, f"{k}.{i}") for k, v in state.items() if _is_tensor(v)]
     for i, group in enumerate(optimizer.param_groups):
         pairs = [(k, v) for k, v in group.items() if _is_tensor(v)]
         found += [_held(group, k, v, f"{k}.group{i}") for k, v in pairs]
-    places: dict[int, list[Held]] = {}
+    by_tensor: dict[int, list[HeldTensor]] = {}
     for held in found:
-        places.setdefault(id(held.tensor), []).append(held)
+        by_tensor.setdefault(id(held.tensor), []).append(held)
     # Who shares a tensor with whom is part of what a program is for.
     return [
-        Held(*held[:-1], (*held.kind, *[other.name for other in others]))
-        for held, *others in places.values()
+        HeldTensor(*held[:-1], (*held.kind, *[other.name for other in others]))
+        for held, *others in by_tensor.values()
     ]
 
 
@@ -64,11 +67,11 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _held(holder: dict[Any, Any], key: Any, tensor: Tensor, name: str) -> Held:
+def _held(holder: dict[Any, Any], key: Any, tensor: Tensor, name: str) -> HeldTensor:
     own = local_of(tensor)
     layout = own.stride() if own.layout is torch.strided else own.layout
     kind = (name, own.dtype, own.device, own.shape, layout, type(tensor), spec_of(tensor))
-    return Held(holder, key, tensor, name, kind)
+    return HeldTensor(holder, key, tensor, name, kind)
 
 
 def refuse_kinds(tensors: Sequence[Any]) -> None:
@@ -86,7 +89,7 @@ def record_step(
     optimizer: Optimizer,
     parameters: Sequence[Tensor],
     gradients: Sequence[Any],
-    held: Sequence[Held],
+    held: Sequence[HeldTensor],
     numbers: Sequence[float],
     clipping: Clipping | None = None,
     scaling: Mapping[str, Tensor] | None = None,
@@ -94,15 +97,16 @@ def record_step(
     counted: frozenset[str] | None = None,
     *,
     apart: bool = False,
-) -> Update:
-    """Its inputs are parameters, their gradients, what is held, and what a scaler has set, or the
-    tensors of `scaler`, in this order.
+) -> RecordedUpdate:
+    """The step as an update. Its inputs are parameters, their gradients, what is held, and what a
+    scaler has set, or the tensors of `scaler`, in this order.
 
-    `apart`: it is captured by itself, not with what computes the gradients.
-    With `clipping` its limit is the last of `numbers`, and the result is what clips. `counted`:
-    names of Python's numbers that it changes, which are among `numbers`, too; None: it changes
-    none. Raises Unrecorded with what stands in the way; Changing where it may not with the next
-    step; Counts for numbers that it changes and that are not counted.
+    With `clipping` its limit is the last of `numbers`, and the results are what clipping returns.
+    `counted`: names of Python's numbers that the step changes, which are among `numbers`, too;
+    None: it changes none. `apart`: it is captured by itself, not with what computes the gradients.
+
+    Raises Unrecorded with what stands in the way; MakesState where that may be gone in the next
+    step; ChangesNumbers for numbers that the step changes and that are not counted.
     """
     known = counted or frozenset()
     after: tuple[str, ...] = ()
@@ -140,14 +144,14 @@ def record_step(
                 results = clip()
                 vars(twin).update(zip(scaling, fakes[last:], strict=True))
                 stays = run_step(twin, known)
-        except Counts:
+        except ChangesNumbers:
             if counted is not None:
                 raise
             stays = False
         left = counted_in(twin, own_parameters, known)
         names = [[(id(holder), name) for holder, name in each] for each in (before, left)]
         if not stays or names[0] != names[1]:
-            raise Changing("its step", "changes values of Python's in its state", OWN_STEP)
+            raise MakesState("its step", "changes values of Python's in its state", OWN_STEP)
         after = tuple([_as_python(holder[name]) for holder, name in left])
         return results
 

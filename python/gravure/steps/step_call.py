@@ -11,14 +11,14 @@ from torch import fx
 
 from ..calls.instance import Instance
 from ..calls.program_maker import bind_fixed
-from ..errors import ExportError
+from ..errors import ExportError, reason_and_cure
 from ..library.direct_calls import direct
 from ..library.load import program_class
 from ..text.entry_call import picker
 from ..text.fx_import import EntryWriter
 from ..torch_api.autograd import has_gradient_hooks
 from ..torch_api.guard_checks import LookedUp, Scope
-from .optimizer_step import Apart, Update
+from .optimizer_step import Update, UpdateApart
 
 ENTRY = "step"
 
@@ -27,18 +27,18 @@ ENTRY = "step"
 _FROZEN_OR_NOT, _HOOK, _SETTINGS, _MEMORY = "training", "hook", "settings", "memory"
 
 
-class OtherTraining(RuntimeError):
+class OtherState(RuntimeError):
     """Since the program was made, parameters were frozen, tied or converted, or are no longer, or
     settings by which operators choose kernels have changed. Nothing has run."""
 
     def __init__(
-        self, trained: tuple[Any, ...], message: str, former: tuple[Any, ...] | None = None
+        self, state: tuple[Any, ...], message: str, former: tuple[Any, ...] | None = None
     ) -> None:
-        """`trained`: by input, its name and whether it requires a gradient now, the settings, and
+        """`state`: by input, its name and whether it requires a gradient now, the settings, and
         the kinds of what is kept; or which inputs are the same. `former`: what the program that
         refused was made for, where that is known."""
         super().__init__(message)
-        self.trained = trained
+        self.state = state
         self.former = former
 
 
@@ -75,7 +75,7 @@ class Kept:
         self._kept = kept
         # Graphs of other arguments have other names, and programs of their own.
         self._names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
-        self._first_trained = self._trained(inputs)
+        self._first_requiring = self._requiring(inputs)
         self._first_kinds = tuple([_kind(inputs[i]) for i in kept])
         self._held: tuple[Any, ...] = ()
         self._ids: dict[int, int] = {}  # of what is bound, by position
@@ -111,7 +111,7 @@ class Kept:
         ids = self._ids | dict(zip(positions, map(id, values), strict=True))
         if len(set(ids.values())) < len(ids):
             all_of = list(ids.values())
-            raise OtherTraining(
+            raise OtherState(
                 tuple([all_of.index(each) for each in all_of]),
                 "two parameters or buffers of a step are one tensor since it was compiled; call "
                 "torch._dynamo.reset() after they are tied",
@@ -125,19 +125,19 @@ class Kept:
         return [(names[i], value) for i, value in pairs]
 
     def state(self, args: tuple[Any, ...], settings: int) -> tuple[Any, ...]:
-        """What decides, in a call with these settings, which program it takes (OtherTraining)."""
+        """What decides, in a call with these settings, which program it takes (OtherState)."""
         pairs = zip([*self.looked_up, *self._others], [*self._found.look(), *args], strict=True)
         values = dict(pairs)
-        trained = self._trained([values[i] for i in sorted(values)])
-        return trained, settings, tuple([_kind(values[i]) for i in self._kept])
+        requiring = self._requiring([values[i] for i in sorted(values)])
+        return requiring, settings, tuple([_kind(values[i]) for i in self._kept])
 
-    def _trained(self, values: Sequence[Any]) -> tuple[tuple[str, bool], ...]:
+    def _requiring(self, values: Sequence[Any]) -> tuple[tuple[str, bool], ...]:
         pairs = zip(self._names, values, strict=True)
         return tuple([(name, getattr(v, "requires_grad", False)) for name, v in pairs])
 
     def first_state(self, settings: int) -> tuple[Any, ...]:
-        """The same of the call that it was compiled in."""
-        return self._first_trained, settings, self._first_kinds
+        """The state of the call that it was compiled in."""
+        return self._first_requiring, settings, self._first_kinds
 
     def _bind(self, program: Any, positions: list[int], values: list[Any]) -> None:
         self._refuse_tied(positions, values)
@@ -188,14 +188,14 @@ class StepProgram(Instance):
         """The graph's inputs in, but those looked up; its former outputs."""
         try:
             return self._run(args)
-        except OtherTraining:
+        except OtherState:
             raise
         except RuntimeError as error:  # of what is kept the library looks at dtypes and the like
             first = self._kept.first_state(self._made_for)
             now = self._kept.state(tuple(args), program_class().kernel_settings())
             if now[2] == first[2]:
                 raise
-            raise OtherTraining(now, str(error), first) from error
+            raise OtherState(now, str(error), first) from error
 
     def _run(self, args: Sequence[Any]) -> list[Any]:
         program, run = self._opened or self.open()
@@ -220,7 +220,7 @@ class StepProgram(Instance):
     def _results(
         self, program: Any, run: Callable[..., Any], args: Sequence[Any], given: tuple[Any, ...]
     ) -> Sequence[Any]:
-        """Those of a run with what is `given`, or why there was none."""
+        """The results of a run with what is `given`, or an error that says why there was none."""
         kept = self._kept
         # Nothing: then nothing has run.
         while not (results := run(given, not self._hooked)):
@@ -228,11 +228,11 @@ class StepProgram(Instance):
             if refusal in (_FROZEN_OR_NOT, _SETTINGS):
                 now = kept.state(tuple(args), program_class().kernel_settings())
                 former = (now[0], self._made_for, now[2]) if refusal == _SETTINGS else None
-                raise OtherTraining(now, message, former)
+                raise OtherState(now, message, former)
             if refusal == _MEMORY:
                 if kept.update is not None:  # the optimizer's own step may be what writes
-                    raise Apart(message)
-                raise ExportError(ENTRY, *message.split("; ", 1))
+                    raise UpdateApart(message)
+                raise ExportError(ENTRY, *reason_and_cure(message))
             if refusal == _HOOK:
                 _refuse_hooks(kept.named(program, args))
                 self._hooked = True

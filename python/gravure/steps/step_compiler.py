@@ -22,6 +22,7 @@ from ..graphs.devices import device_of
 from ..graphs.donated import donatable
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
+from ..graphs.node_facts import is_random
 from ..graphs.trace import DynamoGraph, check_loss, differentiate, output_node
 from ..graphs.traced_graphs import OutputSpec, TracedGraphs
 from ..graphs.undivided import gains_undivided, undivided
@@ -92,9 +93,9 @@ class StepCompiler:
         ending: Ending | None = None,
     ) -> None:
         self.ending = ending
-        self.settings = 0  # of its ending, in this call: one of Ending.choices()
-        self.training = 0  # which inputs require a gradient: a number, as settings
-        self._trainings: dict[tuple[Any, ...], int] = {}
+        self.choice = 0  # of its ending, in this call: one of Ending.choices()
+        self.state = 0  # of its inputs, as OtherState has it: a number, as the choice
+        self._states: dict[tuple[Any, ...], int] = {}
         self.scope: Scope | None = None  # of the frame that Dynamo compiles
         self.namer = Namer(fn, (None,) * _NAMED_ARGUMENTS)
         self.name = name
@@ -122,24 +123,24 @@ class StepCompiler:
         answer = self.options.answer
         return traces_as_eager(compile_graph, lambda _: answer)
 
-    def train(
+    def go_by(
         self,
-        trained: tuple[Any, ...],
+        state: tuple[Any, ...],
         former: tuple[Any, ...] | None = None,
         *,
         anew: bool = False,
     ) -> None:
-        """Has Dynamo find, or compile, a program for what OtherTraining tells of its inputs.
+        """Has Dynamo find, or compile, a program for this state of its inputs (OtherState).
 
         `anew`: not the one under the number that is known. Another graph, of other arguments, may
-        have the same inputs, and was compiled under that number when they were trained otherwise.
+        have the same inputs, and was compiled under that number when their state was another one.
         """
         if former is not None:
-            self._trainings.setdefault(former, self.training)
-        number = self._trainings.get(trained, self.training)
-        if anew or number == self.training:
-            number = max([*self._trainings.values(), self.training]) + 1
-        self._trainings[trained] = self.training = number
+            self._states.setdefault(former, self.state)
+        number = self._states.get(state, self.state)
+        if anew or number == self.state:
+            number = max([*self._states.values(), self.state]) + 1
+        self._states[state] = self.state = number
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         must_trace_as_eager()
@@ -277,9 +278,7 @@ class StepCompiler:
 
 def _draws(traced: TracedGraphs) -> bool:
     """Whether it draws random numbers, or has an operator that may."""
-    nodes = [node for module in traced.modules for node in module.graph.nodes]
-    seeded = torch.Tag.nondeterministic_seeded
-    return any(seeded in getattr(node.target, "tags", ()) for node in nodes)
+    return any(is_random(node) for module in traced.modules for node in module.graph.nodes)
 
 
 def _warn_of_lstms(traced: TracedGraphs, label: str) -> None:

@@ -22,7 +22,7 @@ from ..torch_api.dynamo import (
 from ..torch_api.dynamo_errors import refusal
 from ..torch_api.guard_checks import Scope
 from ..torch_api.step_settings import step_settings
-from .step_call import OtherTraining
+from .step_call import OtherState
 from .step_compiler import StepCompiler, mark_loss
 
 logger = logging.getLogger("gravure")
@@ -37,7 +37,7 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
 
     def call(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Dynamo compiles anew for other numbers.
-        if compiler.settings < 0 or compiler.training < 0:
+        if compiler.choice < 0 or compiler.state < 0:
             return None
         result = fn(*args, **kwargs)
         loss = result[0] if isinstance(result, (tuple, list)) and len(result) > 0 else result
@@ -62,12 +62,12 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
         args = (scale, *args)
         try:
             result = once(args, kwargs)
-        except OtherTraining as other:
-            compiler.train(other.trained, other.former)
+        except OtherState as other:
+            compiler.go_by(other.state, other.former)
             try:
                 result = once(args, kwargs)
-            except OtherTraining as still:
-                compiler.train(still.trained, anew=True)
+            except OtherState as still:
+                compiler.go_by(still.state, anew=True)
                 result = once(args, kwargs)
         return result if scale is None else result[1]
 

@@ -19,12 +19,12 @@ from ..options import CompileOptions
 from ..torch_api.grad_scaler import scaler_tensors
 from ..torch_api.optimizers import note_step
 from .clip_programs import ClipPrograms
-from .optimizer_step import Apart, Ending, OtherBranch, StateMissing, StepUnknown
+from .optimizer_step import Ending, OtherBranch, StateMissing, StepUnknown, UpdateApart
+from .recorded_step import MOST_TRIES
 from .said_once import SaidOnce
 from .step_compiler import StepCompiler
 from .step_function import step_with
 
-_MOST_TRIES = 3  # steps that make state
 Loop = Callable[..., Any]
 
 
@@ -62,7 +62,7 @@ class TrainingLoop:
             return self._apart(args, kwargs, scaler)
         try:
             result = self._whole(args, kwargs)
-        except Apart as apart:
+        except UpdateApart as apart:
             if apart.args:
                 self._say(str(apart))
             return self._apart(args, kwargs, scaler)
@@ -71,7 +71,7 @@ class TrainingLoop:
             if scaler is not None and not self.optimizer.state:
                 return result  # the step was skipped
             self._tries += 1
-            if self._tries < _MOST_TRIES and self.accumulate == 1:
+            if self._tries < MOST_TRIES and self.accumulate == 1:
                 self._apart_step = self._apart_compiler = None  # its memory goes with it
             return result
         except StepUnknown as error:
@@ -102,7 +102,7 @@ class TrainingLoop:
     # ---- one program
 
     def _may_be_whole(self) -> bool:
-        if self._tries >= _MOST_TRIES:
+        if self._tries >= MOST_TRIES:
             self._say("its step changes its state in each step")
             return False
         scaler = self.ending.scaler
@@ -120,14 +120,14 @@ class TrainingLoop:
         scaler = ending.scaler
         scale = None if scaler is None else next(iter(scaler_tensors(scaler) or ()))
         for choice in ending.choices():
-            compiler.settings = choice
+            compiler.choice = choice
             try:
                 result = self._step(scale, *args, **kwargs)
             except OtherBranch:
                 continue
             ending.chosen(choice)
             return result
-        compiler.settings = choice = ending.add_choice()
+        compiler.choice = choice = ending.add_choice()
         result = self._step(scale, *args, **kwargs)
         ending.chosen(choice)
         return result

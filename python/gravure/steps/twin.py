@@ -22,7 +22,9 @@ def twin_of(
     numbers: Sequence[float],
     counted: frozenset[str] = frozenset(),
 ) -> Optimizer:
-    """`tensors`: by `id` of a parameter, of a tensor of its state or of a setting. Parameters that
+    """One that has these tensors and numbers in place of the optimizer's.
+
+    `tensors`: by `id` of a parameter, of a tensor of its state or of a setting. Parameters that
     are not among them are left out. `numbers` are those of read_groups() and of read_state(), in
     order."""
     twin: Optimizer = object.__new__(type(optimizer))
@@ -79,7 +81,7 @@ def twin_of(
     return twin
 
 
-class Counts(Exception):
+class ChangesNumbers(Exception):
     """The step changes numbers of Python's that have these names."""
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -89,7 +91,7 @@ class Counts(Exception):
 
 def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     """The step, without what is around it. Whether it changed tensors alone, and no other value but
-    numbers that are counted. Raises Counts for numbers that it changes and that are not."""
+    numbers that are counted. Raises ChangesNumbers for numbers that it changes and that are not."""
     before = python_side(twin)
     try:
         result = plain_step(type(twin))(twin)
@@ -110,7 +112,7 @@ def run_step(twin: Optimizer, counted: frozenset[str] = frozenset()) -> bool:
     if not changed:
         return True
     if all(_is_named(k) and _is_number(before[k], after[k]) for k in changed):
-        raise Counts(frozenset(k[1] for k in changed))
+        raise ChangesNumbers(frozenset(k[1] for k in changed))
     return False
 
 
@@ -152,6 +154,6 @@ def _within(key: tuple[Any, ...], value: Any) -> Iterator[tuple[Any, Any]]:
     else:
         return
     for at, member in members:
-        place = (*key, at)
-        yield place, member
-        yield from _within(place, member)
+        path = (*key, at)
+        yield path, member
+        yield from _within(path, member)

@@ -50,7 +50,7 @@ class UpdateFunction:
             self._say(error.reason)
             refused, key = True, ()
         except (TypeError, RuntimeError) as error:  # no key; or a sparse tensor has no strides
-            self._say(f"an argument is of a kind apart ({error})")
+            self._say(f"an argument is of a kind that no program takes ({error})")
             refused, key = True, ()
         if refused or not tensors:
             self.own_calls += 1

@@ -7,12 +7,12 @@ from operator import is_
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..graphs.update_recorder import left_by
+from ..graphs.update_recorder import numbers_after
 from ..options import CompileOptions
 from ..torch_api.dtensors import is_dtensor, locals_of
 from .loaded_update import LoadedUpdate
 from .own_optimizers import scaling_of
-from .recorded_step import Held, record_step, state_of
+from .recorded_step import HeldTensor, record_step, state_of
 
 
 class UpdateProgram:
@@ -26,7 +26,7 @@ class UpdateProgram:
         options: CompileOptions,
         counted: frozenset[str] | None = None,
     ) -> None:
-        """Raises Unrecorded, and ExportError, with what stands in the way; Counts."""
+        """Raises Unrecorded, and ExportError, with what stands in the way; ChangesNumbers."""
         self.held = state_of(optimizer, parameters)
         gradients = [p.grad for p in parameters]
         scaling = scaling_of(optimizer)
@@ -39,8 +39,8 @@ class UpdateProgram:
             scaling=scaling,
             counted=counted,
         )
-        # What it leaves of Python's numbers, of all numbers; None: it changes none.
-        self.left = left_by(update)
+        # Python's numbers as it leaves them, of all numbers; None: it changes none.
+        self.numbers_after = numbers_after(update)
         name = type(optimizer).__name__
         count = len(parameters)
         inputs = [("parameter", f"p{i}", p) for i, p in enumerate(parameters)]
@@ -64,7 +64,7 @@ class UpdateProgram:
         self.repeat = self._program.repeat
         self.stats, self.text = self._program.stats, self._program.text
 
-    def same_state(self, held: list[Held], parameters: list[Tensor]) -> bool:
+    def same_state(self, held: list[HeldTensor], parameters: list[Tensor]) -> bool:
         """Whether this state can be used instead of its own; it is then."""
         if not self.has_state(held):
             return False
@@ -74,7 +74,7 @@ class UpdateProgram:
         self._bind(parameters)
         return True
 
-    def has_state(self, held: list[Held]) -> bool:
+    def has_state(self, held: list[HeldTensor]) -> bool:
         """Whether this is state of the kind that it was made for."""
         return [each.kind for each in held] == [each.kind for each in self.held]
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from ..errors import ExportError
 from ..graphs.compiled_ops import CompiledCode
-from ..graphs.compiled_regions import carried
+from ..graphs.compiled_regions import carried_code
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.marked_regions import may_be_carried, may_draw
 from ..graphs.node_facts import is_inductors_own
@@ -201,7 +201,7 @@ def _inline(writer: Writer, node: fx.Node) -> Ref:
 
 def _carry(writer: Writer, node: fx.Node) -> Ref:
     """One call of compiled code: the node itself. Its results keep the node's structure."""
-    code, inputs, numbers = carried(node, writer.known, random=may_draw(node))
+    code, inputs, numbers = carried_code(node, writer.known, random=may_draw(node))
     writer.held.append(code)
     leaves, structure = pytree.tree_flatten(node.meta["val"])
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

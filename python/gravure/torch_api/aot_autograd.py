@@ -119,8 +119,8 @@ def graphs_alone(
     decompositions: dict[Any, Callable[..., Any]],
     paired_draws: bool,
 ) -> None:
-    """The same for who wants the graphs, and nothing that is called. `context`: Dynamo's, which was
-    left already."""
+    """Differentiates `graph` for who wants the graphs, and nothing that is called. `context`:
+    Dynamo's, which was left already."""
     # Else an output that is a view would become its base.
     further = {"view_replay_for_aliased_outputs": False}
     with tracing(context), _settings(paired_draws=paired_draws, **further):
@@ -177,6 +177,6 @@ def boxed(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def boxed_module(module: fx.GraphModule) -> fx.GraphModule:
-    """The same for a graph module, which has a class of its own."""
+    """Marks a graph module so, too: it has a class of its own."""
     type(module)._boxed_call = True  # type: ignore[attr-defined]
     return module

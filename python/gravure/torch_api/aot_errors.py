@@ -17,7 +17,7 @@ from .private_names import (
     MissingName,
     TorchDynamoException,
     exceptions_allowed_to_be_fallback,
-    told,
+    warn_of,
 )
 
 _OURS = str(Path(__file__).parent.parent)
@@ -26,7 +26,11 @@ _CALLS_AOT = str(Path(__file__).with_name("aot_autograd.py"))
 
 def is_of_aot(error: Exception) -> bool:
     """Whether AOTAutograd, or the code that it traces, raised it, and nothing of ours: eager may
-    run such a graph."""
+    run such a graph.
+
+    Only the files of the traceback tell. The error may be of any class, and AOTAutograd calls code
+    of ours in many places: compilers, the partitioner, decompositions, stand-ins of operators.
+    """
     if isinstance(error, (ExportError, torch.OutOfMemoryError, MemoryError, *_dynamos())):
         return False
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
@@ -40,5 +44,5 @@ def _dynamos() -> tuple[type[Exception], ...]:
     try:
         return (TorchDynamoException, *exceptions_allowed_to_be_fallback)
     except MissingName as error:
-        told(error)
+        warn_of(error)
         return (TorchDynamoException,)

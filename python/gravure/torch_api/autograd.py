@@ -11,7 +11,7 @@ from .private_names import (
     _current_graph_task_id,
     _get_current_graph_task_keep_graph,
     _top_saved_tensors_default_hooks,
-    told,
+    warn_of,
 )
 
 
@@ -23,7 +23,7 @@ def keeps_graph() -> bool:
     try:
         return _get_current_graph_task_keep_graph()
     except MissingName as error:
-        told(error)
+        warn_of(error)
         return True
 
 
@@ -40,7 +40,7 @@ def saved_tensor_hooks_are_set() -> bool:
     try:
         return bool(_top_saved_tensors_default_hooks(True))
     except MissingName as error:
-        told(error)
+        warn_of(error)
         return True
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from .private_names import IgnoredFunctionVariable, LoggingLoggerVariable, MissingName, told
+from .private_names import IgnoredFunctionVariable, LoggingLoggerVariable, MissingName, warn_of
 
 
 def silent_functions() -> set[Any]:
@@ -36,7 +36,7 @@ def discarding_output() -> Iterator[dict[str, None]]:
     try:
         call, call_method = IgnoredFunctionVariable.call_function, LoggingLoggerVariable.call_method
     except MissingName as error:
-        told(error)
+        warn_of(error)
         yield found
         return
 

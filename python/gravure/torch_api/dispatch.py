@@ -48,7 +48,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _state() -> tuple[Any, ...]:
-    """Which keys are on and off. Without them, or the guard, compiled code is not run."""
+    """The dispatch keys that are on, and those that are off. Without them, or the guard, compiled
+    code is not run."""
     return _dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set()
 
 

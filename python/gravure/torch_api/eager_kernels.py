@@ -89,7 +89,7 @@ def _noise(x: Tensor, p: float) -> Tensor:
     return BERNOULLI_LIKE(x.detach(), 1 - p)
 
 
-def _idle(x: Tensor, p: float, train: bool | None) -> bool:
+def _does_nothing(x: Tensor, p: float, train: bool | None) -> bool:
     """Whether dropout does nothing."""
     return p == 0 or not train or guard_or_false(x.numel() == 0)
 
@@ -98,7 +98,7 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> Tensor:
     """ATen/native/Dropout.cpp, with the draw as one node."""
     if train and x.is_cuda and 0 < p < 1 and not guard_or_false(x.numel() == 0):
         return torch.native_dropout(x, p, train)[0]
-    if _idle(x, p, train):
+    if _does_nothing(x, p, train):
         return x
     if p == 1:
         return x * torch.zeros((), dtype=x.dtype, device=x.device)
@@ -106,7 +106,7 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> Tensor:
 
 
 def _alpha_dropout(x: Tensor, p: float, train: bool | None) -> Tensor:
-    if _idle(x, p, train):
+    if _does_nothing(x, p, train):
         return x
     if p == 1:
         return x * torch.zeros((), dtype=x.dtype, device=x.device)

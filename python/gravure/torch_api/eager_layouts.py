@@ -29,7 +29,7 @@ from .private_names import (
     decomposition_table,
     meta_table,
     op_implementations_dict,
-    told,
+    warn_of,
 )
 
 _ATEN = torch.ops.aten
@@ -71,7 +71,7 @@ _NORMED = {
 
 
 def _strides_of(op: Any, deciding: Sequence[Tensor], result: Tensor) -> tuple[Any, ...]:
-    """Those that the kernel gives its first result, of which `result` has the sizes."""
+    """The strides that the kernel gives its first result, of which `result` has the sizes."""
     if op in _ITERATED:
         return tuple(compute_elementwise_output_strides(*torch.broadcast_tensors(*deciding)))
     wanted = torch.contiguous_format
@@ -123,7 +123,7 @@ def eager_layouts() -> Iterator[None]:
         compute_elementwise_output_strides(torch.ones(1))  # before anything is changed
         len(decomposition_table)
     except MissingName as error:
-        told(error)
+        warn_of(error)
         yield
         return
     try:

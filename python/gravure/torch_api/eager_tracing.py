@@ -139,7 +139,7 @@ def _change_dynamo() -> MissingName | None:
     except MissingName as error:
         return error
     except (AttributeError, KeyError, TypeError) as error:
-        return _no_place(repr(error))
+        return _traced_otherwise(repr(error))
 
 
 _METHODS = ("add_", "addcmul_", "addcdiv_")
@@ -172,11 +172,11 @@ def _without_effect() -> MissingName | None:
     found["unpacking"] = TensorVariable.unpack_var_sequence
     for what, handler in found.items():
         if not hasattr(handler, _OURS):
-            return _no_place(what)
+            return _traced_otherwise(what)
     return None
 
 
-def _no_place(what: str) -> MissingName:
+def _traced_otherwise(what: str) -> MissingName:
     return MissingName(NAMES["TensorVariable"], f"traces {what} in a way that is not known")
 
 

@@ -49,7 +49,9 @@ def faked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     for module in modules.values():
         tensors += [t for d in _DICTS[:2] for t in module.__dict__[d].values() if t is not None]
-    states = [(t, t._version, t.grad if t.is_leaf else None) for t in tensors if not _is_odd(t)]
+    states = [
+        (t, t._version, t.grad if t.is_leaf else None) for t in tensors if not _keeps_no_version(t)
+    ]
     try:
         with random_states_kept(), FakeTensorMode(allow_non_fake_inputs=True):
             yield
@@ -62,7 +64,7 @@ def faked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
                 tensor.grad = grad
 
 
-def _is_odd(tensor: Tensor) -> bool:
+def _keeps_no_version(tensor: Tensor) -> bool:
     """Whether it keeps no version counter."""
     return tensor.is_inference() or tensor.layout is not torch.strided or tensor.is_nested
 

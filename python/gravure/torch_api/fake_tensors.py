@@ -29,7 +29,6 @@ __all__ = [
     "has_open_sizes",
     "is_nested_number",
     "is_sym_node",
-    "memory_of",
     "mode_of",
     "mode_of_any",
     "storage_key",
@@ -71,17 +70,13 @@ def has_open_sizes(tensor: Tensor) -> bool:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Of the memory of a tensor, real or not: the same for all that share it.
+    """Of the memory of a tensor, real or not: the same for all that share it. What has no such
+    memory, as a sparse tensor, has a number of its own.
 
     Without it a stand-in, which has no address, cannot be told to share memory.
     """
-    return tensor.untyped_storage()._cdata
-
-
-def memory_of(tensor: Tensor) -> int:
-    """The same, or a number of its own for what has no such memory, as a sparse one."""
     try:
-        return storage_key(tensor)
+        return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return id(tensor)
 

@@ -167,7 +167,8 @@ def _weak(values: Iterable[Any]) -> tuple[Any, ...]:
 
 @functools.cache
 def _absent(name: str) -> Callable[..., None]:
-    """The same kind of guard for the same name: Dynamo has each once."""
+    """The kind of guard that says that a dictionary lacks `name`. One for each name, since Dynamo
+    tells guards apart by it."""
     if hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
         return functools.partial(GuardBuilder.DICT_NOT_CONTAINS, key=name)
     return functools.partial(GuardBuilder.DICT_CONTAINS, key=name, invert=True)
@@ -188,7 +189,7 @@ def _of_value(tx: Any, source: Any, value: Any) -> Any:
     return _of_identity(tx, source, value)
 
 
-def _guard_place(tx: Any, classes: Sequence[type], name: str) -> None:
+def _guard_lookup(tx: Any, classes: Sequence[type], name: str) -> None:
     """Guards that `name` is found in that of these classes which has it first now, and that a
     descriptor there is the same object. Other values Dynamo guards where they are read.
     """
@@ -238,7 +239,7 @@ def _reading_class(read: Method, is_ours: IsOurs) -> Method:
             guards = [_alive(source), _of_identity(tx, place, value)]
             _install((enum.Enum, name, *_weak([kind])), lambda: guards)
         else:
-            _guard_place(tx, (*kind.__mro__, *type(kind).__mro__), name)
+            _guard_lookup(tx, (*kind.__mro__, *type(kind).__mro__), name)
         return read(self, tx, name)
 
     return look_up
@@ -251,7 +252,7 @@ def _finding_in_class(find: Method, is_ours: IsOurs) -> Method:
     def look_up(self: Any, *args: Any) -> Any:  # from 2.15 on with a translator
         tx, name = tls.current_tx, args[-1]
         if is_ours(tx.output.compiler_fn):
-            _guard_place(tx, type(self.value).__mro__, name)
+            _guard_lookup(tx, type(self.value).__mro__, name)
         return find(self, *args)
 
     return look_up
@@ -268,7 +269,7 @@ def _finding_above(find: Method, is_ours: IsOurs) -> Method:
             classes = (self.objvar.value if issubclass(kind, type) else kind).__mro__
             above = self.typevar.as_python_constant()
             if above in classes:
-                _guard_place(tx, classes[classes.index(above) + 1 :], name)
+                _guard_lookup(tx, classes[classes.index(above) + 1 :], name)
         return found
 
     return look_up
@@ -331,7 +332,7 @@ def _calling_module(call: Method, is_ours: IsOurs) -> Method:
     def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if is_ours(tx.output.compiler_fn):
             for name in ("__call__", "_call_impl"):  # while they are PyTorch's, it is `forward`
-                _guard_place(tx, type(self.value).__mro__, name)
+                _guard_lookup(tx, type(self.value).__mro__, name)
             names = tx.nn_modules_globals_vt
             _install((_of_hooks,), lambda: _of_hooks(names))
         return call(self, tx, *args, **kwargs)

@@ -29,7 +29,7 @@ def _gate(a: Tensor, b: Tensor) -> Tensor:
     return F.pad(a + b, (0, 1))[:, :-1].sigmoid()
 
 
-def _step(from_input: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _next_state(from_input: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The next hidden state; `from_input`: what the input adds to the three gates."""
     reset_in, update_in, new_in = from_input.unsafe_chunk(3, 1)
     reset, update, new = F.linear(hidden, weight, bias).unsafe_chunk(3, 1)
@@ -48,7 +48,7 @@ def _cell(
 ) -> Tensor:
     if x.device.type != "cpu":
         return _of_cpp(_CELL, x, hidden, w_ih, w_hh, b_ih, b_hh)
-    return _step(F.linear(x, w_ih, b_ih), hidden, w_hh, b_hh)
+    return _next_state(F.linear(x, w_ih, b_ih), hidden, w_hh, b_hh)
 
 
 def _layers(
@@ -77,7 +77,7 @@ def _layers(
             rows = F.linear(x, w_ih, b_ih).unbind(0)
             state, seen = states[i], []
             for row in reversed(rows) if direction else rows:
-                state = _step(row, state, w_hh, b_hh)
+                state = _next_state(row, state, w_hh, b_hh)
                 seen.append(state)
             outputs.append(torch.stack(seen[::-1] if direction else seen, 0))
             last.append(state)

@@ -29,7 +29,7 @@ from .private_names import (
     LocalSource,
     MissingName,
     _get_closure_vars,
-    told,
+    warn_of,
 )
 
 logger = logging.getLogger("gravure")
@@ -175,7 +175,7 @@ def unchanged(dictionaries: Sequence[dict[Any, Any]], lists: Sequence[list[Any]]
     try:
         return _unchanged(dictionaries, lists)
     except MissingName as error:
-        told(error)
+        warn_of(error)
         return never
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import numpy_draws
-from .private_names import MissingName, get_compilation_metrics, told
+from .private_names import MissingName, get_compilation_metrics, warn_of
 
 _OWN = os.path.dirname(torch.__file__) + os.sep
 _FUNCTION = re.compile(r"<function (\S+) at (0x[0-9a-f]+)>")
@@ -87,7 +87,7 @@ def listen() -> None:
     try:
         known = get_compilation_metrics()
     except MissingName as error:
-        told(error)
+        warn_of(error)
         return
     for each in sorted(known, key=lambda found: found.start_time_us or 0):
         key = _key(each)
@@ -172,8 +172,8 @@ def _left(known: list[_Compilation], i: int) -> Left | None:
 
 
 def _callee(known: list[_Compilation], i: int) -> int:
-    """Which function that it calls, or that these call, broke, so that Dynamo compiled it alone,
-    where it broke for the same reason: that one is told of. -1 for none."""
+    """The index of a function that it calls, itself or through others, and that Dynamo broke for
+    the same reason and compiled alone: reports name that one in its place. -1 for none."""
     this = known[i]
     if not this.is_empty or (not _line_of_break(known, i) and _names_its_break(this)):
         return -1

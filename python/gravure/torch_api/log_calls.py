@@ -23,7 +23,7 @@ from .private_names import (
     LoggingLoggerVariable,
     MissingName,
     _dynamo,
-    told,
+    warn_of,
 )
 
 # They return nothing. The last three are transformers'.
@@ -38,14 +38,14 @@ def log_behind_graphs(is_ours: Callable[[Any], bool]) -> None:
     try:
         LoggingLoggerVariable.call_method = _telling(LoggingLoggerVariable.call_method, is_ours)
     except MissingName as error:
-        told(error)
+        warn_of(error)
 
 
 def _telling(call_method: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callable[..., Any]:
     @functools.wraps(call_method)
     def called(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         tells = name in _TELLING and not kwargs and all(arg.is_python_constant() for arg in args)
-        if not (tells and is_ours(tx.output.compiler_fn) and _has_place(self, tx, name)):
+        if not (tells and is_ours(tx.output.compiler_fn) and _may_wait(self, tx, name)):
             return call_method(self, tx, name, args, kwargs)
         call = DebuggingVariable(getattr(self.value, name), source=AttrSource(self.source, name))
         # Dynamo writes the calls of the outermost function alone.
@@ -55,7 +55,7 @@ def _telling(call_method: Callable[..., Any], is_ours: Callable[[Any], bool]) ->
     return called
 
 
-def _has_place(logger: Any, tx: Any, name: str) -> bool:
+def _may_wait(logger: Any, tx: Any, name: str) -> bool:
     """Whether Dynamo would make the call behind the graph, and was not told what to do with it: by
     the user, or for the program of a step."""
     config = _dynamo.config

@@ -37,13 +37,13 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     )
 
 
-def is_whole(optimizer: Optimizer) -> bool:
+def is_initialized(optimizer: Optimizer) -> bool:
     """Whether it has what Optimizer's own __init__ makes, as what wraps another one may not have.
     Without it such a one has no hooks to run."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
-def is_schedulers(step: Any, own: Any) -> bool:
+def is_schedulers_wrapper(step: Any, own: Any) -> bool:
     """Whether it only notes that `own` was called, for a learning rate scheduler's sake.
 
     Without it an optimizer with a scheduler is refused.
@@ -56,7 +56,7 @@ def is_schedulers(step: Any, own: Any) -> bool:
     )
 
 
-def mark_as_schedulers(step: Any) -> None:
+def mark_as_schedulers_wrapper(step: Any) -> None:
     """Has schedulers find a step that calls note_step(). Without it a scheduler that was there
     before warns that nobody called the optimizer."""
     step._wrapped_by_lr_sched = True
@@ -130,5 +130,5 @@ def has_torchs_hooks(kind: type[Optimizer]) -> bool:
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The same in profiler and hooks. Without it a compiled optimizer's hooks do not run."""
+    """The step within profiler and hooks. Without it a compiled optimizer's hooks do not run."""
     return Optimizer.profile_hook_step(step)  # type: ignore[arg-type]

@@ -527,7 +527,7 @@ def is_there(name: str) -> bool:
     return not missing(NAMES[name])
 
 
-def told(error: MissingName) -> None:
+def warn_of(error: MissingName) -> None:
     """Warns of it, once in a process, for who goes on without it."""
     _warn(str(error))
 

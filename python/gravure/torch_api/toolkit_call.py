@@ -39,7 +39,7 @@ from .private_names import (
 Run = Callable[[list[Any]], Any]
 
 
-class Held:
+class ModuleTensors:
     """A module's parameters and buffers, looked up again only when its tree has changed."""
 
     def __init__(self, module: nn.Module) -> None:

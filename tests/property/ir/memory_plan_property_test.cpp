@@ -37,8 +37,8 @@ class RandomBuffers {
         case 4:
           b.begin = upTo(n) * 1000003 - 77, b.end = b.begin + 1 + upTo(1 << 30);
           break;                                                    // sparse
-        case 5: b.begin = 5, b.end = 6 + upTo(2); break;            // one step
-        default: b.begin = upTo(4), b.end = b.begin + 1 + upTo(4);  // few steps
+        case 5: b.begin = 5, b.end = 6 + upTo(2); break;            // one position
+        default: b.begin = upTo(4), b.end = b.begin + 1 + upTo(4);  // few positions
       }
       buffers.push_back(b);
     }

@@ -13,12 +13,12 @@ namespace {
 using testing::ProofProgram;
 using testing::Random;
 
-/// Steps of `pipeline`, each left out by chance.
+/// Passes of `pipeline`, each left out by chance.
 Pipeline someOf(const Pipeline& pipeline, Random& random) {
   const size_t share = random.chance(50) ? 100 : 40 + random.below(60);
   Pipeline some;
-  for (const PassStep& step : pipeline) {
-    if (random.chance(share)) some.push_back(step);
+  for (const ListedPass& listed : pipeline) {
+    if (random.chance(share)) some.push_back(listed);
   }
   return some;
 }
@@ -66,7 +66,7 @@ TEST_CASE("what passes keep of their analyses is what each would have found by i
     }
     ++done;
     CHECK(kept == resultOf(given, options, [&](Program& program, PassContext& context) {
-            for (const PassStep& step : pipeline) step.pass->run(program, context);
+            for (const ListedPass& listed : pipeline) listed.pass->run(program, context);
           }));
   }
   CHECK(done > 200);

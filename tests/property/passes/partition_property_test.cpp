@@ -41,7 +41,7 @@ Colouring colouringOf(const Dependences& dependences) {
   return colouring;
 }
 
-/// The fewest (captured runs, runs) over all legal orders, by trying every set of nodes done so far.
+/// The fewest (captured sections, sections) over all legal orders, by trying every set of nodes done so far.
 std::pair<int, int> fewestByForce(const Colouring& colouring) {
   const int n = colouring.dependences->size();
   using Cost = std::pair<int, int>;
@@ -67,16 +67,16 @@ std::pair<int, int> fewestByForce(const Colouring& colouring) {
   return std::min(best.back()[0], best.back()[1]);
 }
 
-/// Runs that any order needs: colour changes on the longest chain, found from each node on its own.
+/// Sections that any order needs: colour changes on the longest chain, found from each node on its own.
 int longestChain(const Colouring& colouring) {
-  std::vector<int> runs(colouring.dependences->size(), -1);
+  std::vector<int> sections(colouring.dependences->size(), -1);
   const std::function<int(int)> ending = [&](int i) {
-    if (runs[i] >= 0) return runs[i];
+    if (sections[i] >= 0) return sections[i];
     int most = 1;
     for (int32_t p : colouring.dependences->before(i)) {
       most = std::max(most, ending(p) + (colouring.captured[p] != colouring.captured[i]));
     }
-    return runs[i] = most;
+    return sections[i] = most;
   };
   int most = 0;
   for (int i = 0; i < colouring.dependences->size(); ++i) most = std::max(most, ending(i));
@@ -85,8 +85,8 @@ int longestChain(const Colouring& colouring) {
 
 std::vector<Node*> flat(const PartitionPlan& plan) {
   std::vector<Node*> order;
-  for (const PlannedRun& run : plan.runs)
-    order.insert(order.end(), run.nodes.begin(), run.nodes.end());
+  for (const PlannedSection& section : plan.sections)
+    order.insert(order.end(), section.nodes.begin(), section.nodes.end());
   return order;
 }
 
@@ -130,7 +130,7 @@ std::shared_ptr<Graph> lower(const Entry& entry, std::unordered_map<const Node*,
 
 }  // namespace
 
-TEST_CASE("levels are the fewest runs that the dependences allow, by force on small programs") {
+TEST_CASE("levels are the fewest sections that the dependences allow, by force on small programs") {
   std::mt19937 rng(1);
   int best = 0, apart = 0;
   for (int trial = 0; trial < 600; ++trial) {
@@ -146,9 +146,9 @@ TEST_CASE("levels are the fewest runs that the dependences allow, by force on sm
     const auto levels = fewestLevels(colouring);
     REQUIRE(levels);
     const auto force = fewestByForce(colouring);
-    REQUIRE(std::pair(int(levels->capturedRuns()), int(levels->runs())) == force);
+    REQUIRE(std::pair(int(levels->capturedSections()), int(levels->sections())) == force);
     ++best;
-    apart += levels->runs() > 2;
+    apart += levels->sections() > 2;
   }
   CHECK(best == 600);
   CHECK(apart > 30);  // the programs are not all trivial
@@ -169,16 +169,16 @@ TEST_CASE("on large programs levels equal the longest chain and never exceed pro
     const Colouring colouring = colouringOf(dependences);
     const auto levels = fewestLevels(colouring);
     REQUIRE(levels);
-    // The chain that needs most runs, or one more where two such chains begin with either colour.
+    // The chain that needs most sections, or one more where two such chains begin with either colour.
     const int chain = longestChain(colouring);
-    CHECK(levels->runs() >= chain);
-    CHECK(levels->runs() <= chain + 1);
+    CHECK(levels->sections() >= chain);
+    CHECK(levels->sections() <= chain + 1);
     context.options.minPartitionSize = 1;
     context.options.memoryGrowth = 1e9;
     const PartitionPlan plan = planPartitions(program.entries[0], context.options);
     CHECK(plan.levelPartitions <= plan.programOrderPartitions);
-    // The placement that is taken has no more runs; partitions of views alone were given up.
-    if (plan.keptOnHost.empty()) CHECK(plan.levelRuns == levels->runs());
+    // The placement that is taken has no more sections; partitions of views alone were given up.
+    if (plan.keptOnHost.empty()) CHECK(plan.levelSections == levels->sections());
     kept += plan.keptOnHost.empty();
     fewer += plan.levelPartitions < plan.programOrderPartitions;
   }
@@ -246,8 +246,8 @@ TEST_CASE("the verifier refuses exactly the orders that break a dependence") {
       for (int32_t p : dependences.before(i)) isLegal &= place[p] < place[i];
     }
     PartitionPlan plan;
-    plan.runs.emplace_back();
-    for (int32_t i : order) plan.runs[0].nodes.push_back(dependences.numbering().node(i));
+    plan.sections.emplace_back();
+    for (int32_t i : order) plan.sections[0].nodes.push_back(dependences.numbering().node(i));
     const std::string clash = plan.verify(entry);
     // Boundaries are checked last, and this plan lists none.
     const bool accepted = clash.empty() || clash.find("does not list") != std::string::npos;
@@ -278,37 +278,37 @@ TEST_CASE("a damaged plan is refused") {
       CHECK(damaged.verify(entry) != "");
       ++tried;
     };
-    const size_t r = rng() % plan.runs.size();
+    const size_t r = rng() % plan.sections.size();
     refuses("a node dropped", [&](PartitionPlan& p) {
-      p.runs[r].nodes.pop_back();
+      p.sections[r].nodes.pop_back();
       return true;
     });
     refuses("a node twice", [&](PartitionPlan& p) {
-      p.runs[r].nodes.push_back(plan.runs[0].nodes[0]);
+      p.sections[r].nodes.push_back(plan.sections[0].nodes[0]);
       return true;
     });
-    refuses("a run turned", [&](PartitionPlan& p) {
-      p.runs[r].captured = !p.runs[r].captured;
+    refuses("a section turned", [&](PartitionPlan& p) {
+      p.sections[r].captured = !p.sections[r].captured;
       return true;
     });
     refuses("a partition renumbered", [&](PartitionPlan& p) {
-      p.runs[r].index += 1;
+      p.sections[r].index += 1;
       return true;
     });
     refuses("an input missing", [&](PartitionPlan& p) {
-      if (p.runs[r].inputs.empty()) return false;
-      p.runs[r].inputs.pop_back();
+      if (p.sections[r].inputs.empty()) return false;
+      p.sections[r].inputs.pop_back();
       return true;
     });
     refuses("an output missing", [&](PartitionPlan& p) {
-      if (p.runs[r].outputs.empty()) return false;
-      p.runs[r].outputs.pop_back();
+      if (p.sections[r].outputs.empty()) return false;
+      p.sections[r].outputs.pop_back();
       return true;
     });
     refuses("a host node captured", [&](PartitionPlan& p) {
-      if (p.runs.size() < 2) return false;
-      PlannedRun& a = p.runs[0];
-      PlannedRun& b = p.runs[1];
+      if (p.sections.size() < 2) return false;
+      PlannedSection& a = p.sections[0];
+      PlannedSection& b = p.sections[1];
       (a.captured ? a : b).nodes.push_back((a.captured ? b : a).nodes.back());
       (a.captured ? b : a).nodes.pop_back();
       return true;

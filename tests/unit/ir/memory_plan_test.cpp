@@ -95,7 +95,8 @@ TEST_CASE("buffers that never live together share their bytes") {
   CHECK(plan.verify() == "");
 }
 
-TEST_CASE("buffers that share one step are apart, even where one ends as another begins later") {
+TEST_CASE(
+    "buffers that share one position are apart, even where one ends as another begins later") {
   const MemoryPlan plan = planBuffers({buffer(0, 3, 512), buffer(2, 4, 512)});
   CHECK(plan.bytes == 1024);
   CHECK(plan.buffers[0].offset != plan.buffers[1].offset);
@@ -136,7 +137,7 @@ TEST_CASE("largest first saves what the order of time wastes") {
   CHECK(peakLoad(buffers, 512) == 512 * 7);
 }
 
-TEST_CASE("steps far apart cost nothing") {
+TEST_CASE("positions far apart cost nothing") {
   const int64_t far = int64_t{1} << 60;
   const MemoryPlan plan =
       planBuffers({buffer(-far, far, 512), buffer(-5, far, 512), buffer(far, far + 1, 512)});
@@ -154,7 +155,7 @@ TEST_CASE("the same buffers give the same plan") {
 TEST_CASE("buffers without life or bytes are refused by name") {
   using Catch::Matchers::Contains;
   CHECK_THROWS_WITH(planBuffers({buffer(3, 3, 512, "%empty")}),
-                    Contains("%empty") && Contains("at least one step"));
+                    Contains("%empty") && Contains("at least one position"));
   CHECK_THROWS_WITH(planBuffers({buffer(3, 4, 0, "%none")}), Contains("%none"));
   CHECK_THROWS_WITH(planBuffers({}, 0), Contains("alignment"));
 }
@@ -173,7 +174,7 @@ TEST_CASE("verify names what is wrong with a plan") {
     plan.buffers[0].offset = 512;
     plan.buffers[1].offset = 0;
     plan.buffers[2].offset = 1536;
-    CHECK_THAT(plan.verify(), Contains("%a") && Contains("%b") && Contains("step 1"));
+    CHECK_THAT(plan.verify(), Contains("%a") && Contains("%b") && Contains("position 1"));
   }
   SECTION("not aligned") {
     plan.bytes += 512;
@@ -207,9 +208,9 @@ TEST_CASE("a plan prints as a table and as a map") {
   const MemoryPlan plan =
       planBuffers({buffer(0, 8, 512, "%a"), buffer(2, 6, 1024, "%b"), buffer(6, 8, 512)});
   CHECK(printed(plan) == "arena 1536 bytes, load 1536, ratio 1.0000, 3 buffers\n"
-                         "  [0, 512) steps [0, 8) %a\n"
-                         "  [512, 1536) steps [2, 6) %b\n"
-                         "  [512, 1024) steps [6, 8)\n");
+                         "  [0, 512) positions [0, 8) %a\n"
+                         "  [512, 1536) positions [2, 6) %b\n"
+                         "  [512, 1024) positions [6, 8)\n");
   CHECK(mapOf(plan, 8, 3) == "..####..\n"
                              "..######\n"
                              "########\n");

@@ -186,7 +186,7 @@ TEST_CASE("storage accesses: what a branch starts and waits for lies in one node
   CHECK(read.clashes().empty());
 }
 
-TEST_CASE("storage accesses: a value is settled once the collective that writes it is over") {
+TEST_CASE("storage accesses: a value is final once the collective that writes it is over") {
   const Read read("  %a : R = _c10d_functional::all_reduce(%x, \"sum\", \"0\")\n"
                   "  %v : R = aten::alias(%a)\n"
                   "  %b : R = _c10d_functional::wait_tensor(%a)\n"

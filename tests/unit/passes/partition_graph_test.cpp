@@ -107,7 +107,7 @@ TEST_CASE("plan: the minimum size is that of the whole line of levels, and views
   context.options.minPartitionSize = 3;
   const PartitionPlan plan = planOf(text, context);
   CHECK(plan.partitionCount() == 0);
-  CHECK(plan.runs.size() == 1);
+  CHECK(plan.sections.size() == 1);
   CHECK(plan.keptOnHost.size() == 3);
 }
 
@@ -124,7 +124,7 @@ TEST_CASE("plan: an empty entry has an empty plan") {
   PassContext context;
   Program program =
       prepared("graph step(%x : T {user_input \"x\"}):\n  return (%x {alias %x})", context);
-  CHECK(planPartitions(program.entries[0], context.options).runs.empty());
+  CHECK(planPartitions(program.entries[0], context.options).sections.empty());
   partitionGraph(program, context);
   verifyPartitionGraph(program, context);
 }
@@ -136,8 +136,8 @@ TEST_CASE("plan: prints what it decided") {
   const Program program = prepared(largeResults(1), context);
   planPartitions(program.entries[0], context.options).print(os);
   CHECK(os.str() == "order: levels\n"
-                    "levels: 1 partition in 2 runs, peak 0.00 MiB\n"
-                    "program order: 1 partition in 2 runs, peak 0.00 MiB\n"
+                    "levels: 1 partition in 2 sections, peak 0.00 MiB\n"
+                    "program order: 1 partition in 2 sections, peak 0.00 MiB\n"
                     "partition 0: 2 nodes, %a0 = aten::relu to %s0 = aten::sum\n"
                     "  in (1): %x\n"
                     "  out (2): %a0 %s0\n"

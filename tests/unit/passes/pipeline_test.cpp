@@ -106,7 +106,7 @@ TEST_CASE("pipeline: every option of every pass is read as it is printed") {
   odd.writeNumbers = true;
   const std::string text = pipelineText(withAllOptions(wholePipeline(), odd));
   PassOptions read;
-  for (const PassStep& each : parsePipeline(text)) {
+  for (const ListedPass& each : parsePipeline(text)) {
     for (const auto& [option, value] : each.options) REQUIRE(option->set(read, value));
   }
   CHECK(read.hostRequests == odd.hostRequests);
@@ -318,7 +318,7 @@ TEST_CASE("plan: it is what partition-graph carries out") {
   Program uncut = step();
   PassContext again;
   Pipeline front;
-  for (const PassStep& each : wholePipeline()) {
+  for (const ListedPass& each : wholePipeline()) {
     if (each.pass->makes.has(ProgramFact::Partitions)) break;
     front.push_back(each);
   }

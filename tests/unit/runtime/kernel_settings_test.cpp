@@ -49,9 +49,9 @@ TEST_CASE("a setting that chooses kernels is obeyed from the next step on", "[la
   CHECK(attention.runtime->stats().uncapturedSteps == before + 1);
   CHECK(attention.runtime->remarks().count("settings-differ") == 1);
   for (int i = 0; i < 6; ++i) CHECK(attention.step());
-  const int64_t settled = attention.runtime->stats().uncapturedSteps;
+  const int64_t uncaptured = attention.runtime->stats().uncapturedSteps;
   CHECK(attention.step());
-  CHECK(attention.runtime->stats().uncapturedSteps == settled);  // captured with it
+  CHECK(attention.runtime->stats().uncapturedSteps == uncaptured);  // captured with it
 
   setFlash(true);
   CHECK(attention.step());

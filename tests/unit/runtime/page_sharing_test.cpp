@@ -24,7 +24,7 @@ std::vector<Want> plain(size_t pages, ArenaParts parts = kNoPart) {
 }
 
 /// Gives a tenant its pages, adding those that are missing. False if it may not move.
-bool settle(PageSharing& sharing, PageSharing::Tenant tenant, ArenaParts held = kNoPart) {
+bool placePages(PageSharing& sharing, PageSharing::Tenant tenant, ArenaParts held = kNoPart) {
   std::vector<Move> moves;
   if (!sharing.choose(tenant, held, moves)) return false;
   for (const Move& move : moves) {
@@ -39,8 +39,8 @@ bool settle(PageSharing& sharing, PageSharing::Tenant tenant, ArenaParts held = 
 TEST_CASE("programs that never live together lie on the same pages") {
   PageSharing sharing;
   const auto small = sharing.add(plain(3)), large = sharing.add(plain(8));
-  REQUIRE(settle(sharing, small));
-  REQUIRE(settle(sharing, large));
+  REQUIRE(placePages(sharing, small));
+  REQUIRE(placePages(sharing, large));
   CHECK(sharing.bytes() == 8 * 4096);
   CHECK(sharing.meets(small, large, kWholeArena));
   sharing.remove(large);
@@ -52,10 +52,10 @@ TEST_CASE("what is held keeps its pages, and only those") {
   auto wants = plain(6);
   for (size_t i : {0, 1, 4}) wants[i].parts = kSavedPart;
   const auto first = sharing.add(wants), second = sharing.add(plain(6));
-  REQUIRE(settle(sharing, first));
+  REQUIRE(placePages(sharing, first));
   CHECK(sharing.keepApart(second, first, kSavedPart));
   CHECK_FALSE(sharing.keepApart(second, first, kSavedPart));
-  REQUIRE(settle(sharing, second));
+  REQUIRE(placePages(sharing, second));
   CHECK(sharing.bytes() == 9 * 4096);
   CHECK_FALSE(sharing.meets(second, first, kSavedPart));
   CHECK(sharing.meets(second, first, kWholeArena));
@@ -66,18 +66,18 @@ TEST_CASE("a rule moves the pages that break it, and none that is held") {
   auto wants = plain(4);
   wants[0].parts = kSavedPart;
   const auto a = sharing.add(wants), b = sharing.add(wants);
-  REQUIRE(settle(sharing, a));
-  REQUIRE(settle(sharing, b));
+  REQUIRE(placePages(sharing, a));
+  REQUIRE(placePages(sharing, b));
   CHECK(sharing.bytes() == 4 * 4096);
   sharing.keepApart(a, b, kSavedPart);
-  CHECK_FALSE(settle(sharing, a, kSavedPart));  // its own saved page would move
-  REQUIRE(settle(sharing, a));
+  CHECK_FALSE(placePages(sharing, a, kSavedPart));  // its own saved page would move
+  REQUIRE(placePages(sharing, a));
   CHECK(sharing.bytes() == 5 * 4096);
   // The other way round, the rule stands too: b's saved page stays away from all of a's.
-  REQUIRE(settle(sharing, b));
+  REQUIRE(placePages(sharing, b));
   CHECK_FALSE(sharing.meets(a, b, kSavedPart));
   sharing.keepApart(b, a, kWholeArena);
-  REQUIRE(settle(sharing, b));
+  REQUIRE(placePages(sharing, b));
   CHECK_FALSE(sharing.meets(a, b, kWholeArena));
 }
 
@@ -85,14 +85,14 @@ TEST_CASE("rules about a tenant end with it, and its number is used again") {
   PageSharing sharing;
   const auto a = sharing.add(plain(2)), b = sharing.add(plain(2));
   sharing.keepApart(a, b, kWholeArena);
-  REQUIRE(settle(sharing, a));
-  REQUIRE(settle(sharing, b));
+  REQUIRE(placePages(sharing, a));
+  REQUIRE(placePages(sharing, b));
   CHECK(sharing.bytes() == 4 * 4096);
   sharing.remove(b);
   for (PageSharing::Page page : sharing.unused()) sharing.removePage(page);
   const auto c = sharing.add(plain(2));
   CHECK(c == b);
-  REQUIRE(settle(sharing, c));
+  REQUIRE(placePages(sharing, c));
   CHECK(sharing.bytes() == 2 * 4096);
 }
 
@@ -224,14 +224,14 @@ TEST_CASE("an arena that is used while another one's step runs gets pages of its
   CHECK(before != device.source->behind(*b));
   a->leave();
   b->leave();
-  const auto settled = device.source->mapped.size();
+  const auto mapped = device.source->mapped.size();
   for (int step = 0; step < 5; ++step) {
     REQUIRE(enter(*b));
     REQUIRE(enter(*a));
     a->leave();
     b->leave();
   }
-  CHECK(device.source->mapped.size() == settled);
+  CHECK(device.source->mapped.size() == mapped);
 }
 
 TEST_CASE("an arena takes the pages that it is given, behind the work that was on them") {

@@ -113,7 +113,7 @@ void sayLimit(int64_t limit, const RewriteLimit& rewrites) {
 /// The position of a pass; UsageError if it is not in the list.
 size_t positionOf(const char* flag, const std::string& name, const Pipeline& pipeline) {
   std::vector<std::string> names;
-  for (const PassStep& step : pipeline) names.emplace_back(step.pass->name);
+  for (const ListedPass& listed : pipeline) names.emplace_back(listed.pass->name);
   const auto found = llvm::find(names, name);
   if (found != names.end()) return static_cast<size_t>(found - names.begin());
   throw UsageError(std::string(flag) + ": '" + name + "' is not among the passes" +
@@ -210,7 +210,7 @@ void OptCommand::processPart(const InputPart& part, Remarks& remarks) {
   if (!failure) return;
   if (!reproducer_.empty()) {
     PassRun failing = run;
-    failing.pipeline.resize(failure->step + 1);
+    failing.pipeline.resize(failure->position + 1);
     writeReproducer(reproducerText(failing, given, *failure));
   }
   throw FileError(file, failure->message);

@@ -22,7 +22,7 @@ struct PassRun {
 
 /// What a pass did wrong, or refused.
 struct PassFailure {
-  size_t step = 0;  // in the pipeline
+  size_t position = 0;  // in the pipeline
   PassPhase phase = PassPhase::Run;
   std::string message;      // one line
   int64_t rewrites = 0;     // that passes asked for up to there

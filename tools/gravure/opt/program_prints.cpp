@@ -32,7 +32,7 @@ ProgramPrints::ProgramPrints(Command& command)
 
 void ProgramPrints::check(const Pipeline& pipeline) const {
   std::vector<std::string> names;
-  for (const PassStep& step : pipeline) names.emplace_back(step.pass->name);
+  for (const ListedPass& listed : pipeline) names.emplace_back(listed.pass->name);
   const auto need = [&](const char* flag, const cl::list<std::string>& wanted) {
     for (const std::string& name : wanted) {
       if (llvm::is_contained(names, name)) continue;

@@ -42,7 +42,7 @@ PassRun limited(PassRun run, int64_t rewrites) {
   return run;
 }
 
-/// The run without step `i`.
+/// The run without the pass at position `i`.
 PassRun without(PassRun run, size_t i) {
   run.pipeline.erase(run.pipeline.begin() + static_cast<std::ptrdiff_t>(i));
   return run;
@@ -81,11 +81,11 @@ std::optional<PassRun> reproducerRun(std::string_view text, const std::string& f
 }
 
 Reduced reduceFailure(PassRun run, const Program& given, const PassFailure& failure) {
-  run.pipeline.resize(failure.step + 1);
+  run.pipeline.resize(failure.position + 1);
   run.pipeline = withAllOptions(run.pipeline, run.options);  // a pass that goes leaves its options
   const auto fails = [&](const PassRun& with, const Program& program) {
     const auto seen = failureOf(with, program);
-    return seen && seen->step + 1 == with.pipeline.size() && seen->phase == failure.phase;
+    return seen && seen->position + 1 == with.pipeline.size() && seen->phase == failure.phase;
   };
   const auto dropPasses = [&](const Program& program) {
     for (size_t i = run.pipeline.size() - 1; i-- > 0;) {

@@ -42,23 +42,23 @@ void printPlan(const PlanReport& report, bool map, llvm::raw_ostream& os) {
   }
   os << '\n';
   table.print(os);
-  Table host({"entry", "host run", "nodes", "reasons"});
-  for (const HostRow& row : report.hostRuns) {
+  Table host({"entry", "host section", "nodes", "reasons"});
+  for (const HostRow& row : report.hostSections) {
     const std::string position =
         row.after < 0 ? "at the beginning" : "after " + std::to_string(row.after);
     host.add({row.entry, position, row.nodes, reasonsText(row.reasons)});
   }
-  if (!report.hostRuns.empty()) {
+  if (!report.hostSections.empty()) {
     os << '\n';
     host.print(os);
   }
   const MemoryPlan& memory = report.memory;
-  os << "\npartitions " << report.partitions.size() << ", host runs " << report.hostRuns.size()
-     << ", staged a step " << report.stagedBytes << " bytes\n";
+  os << "\npartitions " << report.partitions.size() << ", host sections "
+     << report.hostSections.size() << ", staged a step " << report.stagedBytes << " bytes\n";
   os << "live bytes " << memory.load << ", arena " << memory.bytes
      << llvm::format(", ratio %.3f, ", memory.ratio()) << memory.buffers.size() << " buffers\n";
   if (map && !memory.buffers.empty()) {
-    os << "\narena over time (steps to the right, offsets upwards)\n";
+    os << "\narena over time (positions to the right, offsets upwards)\n";
     printMemoryMap(memory, os);
   }
 }

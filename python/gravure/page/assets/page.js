@@ -57,15 +57,15 @@
     return (p.colours = { calls, names: [...known.keys()] });
   }
 
-  // Where calls and runs of the step lie on the axis: by time where that is known and wished, else in order.
+  // Where calls and sections of the step lie on the axis: by time where that is known and wished, else in order.
   function axisOf(p) {
     const t = byTime ? p.time : null;
     if (!t) {
       return { t, lanes: LANES, end: p.calls.length, title: "operator call", format: ",d",
-        call: (i) => [i, i + 1], run: (k) => [p.runs[k][2], p.runs[k][3]] };
+        call: (i) => [i, i + 1], section: (k) => [p.sections[k][2], p.sections[k][3]] };
     }
     return { t, lanes: t.gpu ? GPU_LANES : LANES, end: t.end, title: "ms, from the step's begin", format: "",
-      call: (i) => t.calls[i], run: (k) => t.runs[k] };
+      call: (i) => t.calls[i], section: (k) => t.sections[k] };
   }
   const onGpu = (p, i) => p.time.gpu && p.calls[i][PARTITION] >= 0;
   function took(p, i) {
@@ -74,8 +74,8 @@
     return end > begin ? duration(end - begin) : "";
   }
 
-  function state(p, run) {
-    const [, partition] = run;
+  function state(p, section) {
+    const [, partition] = section;
     return partition < 0 ? "on the host" : p.states[partition] || "planned";
   }
   function described(p, i) {
@@ -96,15 +96,15 @@
     const listed = [...parts].slice(0, 5).join(", ") + (parts.size > 5 ? ", …" : "");
     return [listed && `in ${safe(listed)}`, reasons.size && [...reasons].join(", ")];
   }
-  function describedRun(p, k) {
-    const run = p.runs[k];
-    const [entry, partition, begin, end] = run;
-    const host = run[4] === "copies" ? "copies of arguments or results" : "on the host";
-    const name = partition < 0 ? host : `partition ${partition}, ${state(p, run)}`;
+  function describedSection(p, k) {
+    const section = p.sections[k];
+    const [entry, partition, begin, end] = section;
+    const host = section[4] === "copies" ? "copies of arguments or results" : "on the host";
+    const name = partition < 0 ? host : `partition ${partition}, ${state(p, section)}`;
     return [
       `<b>${p.entries[entry]}, ${name}</b>`,
       `${count(end - begin, "call")}, from ${begin.toLocaleString("en")}`,
-      p.time && `${duration(p.time.runs[k][1] - p.time.runs[k][0])} ${p.time.gpu && partition >= 0 ? "on the GPU" : "of the thread"}`,
+      p.time && `${duration(p.time.sections[k][1] - p.time.sections[k][0])} ${p.time.gpu && partition >= 0 ? "on the GPU" : "of the thread"}`,
       ...partsOf(p, begin, end),
     ].filter(Boolean).join("<br>");
   }
@@ -136,7 +136,7 @@
   function borders(p, top, at) {
     const shapes = [], annotations = [];
     p.entries.forEach((name, e) => {
-      const first = p.runs.findIndex((run) => run[0] === e);
+      const first = p.sections.findIndex((section) => section[0] === e);
       if (first < 0) return;
       const begin = at(first);
       annotations.push({ x: begin, y: top, yref: "paper", xanchor: "left", yanchor: "bottom",
@@ -171,15 +171,15 @@
     return shown;
   }
 
-  // `spans`: where each bar begins and ends; `runs`: what they are of; `words` and `colour` of each.
-  function bars(p, axis, name, lane, spans, runs, colour, words) {
+  // `spans`: where each bar begins and ends; `sections`: what they are of; `words` and `colour` of each.
+  function bars(p, axis, name, lane, spans, sections, colour, words) {
     const shown = inView(spans, seen(axis));
     return { type: "bar", orientation: "h", name, y: shown.map(() => lane),
       base: shown.map(([begin]) => begin), x: shown.map(([begin, end]) => end - begin), width: 0.8,
-      marker: { color: shown.map(([, , i]) => colour(runs[i])), line: { color: css("--panel"), width: shown.length > 100 ? 0 : 1 } },
-      customdata: shown.map(([, , i, last]) => [runs[i], runs[last]]), hoverinfo: "text",
+      marker: { color: shown.map(([, , i]) => colour(sections[i])), line: { color: css("--panel"), width: shown.length > 100 ? 0 : 1 } },
+      customdata: shown.map(([, , i, last]) => [sections[i], sections[last]]), hoverinfo: "text",
       hovertext: shown.map(([, , i, last]) => i === last ? words(i)
-        : together(p, `${last - i + 1} of ${name}`, p.runs[runs[i]][2], p.runs[runs[last]][3])) };
+        : together(p, `${last - i + 1} of ${name}`, p.sections[sections[i]][2], p.sections[sections[last]][3])) };
   }
   // Marks of single calls, above where they are.
   function marks(p, axis, name, numbers, lane, marker, words) {
@@ -211,11 +211,11 @@
       hoverinfo: "text", ygap: 0, x: edges, z: [z], hovertext: [texts] };
   }
 
-  const replayedRuns = (p) => [...p.runs.keys()].filter((k) => p.runs[k][1] >= 0);
+  const replayedSections = (p) => [...p.sections.keys()].filter((k) => p.sections[k][1] >= 0);
 
   // What the picture of the step says, in words: they are there though nothing is drawn.
   function tellLine() {
-    const p = programs[current], { t } = axisOf(p), host = p.runs.filter((run) => run[4] === "host");
+    const p = programs[current], { t } = axisOf(p), host = p.sections.filter((section) => section[4] === "host");
     const how = t
       ? `By time, a replayed step of ${duration(t.end)}: ` + (t.gpu
         ? "widths are measured (on the GPU by CUPTI, on the processor by a clock) in uncaptured steps; where they begin is worked out as a replay runs them. Kernels that the processor launches one by one are not drawn on the GPU. "
@@ -224,7 +224,7 @@
     legend(colours(p));
     document.getElementById("order").closest("label").hidden = !p.time;
     document.getElementById("time-line-text").textContent = how +
-      `${count(replayedRuns(p).length, "graph")} and ${count(host.length, "stretch", "stretches")} on the host ` +
+      `${count(replayedSections(p).length, "graph")} and ${count(host.length, "section", "sections")} on the host ` +
       `(grey: copies of arguments and results), ` +
       `${count(p.waits.length, "wait")}, ${count(p.calls.length, "call")}, ${p.captured.toLocaleString("en")} of ` +
       `${count(p.operators, "operator call")} in graphs.`;
@@ -233,30 +233,30 @@
   function drawLine() {
     if (!near.has(line)) return;
     const p = programs[current], known = colours(p), axis = axisOf(p), { t, lanes } = axis, gpu = t && t.gpu;
-    const replayed = replayedRuns(p), others = [...p.runs.keys()].filter((k) => p.runs[k][1] < 0);
+    const replayed = replayedSections(p), others = [...p.sections.keys()].filter((k) => p.sections[k][1] < 0);
     const [hostLane, replayLane, waitLane] = [lanes.indexOf(gpu ? "processor" : "on the host"), lanes.indexOf(gpu ? "GPU" : "replayed"), 1];
     const calls = [...p.calls.keys()], inGraphs = (i) => p.calls[i][PARTITION] >= 0;
     const laneOf = (i) => (inGraphs(i) ? replayLane : hostLane);
     const [accent, soft, hosted, copies, waiting, launching] = ["--accent", "--soft", "--host", "--line", "--wait", "--launch"].map(css);
-    const words = (runs) => (i) => describedRun(p, runs[i]);
+    const words = (sections) => (i) => describedSection(p, sections[i]);
     const traces = [
       strip(p, known, axis, 0, gpu ? calls.filter((i) => !inGraphs(i)) : calls),
-      bars(p, axis, "replayed", replayLane, replayed.map(axis.run), replayed,
-        (k) => (["captured", "planned"].includes(state(p, p.runs[k])) ? accent : soft), words(replayed)),
-      bars(p, axis, "on the host", hostLane, others.map(axis.run), others, (k) => (p.runs[k][4] === "host" ? hosted : copies), words(others)),
+      bars(p, axis, "replayed", replayLane, replayed.map(axis.section), replayed,
+        (k) => (["captured", "planned"].includes(state(p, p.sections[k])) ? accent : soft), words(replayed)),
+      bars(p, axis, "on the host", hostLane, others.map(axis.section), others, (k) => (p.sections[k][4] === "host" ? hosted : copies), words(others)),
       marks(p, axis, "waits", p.waits, () => waitLane, { symbol: "diamond", size: 11, color: waiting }, "the processor waits<br>"),
       marks(p, axis, "found", found, laneOf,
         { symbol: "triangle-down", size: 11, color: css("--found"), line: { color: css("--panel"), width: 1 } }, ""),
     ];
     if (gpu) {
-      const launched = t.launches.map(([k]) => k), runOf = (i) => p.runs.findIndex((run) => run[2] <= i && i < run[3]);
+      const launched = t.launches.map(([k]) => k), sectionOf = (i) => p.sections.findIndex((section) => section[2] <= i && i < section[3]);
       traces.push(strip(p, known, axis, lanes.indexOf("its calls"), calls.filter(inGraphs)),
         bars(p, axis, "launches", hostLane, t.launches.map(([, begin, end]) => [begin, end]), launched, () => launching, (i) =>
-          `<b>launch of partition ${p.runs[launched[i]][1]}</b><br>${duration(t.launches[i][2] - t.launches[i][1])} of the thread`),
-        bars(p, axis, "waiting", waitLane, t.waits.map(([, begin, end]) => [begin, end]), t.waits.map(([i]) => runOf(i)), () => waiting, (i) =>
+          `<b>launch of partition ${p.sections[launched[i]][1]}</b><br>${duration(t.launches[i][2] - t.launches[i][1])} of the thread`),
+        bars(p, axis, "waiting", waitLane, t.waits.map(([, begin, end]) => [begin, end]), t.waits.map(([i]) => sectionOf(i)), () => waiting, (i) =>
           `the processor waits ${duration(t.waits[i][2] - t.waits[i][1])}<br>` + described(p, t.waits[i][0])));
     }
-    const { shapes, annotations } = borders(p, 1, (k) => axis.run(k)[0]);
+    const { shapes, annotations } = borders(p, 1, (k) => axis.section(k)[0]);
     plotly().react(line, traces, layout({
       xaxis: { range: view || [0, axis.end], title: { text: axis.title }, tickformat: axis.format },
       yaxis: { tickvals: lanes.map((_, i) => i), ticktext: lanes, zeroline: false, range: [-0.6, lanes.length - 0.4], fixedrange: true, showgrid: false },
@@ -266,9 +266,9 @@
     if (!line.hears) {
       line.hears = true;
       line.on("plotly_click", (event) => {
-        const runs = event.points[0].customdata;
-        if (!runs) return;
-        const p = programs[current], [first, last] = runs.map((k) => p.runs[k]);
+        const sections = event.points[0].customdata;
+        if (!sections) return;
+        const p = programs[current], [first, last] = sections.map((k) => p.sections[k]);
         const what = first !== last ? "" : first[1] < 0 ? " on the host" : ` in partition ${first[1]}`;
         const numbers = Array.from({ length: last[3] - first[2] }, (_, k) => first[2] + k);
         list(numbers, `${count(numbers.length, "call")} of ${p.entries[first[0]]}${what}`);
@@ -380,7 +380,7 @@
           line: { color: css("--panel"), width: all.length > 800 ? 0.3 : 1 } },
         hovertext: all.map(label), hoverinfo: "text" },
     ];
-    const { shapes, annotations } = borders(p, 1, (k) => p.runs[k][2]);
+    const { shapes, annotations } = borders(p, 1, (k) => p.sections[k][2]);
     annotations.push({ x: memory.peak, y: scaled(peak), yref: "y2", text: `peak ${size(peak)}`, showarrow: true, arrowcolor: css("--ink"), ax: memory.peak < n / 5 ? 70 : -70, ay: -12 });
     plotly().react(map, traces, layout({
       xaxis: { range: [0, n], title: { text: "operator call" }, tickformat: ",d", anchor: "y" },

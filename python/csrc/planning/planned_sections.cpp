@@ -1,4 +1,4 @@
-#include "python/csrc/planning/planned_runs.h"
+#include "python/csrc/planning/planned_sections.h"
 
 #include "ir/check/verify.h"
 #include "ir/facts/op_facts.h"
@@ -22,12 +22,14 @@ Positions positionsIn(const Entry& entry) {
   return positions;
 }
 
-std::vector<int64_t> asList(const PlannedRun& run, const Positions& positions) {
+std::vector<int64_t> asList(const PlannedSection& section, const Positions& positions) {
   const bool numbers =
-      !run.captured && std::all_of(run.nodes.begin(), run.nodes.end(),
-                                   [](const Node* node) { return factsOf(node).numbersOnly; });
-  std::vector<int64_t> list{run.captured ? run.index : numbers ? kNumberRun : kHostRun};
-  for (const Node* node : run.nodes) list.push_back(positions.at(node));
+      !section.captured && std::all_of(section.nodes.begin(), section.nodes.end(),
+                                       [](const Node* node) { return factsOf(node).numbersOnly; });
+  std::vector<int64_t> list{section.captured ? section.index
+                            : numbers        ? kNumberSection
+                                             : kHostSection};
+  for (const Node* node : section.nodes) list.push_back(positions.at(node));
   return list;
 }
 
@@ -41,21 +43,22 @@ std::vector<int64_t> draws(const Entry& entry, const Positions& positions) {
 
 }  // namespace
 
-PlannedRuns plannedRuns(const std::string& text,
-                        const c10::Dict<std::string, std::string>& options) {
+PlannedSections plannedSections(const std::string& text,
+                                const c10::Dict<std::string, std::string>& options) {
   Program program = readProgram(text);
   verifyProgram(program);
   PassContext context;
   context.options = parseLoadOptions(options).passes;
   const auto& plans = planProgram(program, context, PlannedCalls::AsGiven);
-  PlannedRuns planned;
+  PlannedSections planned;
   for (size_t e = 0; e < plans.size(); ++e) {
     const Entry& entry = program.entries[e];
     const Positions positions = positionsIn(entry);
-    std::vector<std::vector<int64_t>> runs;
-    for (const PlannedRun& run : plans[e].runs) runs.push_back(asList(run, positions));
-    runs.push_back(draws(entry, positions));
-    planned.insert(entry.name, std::move(runs));
+    std::vector<std::vector<int64_t>> sections;
+    for (const PlannedSection& section : plans[e].sections)
+      sections.push_back(asList(section, positions));
+    sections.push_back(draws(entry, positions));
+    planned.insert(entry.name, std::move(sections));
   }
   return planned;
 }

@@ -1,5 +1,5 @@
-// Inputs that go to and fro between a few places, as averages of weights that are swapped in, or buffers of
-// which one is written while the other is read: captures for each place.
+// Inputs that go to and fro between a few addresses, as averages of weights that are swapped in, or buffers
+// of which one is written while the other is read: captures for each address.
 #include "runtime/step/seal.h"
 #include "tests/unit/law_fixture.h"
 
@@ -7,15 +7,15 @@ using namespace gravure;
 
 namespace {
 
-struct Places : SideBySide {
-  /// `count` places of w, with other values in each.
-  explicit Places(int count) {
-    for (int i = 0; i < count; ++i) places.push_back(at::randn({8, 4}));
-    places[0].copy_(w.detach());
-    w = places[0];
+struct Alternating : SideBySide {
+  /// `count` tensors for w, each at an address of its own and with other values.
+  explicit Alternating(int count) {
+    for (int i = 0; i < count; ++i) tensors.push_back(at::randn({8, 4}));
+    tensors[0].copy_(w.detach());
+    w = tensors[0];
   }
-  bool stepAt(size_t place) {
-    w = places[place];
+  bool stepAt(size_t index) {
+    w = tensors[index];
     return step();
   }
   int64_t uncaptured() const { return runtime->stats().uncapturedSteps; }
@@ -23,14 +23,14 @@ struct Places : SideBySide {
   int64_t sets() const { return runtime->stats().captureSets; }
   int count(const char* name) const { return runtime->remarks().count(name); }
 
-  std::vector<at::Tensor> places;
+  std::vector<at::Tensor> tensors;
 };
 
 }  // namespace
 
 TEST_CASE("averages that are swapped in are captured once, and so are the weights",
           "[law1][law3]") {
-  Places pair(2);
+  Alternating pair(2);
   for (int epoch = 0; epoch < 6; ++epoch) {
     CAPTURE(epoch);
     for (int i = 0; i < 8; ++i) CHECK(pair.stepAt(0));
@@ -44,31 +44,31 @@ TEST_CASE("averages that are swapped in are captured once, and so are the weight
   CHECK(pair.count("often-uncaptured") == 0);
 }
 
-TEST_CASE("places in turn, in each step another one", "[law1][law3]") {
-  for (const size_t places : {2, 3, 4}) {
-    CAPTURE(places);
-    Places pair(places);
-    for (size_t step = 0; step < 30; ++step) CHECK(pair.stepAt(step < 4 ? 0 : step % places));
-    CHECK(pair.uncaptured() == static_cast<int64_t>(2 + places - 1));
-    CHECK(pair.captures() == static_cast<int64_t>(2 * places));
-    CHECK(pair.sets() == static_cast<int64_t>(places));
+TEST_CASE("addresses in turn, in each step another one", "[law1][law3]") {
+  for (const size_t count : {2, 3, 4}) {
+    CAPTURE(count);
+    Alternating pair(count);
+    for (size_t step = 0; step < 30; ++step) CHECK(pair.stepAt(step < 4 ? 0 : step % count));
+    CHECK(pair.uncaptured() == static_cast<int64_t>(2 + count - 1));
+    CHECK(pair.captures() == static_cast<int64_t>(2 * count));
+    CHECK(pair.sets() == static_cast<int64_t>(count));
     CHECK(pair.count("input-staged") == 0);
   }
 }
 
-TEST_CASE("more places in turn than captures are kept for are copied", "[law1]") {
-  Places pair(7);
+TEST_CASE("inputs at more addresses in turn than captures are kept for are copied", "[law1]") {
+  Alternating pair(7);
   for (size_t step = 0; step < 60; ++step) CHECK(pair.stepAt(step < 4 ? 0 : step % 7));
   CHECK(pair.count("input-staged") == 1);
   CHECK(pair.sets() == 1);
   CHECK(pair.uncaptured() < 10);
 }
 
-TEST_CASE("one epoch each at more places than captures are kept for", "[law1]") {
-  Places pair(6);
+TEST_CASE("one epoch each at more addresses than captures are kept for", "[law1]") {
+  Alternating pair(6);
   for (int round = 0; round < 3; ++round) {
-    for (size_t place = 0; place < 6; ++place) {
-      for (int i = 0; i < 10; ++i) CHECK(pair.stepAt(place));
+    for (size_t index = 0; index < 6; ++index) {
+      for (int i = 0; i < 10; ++i) CHECK(pair.stepAt(index));
       CHECK(pair.sets() <= 4);
     }
   }
@@ -77,25 +77,25 @@ TEST_CASE("one epoch each at more places than captures are kept for", "[law1]") 
 }
 
 TEST_CASE("what lay beside goes when its memory does", "[law4]") {
-  Places pair(2);
+  Alternating pair(2);
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
   REQUIRE(pair.sets() == 2);
   const c10::weak_intrusive_ptr<c10::StorageImpl> gone =
-      pair.places[0].storage().getWeakStorageImpl();
-  pair.places[0] = at::Tensor();
+      pair.tensors[0].storage().getWeakStorageImpl();
+  pair.tensors[0] = at::Tensor();
   CHECK(gone.expired());  // captures beside the current ones hold nothing
   for (int i = 0; i < 70; ++i) CHECK(pair.stepAt(1));
   CHECK(pair.sets() == 1);
 }
 
 TEST_CASE("what was replaced for good keeps nothing of what it was", "[law4]") {
-  Places pair(1);
+  Alternating pair(1);
   for (int round = 0; round < 4; ++round) {
     for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
     const c10::weak_intrusive_ptr<c10::StorageImpl> old =
-        pair.places[0].storage().getWeakStorageImpl();
-    pair.places[0] = pair.places[0].clone();
+        pair.tensors[0].storage().getWeakStorageImpl();
+    pair.tensors[0] = pair.tensors[0].clone();
     pair.w = at::Tensor();
     for (int i = 0; i < 2; ++i) CHECK(pair.stepAt(0));
     CHECK(old.expired());
@@ -103,21 +103,21 @@ TEST_CASE("what was replaced for good keeps nothing of what it was", "[law4]") {
   }
 }
 
-TEST_CASE("other memory at the place of what went is captured anew", "[law3][law4]") {
-  Places pair(2);
+TEST_CASE("other memory at the address of what went is captured anew", "[law3][law4]") {
+  Alternating pair(2);
   std::vector<float> block(32, 0.5F);
   const auto made = [](void*) {};
-  pair.places[0] = at::from_blob(block.data(), {8, 4}, made, at::kFloat);
+  pair.tensors[0] = at::from_blob(block.data(), {8, 4}, made, at::kFloat);
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
-  pair.places[0] = at::Tensor();
-  pair.places[0] = at::from_blob(block.data(), {8, 4}, made, at::kFloat);
+  pair.tensors[0] = at::Tensor();
+  pair.tensors[0] = at::from_blob(block.data(), {8, 4}, made, at::kFloat);
   for (int i = 0; i < 8; ++i) CHECK(pair.stepAt(static_cast<size_t>(i) / 4));
   CHECK(pair.sets() == 2);
 }
 
-TEST_CASE("a launch that fails has the calls of its own place run", "[law6]") {
-  Places pair(2);
+TEST_CASE("a launch that fails has the calls of its own address run", "[law6]") {
+  Alternating pair(2);
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
   for (size_t step = 0; step < 12; ++step) {
@@ -130,7 +130,7 @@ TEST_CASE("a launch that fails has the calls of its own place run", "[law6]") {
 }
 
 TEST_CASE("a result that is held, and captures that are dropped, end all of them", "[law5]") {
-  Places pair(2);
+  Alternating pair(2);
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(0));
   for (int i = 0; i < 4; ++i) CHECK(pair.stepAt(1));
   REQUIRE(pair.sets() == 2);
@@ -142,20 +142,20 @@ TEST_CASE("a result that is held, and captures that are dropped, end all of them
   pair.runtime->shutdown();
 }
 
-TEST_CASE("what a buffer's places get is written there", "[law2]") {
+TEST_CASE("what a buffer gets is written where it lies in that step", "[law2]") {
   SideBySide pair;
-  std::vector<at::Tensor> places, references;
+  std::vector<at::Tensor> tensors, references;
   for (int i = 0; i < 2; ++i) {
-    places.push_back(at::zeros({8}));
+    tensors.push_back(at::zeros({8}));
     references.push_back(at::zeros({8}));
   }
   for (size_t step = 0; step < 20; ++step) {
     const size_t at = step < 4 ? 0 : step % 2;
-    pair.b = places[at];
+    pair.b = tensors[at];
     pair.referenceB = references[at];
     CAPTURE(step);
     CHECK(pair.step());
-    for (size_t i = 0; i < 2; ++i) CHECK(sameBits(places[i], references[i]));
+    for (size_t i = 0; i < 2; ++i) CHECK(sameBits(tensors[i], references[i]));
   }
   CHECK(pair.runtime->stats().captureSets == 2);
 }
@@ -170,29 +170,29 @@ TEST_CASE("seals that are set aside stand beside the current one", "[law4]") {
     contents.tensors.add(0, *OperandGuard::ofDropped(tensor).layout());
     return contents;
   };
-  std::vector<at::Tensor> places;
+  std::vector<at::Tensor> tensors;
   for (int i = 0; i < 4; ++i) {
-    places.push_back(at::randn({4}));
+    tensors.push_back(at::randn({4}));
     if (i > 0) seals.setAside(/*most=*/2);
-    seals.add(sealOf(places.back()));
-    CHECK(seals.current() == seals.find({places.back()}));
+    seals.add(sealOf(tensors.back()));
+    CHECK(seals.current() == seals.find({tensors.back()}));
   }
   CHECK(seals.count() == 3);
-  CHECK(seals.find({places[0]}) == nullptr);  // it was current longest ago
-  const Seal* first = seals.find({places[1]});
+  CHECK(seals.find({tensors[0]}) == nullptr);  // it was current longest ago
+  const Seal* first = seals.find({tensors[1]});
   REQUIRE(first);
   CHECK(seals.makeCurrent(*first));
   CHECK(seals.current() == first);
-  places[3] = at::Tensor();
+  tensors[3] = at::Tensor();
   seals.dropGone();
   CHECK(seals.count() == 2);
   CHECK(seals.current() == first);
   seals.breakCurrent();
   CHECK(seals.current() == nullptr);
   CHECK(seals.count() == 1);
-  const Seal* second = seals.find({places[2]});
+  const Seal* second = seals.find({tensors[2]});
   REQUIRE(second);
-  const at::Tensor other = places[2].view({4});  // the same memory, which is there
+  const at::Tensor other = tensors[2].view({4});  // the same memory, which is there
   CHECK(seals.find({other}) == second);
   seals.breakAll();
   CHECK(seals.count() == 0);

@@ -20,7 +20,7 @@ from ..torch_api.guard_checks import Check
 from .update_program import UpdateProgram
 
 
-class StandingStep:
+class RepeatedStep:
     """Of one program, for as long as all is as it was."""
 
     def __init__(
@@ -44,6 +44,7 @@ class StandingStep:
         self._floats: list[list[tuple[Any, int, int]]] = []
         self._lists: list[tuple[list[Any], slice]] = []  # settings that change in place
         self._fixed: list[tuple[Any, list[Any]]] = []  # without a number, and their members
+        # Whether all settings are of kinds that are known here.
         self.known = self._find_numbers() == len(numbers)
 
     def runs(self, optimizer: Optimizer) -> bool | None:
@@ -149,7 +150,7 @@ class StandingStep:
 
 
 def parameters_without(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Those of its groups that are not among `parameters`."""
+    """The parameters of its groups that are not among `parameters`."""
     among = set(map(id, parameters))
     every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     return [p for p in every if id(p) not in among]

@@ -100,10 +100,6 @@ int64_t givenOf(const variable_list& tangents) {
   return given;
 }
 
-bool mayBeLent(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && isLent(value.toTensor());
-}
-
 /// `given`: as givenOf(), of what autograd had. A gradient that depends on none of it is undefined, as in
 /// eager. `last`: `saved` are not needed again.
 variable_list run(const BackwardCall& call, const variable_list& tangents, int64_t given,
@@ -114,7 +110,7 @@ variable_list run(const BackwardCall& call, const variable_list& tangents, int64
   for (size_t i = 0; i < saved.size(); ++i) {
     if (plan.savedTo[i] >= 0) {
       inputs.emplace_back(plan.savedTo[i], std::move(saved[i]));
-    } else if (!mayBeLent(saved[i])) {
+    } else if (!saved[i].isTensor() || !isLent(saved[i].toTensor())) {
       saved[i] = c10::IValue();  // the memory of others, which compiled code gives back
     }
   }

@@ -31,9 +31,7 @@ void returnLoan(void* context) { delete static_cast<Loan*>(context); }
 c10::Storage storageOf(Loan* loan, const at::Tensor& tensor) {
   const c10::Storage& memory = tensor.storage();
   void* address = const_cast<void*>(memory.data());
-  return c10::Storage(c10::Storage::use_byte_size_t(), memory.nbytes(),
-                      c10::DataPtr(address, loan, &returnLoan, tensor.device()),
-                      /*allocator=*/nullptr, /*resizable=*/false);
+  return storageOver({address, loan, &returnLoan, tensor.device()}, memory.nbytes());
 }
 
 /// A tensor like `tensor` over another storage of the same memory.
@@ -66,9 +64,7 @@ at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab) {
   if (isLent(tensor)) memory = static_cast<Loan*>(storage.data_ptr().get_context())->memory;
   c10::DataPtr held(const_cast<void*>(storage.data()), new std::shared_ptr<void>(std::move(memory)),
                     &dropMemory, tensor.device());
-  return onStorage(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(held),
-                                /*allocator=*/nullptr, /*resizable=*/false),
-                   tensor);
+  return onStorage(storageOver(std::move(held), storage.nbytes()), tensor);
 }
 
 at::Tensor Lender::lend(const at::Tensor& tensor, const std::shared_ptr<LoanBook>& book) {
@@ -99,14 +95,21 @@ at::Tensor shallowCopy(const at::Tensor& tensor) {
       /*version_counter=*/c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }
 
+at::Tensor shallowCopy(const at::Tensor& tensor, const c10::Storage& storage) {
+  at::Tensor copy = shallowCopy(tensor);
+  copy.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  return copy;
+}
+
+c10::Storage storageOver(c10::DataPtr memory, size_t bytes) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+}
+
 at::Tensor withoutOwner(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
-  at::Tensor bare = shallowCopy(tensor);
   c10::DataPtr memory(const_cast<void*>(storage.data()), storage.device());
-  bare.unsafeGetTensorImpl()->set_storage_keep_dtype(
-      c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(memory),
-                   /*allocator=*/nullptr, /*resizable=*/false));
-  return bare;
+  return shallowCopy(tensor, storageOver(std::move(memory), storage.nbytes()));
 }
 
 namespace {

@@ -44,7 +44,11 @@ at::Tensor unlent(const at::Tensor& tensor, const std::shared_ptr<Slab>& slab);
 
 /// Another TensorImpl over the same memory, without autograd's marks.
 at::Tensor shallowCopy(const at::Tensor& tensor);
-/// The same that does not keep that memory alive.
+/// The same over `storage`, which is another one of that memory.
+at::Tensor shallowCopy(const at::Tensor& tensor, const c10::Storage& storage);
+/// A storage of `memory`, whose bytes nobody resizes.
+c10::Storage storageOver(c10::DataPtr memory, size_t bytes);
+/// The same as shallowCopy() that does not keep the memory alive.
 at::Tensor withoutOwner(const at::Tensor& tensor);
 
 /// What is to be copied for the caller. As eager returns it (`asEager`): with its strides, and sharing

@@ -8,6 +8,7 @@
 #include <llvm/ADT/SmallVector.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace gravure {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 /// Storages of one memory. There may be several: of a tensor made over another one's bytes.
 using Storages = llvm::SmallVector<c10::Storage, 1>;
 
-/// Of a tensor that is handed over; empty once somebody watches it.
+/// Of a tensor that is handed over: what somebody who watches it takes away.
 struct Handed {
   c10::Storage memory;
 };
@@ -38,25 +39,14 @@ bool hasMemory(const at::Tensor& tensor) {
          tensor.storage().data() != nullptr;
 }
 
-c10::Storage over(c10::DataPtr memory, size_t bytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
-                      /*allocator=*/nullptr, /*resizable=*/false);
-}
-
 c10::Storage watchedStorage(Storages memory, uint64_t watch, size_t bytes) {
   const c10::Storage& first = memory.front();
   void* const address = const_cast<void*>(first.data());
   const c10::Device device = first.device();
-  return over({address, new Watched{watch, std::move(memory)}, &tellSession, device}, bytes);
+  return storageOver({address, new Watched{watch, std::move(memory)}, &tellSession, device}, bytes);
 }
 
-at::Tensor withStorage(const at::Tensor& tensor, const c10::Storage& storage) {
-  at::Tensor other = shallowCopy(tensor);
-  other.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
-  return other;
-}
-
-/// Null for a tensor that was not handed over.
+/// Of a tensor that has memory; null if it was not handed over.
 Handed* handedOf(const at::Tensor& tensor) {
   const c10::DataPtr& memory = tensor.storage().data_ptr();
   return memory.get_deleter() == &dropHanded ? static_cast<Handed*>(memory.get_context()) : nullptr;
@@ -75,8 +65,9 @@ at::Tensor handOver(const at::Tensor& operand) {
   if (!hasMemory(operand)) return operand;
   const c10::Storage& storage = operand.storage();
   void* const address = const_cast<void*>(storage.data());
-  return withStorage(operand, over({address, new Handed{storage}, &dropHanded, storage.device()},
-                                   storage.nbytes()));
+  return shallowCopy(
+      operand,
+      storageOver({address, new Handed{storage}, &dropHanded, storage.device()}, storage.nbytes()));
 }
 
 std::vector<at::Tensor> watchOperands(const std::vector<at::Tensor>& operands) {
@@ -87,26 +78,30 @@ std::vector<at::Tensor> watchOperands(const std::vector<at::Tensor>& operands) {
     Memory& memory = memories[storage.data()];
     memory.bytes = std::max(memory.bytes, storage.nbytes());
     Handed* const handed = handedOf(operand);
-    TORCH_INTERNAL_ASSERT(!handed || handed->memory, "an operand was watched twice");
-    memory.storages.push_back(handed ? handed->memory : storage);
+    if (!handed) {
+      memory.storages.push_back(storage);
+    } else if (handed->memory) {  // else an operand that comes twice
+      memory.storages.push_back(std::exchange(handed->memory, {}));
+    }
+    TORCH_INTERNAL_ASSERT(!memory.storages.empty(), "an operand was watched twice");
   }
   std::vector<at::Tensor> watched;
   watched.reserve(operands.size());
   for (const at::Tensor& operand : operands) {
-    ArenaSession* session = hasMemory(operand) ? ArenaSession::of(operand.device()) : nullptr;
+    if (!hasMemory(operand)) {
+      watched.push_back(operand);
+      continue;
+    }
+    ArenaSession* session = ArenaSession::of(operand.device());
     const uint64_t watch = session ? session->watch() : 0;
-    if (!hasMemory(operand) || (watch == 0 && !handedOf(operand))) {
+    if (watch == 0 && !handedOf(operand)) {
       watched.push_back(operand);
       continue;
     }
     Memory& memory = memories[operand.storage().data()];
     if (!memory.watched)
       memory.watched = watchedStorage(std::move(memory.storages), watch, memory.bytes);
-    watched.push_back(withStorage(operand, memory.watched));
-  }
-  for (const at::Tensor& operand : operands) {
-    Handed* const handed = hasMemory(operand) ? handedOf(operand) : nullptr;
-    if (handed) handed->memory = c10::Storage();
+    watched.push_back(shallowCopy(operand, memory.watched));
   }
   return watched;
 }

@@ -187,7 +187,7 @@ void Executor::runCall(Call& call) {
 void Executor::handOverOperands(const Call& call) {
   for (const Slot slot : call.releases) {
     c10::IValue& value = frame_[slot];
-    if (value.isTensor()) value = handOver(value.toTensor());
+    if (slot != call.rng && value.isTensor()) value = handOver(value.toTensor());
   }
 }
 

@@ -3,10 +3,9 @@
 #include "ir/torch_private/tensor_prefetch.h"
 #include "runtime/device/step_mark.h"
 #include "runtime/device/step_scope.h"
-#include "runtime/results/tensor_copies.h"
+#include "runtime/results/results.h"
 #include "runtime/step/runtime_impl.h"
 
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
@@ -259,16 +258,17 @@ std::vector<c10::IValue> Runtime::Impl::runInside(EntryState& entry,
 
 /// For a run whose inputs are given to another one: compiled code writes over copies.
 void Runtime::Impl::copyDonated(const EntryState& entry, std::vector<c10::IValue>& inputs) {
-  if (entry.code->donated.empty()) return;
-  const ArenaSession apart(0, device_->tensorDevice());  // no step's allocations
-  CopyBatches copies;
+  std::vector<CopySource> sources;
+  llvm::SmallVector<size_t, 16> copied;
   for (const size_t index : entry.code->donated) {
     if (!inputs[index].isTensor() || !inputs[index].toTensor().defined()) continue;
-    const at::Tensor given = inputs[index].toTensor();
-    inputs[index] = at::empty_strided(given.sizes(), given.strides(), given.options());
-    copies.add(inputs[index].toTensor(), given);
+    sources.push_back({inputs[index].toTensor(), /*asEager=*/true});
+    copied.push_back(index);
   }
-  copies.run();
+  if (sources.empty()) return;
+  const ArenaSession apart(0, device_->tensorDevice());  // no step's allocations
+  std::vector<at::Tensor> copies = ownedCopies(sources);
+  for (size_t i = 0; i < copied.size(); ++i) inputs[copied[i]] = std::move(copies[i]);
 }
 
 void Runtime::Impl::noteInsideSteps() {

@@ -17,16 +17,16 @@ struct AutogradPlan {
   using Lists = c10::Dict<std::string, c10::List<int64_t>>;
 
   /// One list of numbers for each member of numbers here, by its name in snake_case
-  /// (docs/torch-compile.md says what falls back where this cannot be said). TORCH_CHECK for a list that does not fit the entries.
+  /// (docs/torch-compile.md says what falls back where this cannot be said). TORCH_CHECK for a list that
+  /// does not fit the entries.
   static AutogradPlan parse(const Lists& lists, const Entry& forward, const Entry& backward);
 
   std::vector<int64_t> outputs;         // of the forward: what the caller is given
   std::vector<int64_t> differentiable;  // one an output: 1 if it is
-  std::vector<int64_t> saved;    // outputs of the forward that the backward must find unchanged
-  std::vector<int64_t> savedTo;  // one a saved value: the backward's input that it is, or -1
-  std::vector<bool>
-      ofCaller;  // one a saved value: the backward takes it as a parameter or the like
-  std::vector<int64_t> tangentTo;       // one a differentiable output: the same for its gradient
+  std::vector<int64_t> saved;      // outputs of the forward that the backward must find unchanged
+  std::vector<int64_t> savedTo;    // one a saved value: the backward's input that it is, or -1
+  std::vector<bool> ofCaller;      // likewise: whether it is the caller's, as a parameter is
+  std::vector<int64_t> tangentTo;  // one a differentiable output: the same for its gradient
   std::vector<int64_t> tangentFormats;  // the memory format that its gradient was traced with
   std::vector<int64_t> absent;       // likewise: 1 if the backward was made without that gradient
   std::vector<int64_t> edges;        // inputs of the forward that have a gradient

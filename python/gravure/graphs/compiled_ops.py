@@ -119,21 +119,21 @@ class CompiledCode:
         """
         program = program_class()
         results = []
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in inputs]
         with plainly():
             given: list[Any] = program.watch_operands(inputs)
             watched = [*map(program.is_watched_operand, given)]
-            held = {t.untyped_storage().data_ptr() for t in inputs[: self._kept]}
+            held = set(addresses[: self._kept])
             for at, layout in enumerate(self._inputs):
-                is_shared = at >= self._kept and _is_among(inputs[at], held)
+                # The graph says that nobody else has the memory of one that is donated.
+                is_shared = at >= self._kept and addresses[at] in held
                 if is_shared or not layout.conforms(given[at]):
                     given[at] = layout.copy_of(given[at])
+                held.add(addresses[at])
             given += numbers
             made = self._run(given)  # the list is the code's to empty, and nobody else's
-        taken = {
-            tensor.untyped_storage().data_ptr()
-            for tensor, is_watched in zip(inputs, watched, strict=True)
-            if not is_watched
-        }
+        pairs = zip(addresses, watched, strict=True)
+        taken = {address for address, is_watched in pairs if not is_watched}
         for found, layout in zip(made, self._outputs, strict=True):
             tensor = layout.seen_in(found)
             address = tensor.untyped_storage().data_ptr()
@@ -144,15 +144,6 @@ class CompiledCode:
             taken.add(address)
             results.append(tensor)
         return results
-
-
-def _is_among(tensor: Tensor, held: set[int]) -> bool:
-    """Whether another operand has its memory, which the graph says none has; else it is `held`."""
-    address = tensor.untyped_storage().data_ptr()
-    if address in held:
-        return True
-    held.add(address)
-    return False
 
 
 def _call(

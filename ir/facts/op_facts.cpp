@@ -167,7 +167,7 @@ void readTagsAndTables(const FunctionSchema& schema, OpFacts& facts) {
             type.containedType(0)->kind() == c10::TypeKind::GeneratorType);
   };
 
-  facts.random = row.random || hasTag(at::Tag::nondeterministic_seeded) ||
+  facts.random = row.random || (hasTag(at::Tag::nondeterministic_seeded) && !row.repeats) ||
                  llvm::any_of(schema.arguments(), takesGenerator);
   facts.collective = row.collective;
   facts.wait = row.wait;

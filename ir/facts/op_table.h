@@ -19,6 +19,7 @@ struct OpRow {
   bool aliasesFirst = false;  // may return its first tensor's storage; the schema does not say so
   bool aliasesAll = false;    // may return any operand's storage
   bool random = false;        // draws from, or sets, a generator, though it has no tag
+  bool repeats = false;       // has the tag, and repeats draws by seeds that are its operands
   bool effects = false;
   bool collective = false;
   bool wait = false;

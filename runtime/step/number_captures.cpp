@@ -246,7 +246,7 @@ std::unique_ptr<NumberPatches> findPatches(LaunchNumbers& numbers, const Executa
     if (patched.empty()) return nullptr;
     auto patches = std::make_unique<NumberPatches>(std::move(patched), std::move(found),
                                                    values.front(), executable);
-    for (const std::vector<double>& each : values) patches->note(each, /*proven=*/true);
+    for (const std::vector<double>& each : values) patches->note(each, "");
     return patches;
   }
   for (size_t i = 0; i < count; ++i)
@@ -261,15 +261,16 @@ bool provePatches(NumberPatches& patches, const Executable& executable,
                   const CaptureContext& context) {
   const std::vector<double> values = valuesOf(patches.numbers(), context.frame);
   std::vector<CapturedWork> works;
-  bool proven = false;
+  std::string why = "not compared yet";
   // Bytes that mean nothing show themselves sooner or later.
-  for (int paint = 1; paint <= 2 + kMoreCaptures && !proven; ++paint) {
+  for (int paint = 1; paint <= 2 + kMoreCaptures && !why.empty(); ++paint) {
     works.push_back(trialOf(context, patches.numbers(), values, paint));
-    if (!sameStructure(executable.work(), works.back())) break;
-    proven = works.size() > 1 && patches.differs(executable, values, works).empty();
+    const bool others = !sameStructure(executable.work(), works.back());
+    if (others || works.size() > 1) why = patches.differs(executable, values, works);
+    if (others) break;
   }
-  patches.note(values, proven);
-  return proven;
+  patches.note(values, why);
+  return why.empty();
 }
 
 }  // namespace gravure

@@ -94,7 +94,8 @@ std::string NumberPatches::whyNot(const Frame& frame, const Node* launch) const 
     if (holds(i, number)) continue;
     if (!fits(i, number)) return name + describeValue(value) + " does not fit into its kernels";
     if ((numbers_[i].refused & bitOf(number)) != 0)
-      return name + "with " + describeValue(value) + " its kernels are others";
+      return name + "with " + describeValue(value) +
+             " its kernels are others: " + numbers_[i].whyRefused;
   }
   return "";
 }
@@ -110,10 +111,12 @@ std::string NumberPatches::differs(const Executable& executable, const std::vect
   return differsFromPlaces(base, places_, noise, values, works.front());
 }
 
-void NumberPatches::note(const std::vector<double>& values, bool proven) {
+void NumberPatches::note(const std::vector<double>& values, const std::string& why) {
   for (size_t i = 0; i < numbers_.size(); ++i) {
-    if ((numbers_[i].kinds & bitOf(values[i])) != 0) continue;
-    (proven ? numbers_[i].kinds : numbers_[i].refused) |= bitOf(values[i]);
+    PatchedNumber& number = numbers_[i];
+    if ((number.kinds & bitOf(values[i])) != 0) continue;
+    (why.empty() ? number.kinds : number.refused) |= bitOf(values[i]);
+    if (!why.empty()) number.whyRefused = why;
   }
   noteAlike();
 }

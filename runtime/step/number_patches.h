@@ -18,6 +18,7 @@ struct PatchedNumber {
   size_t operand = 0;  // of the launch
   // Bit kindOfValue(v): captures with such a value had the bytes that are written for it, or had others.
   uint32_t kinds = 0, refused = 0;
+  std::string whyRefused = {};  // what the last of these showed
 };
 
 /// Their values in `frame`.
@@ -37,8 +38,8 @@ class NumberPatches {
   /// Why `works`, each captured anew with `values`, are not what is written for these; "" if they are.
   std::string differs(const Executable& executable, const std::vector<double>& values,
                       const std::vector<CapturedWork>& works) const;
-  /// From now on the kinds of `values` that were not known hold, or are refused.
-  void note(const std::vector<double>& values, bool proven);
+  /// From now on the kinds of `values` that were not known hold, or are refused: `why`, if not empty.
+  void note(const std::vector<double>& values, const std::string& why);
 
   /// Writes the values in `frame`, where they are not written yet. Throws c10::Error where the device
   /// refuses; nothing is replayed then, and the next call writes all of it anew.

@@ -12,7 +12,8 @@ gravure hands out results as gravure.load does by default; gravure_static its ow
 as full_step does; backend is torch.compile(backend="gravure") with autograd's backward;
 compile_step is gravure.compile_step. Only where asked for: backend_inductor is backend with
 Inductor's kernels, reduce_overhead torch.compile's own, graphed
-torch.cuda.make_graphed_callables of model and loss, graphed_model of the model alone;
+torch.cuda.make_graphed_callables of model and loss, graphed_model of the model alone,
+graphed_by_dynamo of what Dynamo makes of both, behind torch.compile;
 backend_broken lets Dynamo break the graph at each host read, as it does by default;
 full_step_own_stream warms up on the stream that it replays on (second_stream.py says why).
 
@@ -171,11 +172,25 @@ def graphed_model(step: moe_step.Step, batch: Any) -> moe_step.Step:
     return step
 
 
+def graphed_by_dynamo(step: moe_step.Step, _: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """`graphed` behind torch.compile: what Dynamo's own look at a call costs."""
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        samples = tuple(
+            value if isinstance(value, torch.nn.Parameter) else value.detach().clone()
+            for value in inputs
+        )
+        return torch.cuda.make_graphed_callables(module.forward, samples)
+
+    return torch.compile(step, backend=backend)
+
+
 # Ways to call a step's forward, whose backward autograd runs; given the step and a batch.
 FORWARDS: dict[str, Callable[[moe_step.Step, Any], Callable[[Tensor, Tensor], Tensor]]] = {
     "eager": lambda step, _: step,
     "graphed": lambda step, batch: torch.cuda.make_graphed_callables(step, batch),
     "graphed_model": graphed_model,
+    "graphed_by_dynamo": graphed_by_dynamo,
     "reduce_overhead": lambda step, _: torch.compile(step, mode="reduce-overhead"),
     "backend": lambda step, _: by_gravure(step),
     "backend_broken": lambda step, _: by_gravure(step),

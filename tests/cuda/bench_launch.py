@@ -3,7 +3,8 @@
     python3 tests/cuda/bench_launch.py
 
 replay: until the call returns, the device idle before it, beside `CUDAGraph.replay` of the
-same operators. partition: what one more partition adds to a step, the host node before it apart.
+same operators. wait: the same, the device busy for so long before. partition: what one more
+partition adds to a step, the host node before it apart.
 capture: the step that captures, over a step that runs the same operators one by one.
 """
 
@@ -29,6 +30,7 @@ ELEMENTS = 256
 TYPE = f"Float({ELEMENTS}, strides=[1], device=cuda:0)"
 HOST = "aten::neg"  # kept on the host by request
 ROUNDS = 200
+CYCLES_A_US = 1_700  # about: a GPU's clock
 
 
 def program(runs: list[list[str]], **options: Any) -> gravure.runtime.Program:
@@ -43,9 +45,12 @@ def program(runs: list[list[str]], **options: Any) -> gravure.runtime.Program:
     return gravure.load(path, "cuda", host=[HOST], **options)
 
 
-def host_us(call: Callable[[], Any], rounds: int = ROUNDS) -> float:
+def host_us(call: Callable[[], Any], rounds: int = ROUNDS, busy_us: float = 0) -> float:
+    """`busy_us`: for how long the GPU is waited for before each call."""
     took = []
     for _ in range(rounds):
+        if busy_us:
+            torch.cuda._sleep(int(busy_us * CYCLES_A_US))
         torch.cuda.synchronize()
         begun = time.perf_counter()
         call()
@@ -59,7 +64,7 @@ def stepper(runs: list[list[str]], **options: Any) -> tuple[Callable[[], Any], A
     return (lambda: loaded.run(())), loaded
 
 
-def replay_row(nodes: int) -> dict[str, float]:
+def replay_row(nodes: int, busy_us: float = 0) -> dict[str, float]:
     step, loaded = stepper([["aten::abs"] * nodes], require_capture=True)
     for _ in range(4):
         step()
@@ -73,10 +78,15 @@ def replay_row(nodes: int) -> dict[str, float]:
     # In turns: the host's speed drifts.
     ours, theirs = [], []
     for _ in range(5):
-        ours.append(host_us(step))
-        theirs.append(host_us(graph.replay))
+        ours.append(host_us(step, busy_us=busy_us))
+        theirs.append(host_us(graph.replay, busy_us=busy_us))
     row = {"nodes": nodes, "gravure": min(ours), "CUDAGraph.replay": min(theirs)}
     return row | {"over": row["gravure"] - row["CUDAGraph.replay"]}
+
+
+def wait_row(nodes: int, busy_us: float) -> dict[str, float]:
+    """The same launch after a longer wait: what it costs more is the host's caches gone cold."""
+    return {"waited us": busy_us} | replay_row(nodes, busy_us)
 
 
 def partition_row(count: int) -> dict[str, float]:
@@ -138,6 +148,7 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; microseconds of the host")
     found = {
         "replay": [replay_row(nodes) for nodes in (1, 100, 1000)],
+        "wait": [wait_row(nodes, wait) for nodes in (1, 1000) for wait in (100, 1000, 3000)],
         "partition": [partition_row(count) for count in (10, 100)],
         "capture": [capture_row(nodes) for nodes in (1000,)],
     }

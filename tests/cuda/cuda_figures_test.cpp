@@ -82,6 +82,16 @@ Figures figuresOf(const std::string& text, bool uncaptured, bool accumulate = fa
   return figures;
 }
 
+/// Whether a product allocates its workspace anew.
+bool allocatesWorkspaces() {
+  const at::Tensor a = values({64, 64}, 0), b = values({64, 64}, 1);
+  const auto allocated = [] { return getDeviceStats(0).allocated_bytes[0]; };
+  const int64_t before = allocated().current;
+  resetPeakStats(0);
+  (void)at::mm(a, b);
+  return allocated().peak - before > kMiB;
+}
+
 }  // namespace
 
 TEST_CASE("after its capture a program takes its inputs, its live bytes and the workspaces") {
@@ -96,8 +106,10 @@ TEST_CASE("after its capture a program takes its inputs, its live bytes and the 
                       << ours.after / kMiB << "; peak " << ours.peak / kMiB << ", uncaptured "
                       << eager.peak / kMiB);
   CHECK(ours.after <= ours.inputs + ours.load * 102 / 100 + workspaces + 8 * kMiB);
-  // Warm-up and capture need no more than what stays: what they took is given back in between.
-  CHECK(ours.peak <= ours.after + 8 * kMiB);
+  // Warm-up and capture need no more than what stays: what they took is given back in between. Where a
+  // product allocates its workspace (torch 2.15), that of the warm-up's last one lies beside the arena.
+  const int64_t passing = allocatesWorkspaces() ? workspaces : 0;
+  CHECK(ours.peak <= ours.after + passing + 8 * kMiB);
   const Figures added = figuresOf(text, false, true);
   WARN("with gradients accumulated: inputs and buffers " << added.inputs / kMiB << ", live bytes "
                                                          << added.load / kMiB << ", after capture "

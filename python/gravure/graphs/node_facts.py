@@ -21,6 +21,13 @@ _COLLECTIVES = (
     "_dtensor.shard_dim_alltoall",
 )
 _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
+# As the table has them, too: tagged as if they drew, they repeat the forward's draws by its seeds.
+_REPEAT = (
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    "aten::_efficient_attention_backward",
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+    "aten::_cudnn_attention_backward",
+)
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)  # whose schemas do not say so
 
 
@@ -45,7 +52,10 @@ def is_inductors_own(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether its operator is one that draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    found = schema(node)
+    return found is None or found.name not in _REPEAT
 
 
 def draws(node: fx.Node) -> bool:

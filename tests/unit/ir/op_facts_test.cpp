@@ -191,6 +191,12 @@ TEST_CASE("a random operator whose arguments keep it from drawing does not draw"
   CHECK_FALSE(draws("%y : Float(4, strides=[1], device=cpu) = aten::neg(%x)"));
 }
 
+TEST_CASE("an operator that repeats draws by seeds that it is given does not draw") {
+  CHECK(facts("aten::_scaled_dot_product_efficient_attention").random);
+  CHECK(!facts("aten::_scaled_dot_product_efficient_attention_backward").random);
+  CHECK(!facts("aten::_scaled_dot_product_cudnn_attention_backward").random);
+}
+
 TEST_CASE("collectives and waits are told apart") {
   CHECK(facts("_c10d_functional::all_reduce").collective);
   CHECK(facts("_c10d_functional::wait_tensor").wait);

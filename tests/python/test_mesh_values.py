@@ -119,3 +119,29 @@ def test_a_mesh_that_is_only_handed_on_is_not_read(meshes: list[DeviceMesh]) -> 
     mesh.meta["val"] = meshes[0]
     graph.output([mesh])
     assert meshes_read(fx.GraphModule(torch.nn.Module(), graph)) is None
+
+
+def test_the_device_of_a_rank_is_a_constant(
+    monkeypatch: pytest.MonkeyPatch, passes: GraphPasses
+) -> None:
+    """As in a step that torchtitan compiles ahead, on one rank for all."""
+    from torch.fx.experimental import proxy_tensor  # noqa: PLC0415
+
+    monkeypatch.setattr(proxy_tensor, "_coor_current_accelerator", lambda: torch.device("cpu"))
+    graph = fx.Graph()
+    x, call = graph.placeholder("x"), graph.call_function
+    device = call(torch.ops.coor.current_device.default)
+    ones = call(torch.ops.aten.ones.default, ([2, 3],), {"device": device})
+    result = call(torch.ops.aten.add.Tensor, (x, ones))
+    graph.output([result])
+    fake = torch._subclasses.FakeTensorMode()
+    device.meta["val"] = torch.device("cpu")
+    for node in (x, ones, result):
+        node.meta["val"] = fake.from_tensor(torch.empty(2, 3))
+    ours = passes.step(fx.GraphModule(torch.nn.Module(), graph), [])
+    for _ in range(5):
+        given = torch.randn(2, 3)
+        (found,) = ours(given)
+        assert bits(found) == bits(given + 1)
+    assert replays() > 0
+    assert [graph.failure for graph in gravure.report().graphs] == [""]

@@ -1,10 +1,13 @@
 """What a graph computes of meshes alone, as one does that was compiled on one rank for all.
 
 Such a graph takes the mesh of its DTensors, and asks it for the group of a collective, and for
-where this rank stands. For one mesh and one rank these are constants: a program is for them.
+where this rank stands; and it asks for this rank's device. For one mesh and one rank these are
+constants: a program is for them.
 
     %group = _dtensor.mesh_get_process_group(%mesh, 0)
     %y = _c10d_functional.all_gather_into_tensor(%x, 2, %group)      =>      …(%x, 2, "3")
+    %device = coor::current_device()
+    %z = aten::zeros([4], device=%device)                   =>      …([4], device="cuda:0")
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from torch import Tensor, fx
 from ..torch_api.aot_metadata import is_opaque
 from ..torch_api.dispatch import without_modes
 
-_NAMESPACES = ("_dtensor", "device_mesh")  # of operators that tell of a mesh
+_NAMESPACES = ("_dtensor", "device_mesh", "coor")  # of operators that tell of a mesh or a rank
 
 
 def meshes_read(module: fx.GraphModule) -> list[int] | None:
-    """Which arguments the graph reads as meshes; None where it asks nothing of any."""
+    """Which arguments the graph reads as meshes; None where it asks nothing of any, nor of its
+    rank."""
     known = _known(module)
     if not known:
         return None

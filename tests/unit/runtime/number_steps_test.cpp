@@ -125,7 +125,7 @@ TEST_CASE("law 3: a value for which another kernel runs is run uncaptured, and s
   CHECK(both.replays(0.3, 2.1));
   CHECK_THAT(remarksOf(*both.runtime),
              Catch::Contains("guard-failed") &&
-                                           Catch::Contains("its kernels are others: other kernels run"));
+                 Catch::Contains("its kernels are others: other kernels run"));
 }
 
 TEST_CASE("law 3: captured with a value that chooses its kernel, a number is baked in", "[law3]") {

@@ -235,8 +235,7 @@ void addEffects(Table& table) {
   // aten/src/ATen/native/transformers/cuda/attention_backward.cu: they make the forward's dropout again.
   for (const char* name :
        {"aten::_scaled_dot_product_efficient_attention_backward",
-        "aten::_efficient_attention_backward", "aten::_scaled_dot_product_cudnn_attention_backward",
-        "aten::_cudnn_attention_backward"}) {
+        "aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward"}) {
     table[name].repeats = true;
   }
   // Python puts no tags on them.

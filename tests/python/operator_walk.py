@@ -216,7 +216,11 @@ def against_schema(name: str, schema: Any, known: Known) -> Iterator[str]:
     random = "nondeterministic_seeded" in tags or any(
         "Generator" in str(p.type) for p in parameters
     )
-    if random and "random" not in known.flags:
+    # Of attention, some backwards have the tag and some not: all are given the forward's draws.
+    repeats = {"philox_seed", "philox_offset"} <= {p.name for p in parameters}
+    if repeats and "random" in known.flags:
+        yield "it is given the seed of draws that were made"
+    if random and not repeats and "random" not in known.flags:
         yield "it draws by its tag or its generator"
     if "maybe_aliasing_or_mutating" in tags:
         for r, found in enumerate(known.aliases):

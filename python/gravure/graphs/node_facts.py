@@ -24,7 +24,6 @@ _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wr
 # As the table has them, too: tagged as if they drew, they repeat the forward's draws by its seeds.
 _REPEAT = (
     "aten::_scaled_dot_product_efficient_attention_backward",
-    "aten::_efficient_attention_backward",
     "aten::_scaled_dot_product_cudnn_attention_backward",
     "aten::_cudnn_attention_backward",
 )

@@ -99,13 +99,14 @@ class Anew(NamedTuple):
 
     @property
     def what(self) -> str:
-        return f"compiled {self.times} times: what Dynamo takes for a constant differs"
+        return f"compiled {self.times} times: sizes, a number or a mode differ from call to call"
 
     @property
     def remedy(self) -> str:
         return (
-            "a tensor instead of a number that changes (a value that .item() read, a step "
-            "count); gravure.diagnose and TORCH_LOGS=recompiles name it"
+            "gravure.diagnose and TORCH_LOGS=recompiles name it. A number (a value that .item() "
+            "read, a step count): a tensor instead. Sizes: padded to a few, or "
+            "torch.compile(dynamic=True). A mode (no_grad, train, eval): each has its own graph"
         )
 
 

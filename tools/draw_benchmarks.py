@@ -274,16 +274,12 @@ def whole_loop() -> Iterator[str]:
         "behind a wait for a GPU that was busy for so long with something else:"
     )
     yield ""
-    names = ("nodes", "waited_us")
+    shown = {"nodes": ",", "waited_us": ",", "gravure_us": ".2f", "replay_us": ".2f"}
     rows = [
-        [
-            *(f"{row[name]:,}" for name in names),
-            f"{row['gravure_us']:.2f}",
-            f"{row['replay_us']:.2f}",
-        ]
-        for row in rows_of("launch", *names)
+        [format(row[name], how) for name, how in shown.items()]
+        for row in rows_of("launch", "nodes", "waited_us")
     ]
-    head = ["nodes", "busy before, µs", "`program.run`, µs", "bare replay, µs"]
+    head = ["nodes", "busy before, about, µs", "`program.run`, µs", "bare replay, µs"]
     yield from Table("launch", "what-the-runtime-adds-to-a-launch", head, 4).lines(rows)
     yield ""
     yield (

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from torch import Tensor, fx
 
-from ..library.load import program_class
 from ..torch_api.fake_tensors import storage_key
-from .node_facts import is_view, schema, takes_member, tensors
+from .node_facts import facts, is_view, schema, takes_member, tensors
 from .traced_graphs import TracedGraphs
 
 # Operators whose schemas say whether a result is memory of its own; nobody promises it of others.
@@ -58,11 +55,10 @@ def _may_share(node: fx.Node) -> bool:
     return found is not None and _gives_operand(found.name, found.overload_name)
 
 
-@functools.cache
 def _gives_operand(operator_name: str, overload: str) -> bool:
     """Whether a result may be an operand, though the schema does not say so (ir/facts)."""
-    facts = program_class().operator_facts(operator_name, overload)
-    return not facts or any(json.loads(facts)["aliases"])
+    known = facts(operator_name, overload)
+    return known is None or any(known["aliases"])
 
 
 def storages(node: fx.Node) -> Iterator[int]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ..library.load import program_class
 from ..torch_api.operators import higher_order_name, pytree, schema_of
 from .known_numbers import KnownNumbers
 
@@ -21,12 +24,6 @@ _COLLECTIVES = (
     "_dtensor.shard_dim_alltoall",
 )
 _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
-# As the table has them, too: tagged as if they drew, they repeat the forward's draws by its seeds.
-_REPEAT = (
-    "aten::_scaled_dot_product_efficient_attention_backward",
-    "aten::_scaled_dot_product_cudnn_attention_backward",
-    "aten::_cudnn_attention_backward",
-)
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)  # whose schemas do not say so
 
 
@@ -44,6 +41,13 @@ def schema(node: fx.Node) -> Any:
     return schema_of(node.target)
 
 
+@functools.cache
+def facts(operator_name: str, overload: str) -> dict[str, Any] | None:
+    """What ir/facts knows of an operator; None where PyTorch has not registered it."""
+    found = program_class().operator_facts(operator_name, overload)
+    return json.loads(found) if found else None
+
+
 def is_inductors_own(node: fx.Node) -> bool:
     """Whether it runs other graphs or kernels, without writing, in a way that Inductor compiles."""
     return higher_order_name(node.target) in _INDUCTORS_OWN
@@ -54,7 +58,8 @@ def is_random(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     found = schema(node)
-    return found is None or found.name not in _REPEAT
+    known = facts(found.name, found.overload_name) if found is not None else None
+    return known is None or "random" in known["flags"]
 
 
 def draws(node: fx.Node) -> bool:

@@ -104,9 +104,9 @@ class Anew(NamedTuple):
     @property
     def remedy(self) -> str:
         return (
-            "gravure.diagnose and TORCH_LOGS=recompiles name it. A number (a value that .item() "
-            "read, a step count): a tensor instead. Sizes: padded to a few, or "
-            "torch.compile(dynamic=True). A mode (no_grad, train, eval): each has its own graph"
+            "gravure.diagnose and TORCH_LOGS=recompiles name it; for a number (a value that "
+            ".item() read, a step count) take a tensor; pad sizes to a few, or take "
+            "torch.compile(dynamic=True); a mode (no_grad, train, eval) has a graph of its own"
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from gravure.calls.step_clock import StepClock
 from gravure.page.findings import find, is_emulated, share_of_time
 from gravure.page.html import page_of
-from gravure.page.outside import Finding, ends_of, one_a_line, time_of_loop
+from gravure.page.outside import Finding, ends_of, one_a_line, time_of_loop, time_outside
 from gravure.torch_api import left_frames
 from running import need_library
 from test_page import number_of, text_of
@@ -382,6 +382,18 @@ def test_a_loop_has_a_time_only_where_a_step_calls_each_graph_once() -> None:
     left = [("forward", "m.py:4", "a graph break, in a loop")]
     assert time_of_loop(_page(graphs=[uneven], skipped=left)) == 0
     assert time_of_loop(_page(graphs=[even], skipped=left)) == 900
+
+
+def test_a_graph_that_was_let_go_of_is_of_no_loop() -> None:
+    """Dynamo holds the first graph of a function that breaks, also behind its reset."""
+    gone = _timed(0, "", steps=90, calls=90, step_ns=5000, longest_ns=90_000) | {"programs": []}
+    gone["times"]["outside"] = {"m.py:7": [90, 8000]}
+    left = [("forward", "m.py:4", "a graph break, in a loop")]
+    page = _page(graphs=[gone, _timed(1, "", steps=20, step_ns=900, longest_ns=1000)], skipped=left)
+    assert time_of_loop(page) == 900 and time_outside(page) == 0
+    assert "m.py:7" not in [each.where for each in ends_of(page)]
+    eager = gone | {"failure": "why"}  # no program, and it runs
+    assert time_outside(_page(graphs=[eager])) == 8000
 
 
 def test_a_plan_that_stops_counts_nothing_behind_it() -> None:

@@ -82,7 +82,7 @@ def time_outside(page: Mapping[str, Any]) -> float:
 def time_of_loop(page: Mapping[str, Any]) -> float:
     """Nanoseconds from one step to the next; 0 if unknown, as where a graph is called several times
     in a step: for several modules, or from a function without a graph."""
-    graphs = [g for g in page["graphs"] if g.get("times") and g["times"]["calls"] > _MOST_APART]
+    graphs = [graph for graph in _clocked(page) if graph["times"]["calls"] > _MOST_APART]
     known = [graph["times"] for graph in graphs]
     calls = [each["calls"] for each in known]
     if not known or max(calls) - min(calls) > _MOST_APART:
@@ -95,10 +95,20 @@ def time_of_loop(page: Mapping[str, Any]) -> float:
     return float(first["step_ns"]) if is_even or not left else 0.0
 
 
+def _clocked(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Graphs that times were taken of. One that was let go of is of no step any more: Dynamo may
+    hold it for good, behind a reset also."""
+    return [graph for graph in page["graphs"] if graph.get("times") and _is_of_a_step(graph)]
+
+
+def _is_of_a_step(graph: Mapping[str, Any]) -> bool:
+    return bool(graph["programs"] or graph["failure"])
+
+
 def _costs(page: Mapping[str, Any]) -> dict[str, float]:
     """By the line that ends a graph, nanoseconds of a step until the next one begins."""
     calls = page.get("calls") or {}  # where the function is called in which that line is
-    known = [graph["times"] for graph in page["graphs"] if graph.get("times")]
+    known = [graph["times"] for graph in _clocked(page)]
     # None where the graph that steps begin with was let go of.
     steps = max((each["steps"] for each in known), default=0) or 1
     each_time: dict[str, float] = {}
@@ -132,7 +142,7 @@ def _breaks(page: Mapping[str, Any]) -> list[Finding]:
     texts = [
         graph["graph_break"]
         for graph in page["graphs"]
-        if graph.get("graph_break") and (graph["programs"] or graph["failure"])
+        if graph.get("graph_break") and _is_of_a_step(graph)
     ]
     read = map(read_break, dict.fromkeys([*texts, *(page.get("graph_breaks") or ())]))
     return [Finding(f"graph break: {each.why}", each.location, each.remedy) for each in read]

@@ -21,6 +21,7 @@ from .doctor.holders import holders_of
 from .doctor.kept_state import kept_state
 from .doctor.steps import Done, Programs, counted, strip
 from .doctor.watch import Watch
+from .given_arguments import refuse_misplaced
 from .options import CompileOptions
 from .torch_api.left_frames import left_frames
 from .torch_api.modules import uncompiled
@@ -86,6 +87,7 @@ def diagnose(
     batches: Iterable[Any] | None = None,
     steps: int = 12,
     options: Mapping[str, Any] | None = None,
+    **misplaced: Any,
 ) -> Diagnosis:
     """Runs `step` some times, and says what costs captures and what to write instead: an input or a
     parameter that moves, a size or a number that changes, a thread, a result that is held, a graph
@@ -99,12 +101,17 @@ def diagnose(
 
     These are real steps. Models and optimizers that `step` is, closes over or names are afterwards
     as they were, but for the settings of optimizers; what else it changes (a scheduler) is changed.
-    Raises ValueError for fewer than 4 `steps`, for
-    no batch at all in `batches`, and for an option that there is not.
+    Raises ValueError for fewer than 4 `steps`, for no batch at all in `batches` and for an option
+    that there is not, TypeError for keywords of `step`'s.
     """
     if not callable(step):
         kind = type(step).__name__
         raise TypeError(f"diagnose takes a step, a model or a function, not a {kind}")
+    refuse_misplaced(
+        "diagnose",
+        misplaced,
+        "into a function: diagnose(lambda batch: model(**batch), {{{given}}})",
+    )
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < _FEWEST:
         raise ValueError(
             f"steps: expected a whole number of at least {_FEWEST} (two steps warm up, one "

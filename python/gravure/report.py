@@ -58,7 +58,7 @@ class Report:
         return json.dumps(asdict(self), indent=1)
 
 
-def report(*, html: str | os.PathLike[str] | None = None) -> Report:
+def report(html: str | os.PathLike[str] | None = None) -> Report:
     """Plan and counts of every compiled graph that is alive.
 
     `html`: a file for a page to look at, which needs nothing else: what is replayed, a step over

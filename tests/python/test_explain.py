@@ -219,6 +219,23 @@ def test_arguments_are_checked() -> None:
         gravure.explain(3)  # type: ignore[arg-type]
 
 
+def test_one_tensor_is_one_argument() -> None:
+    """And not its rows: a tensor of one row was explained as a vector, without a word."""
+    found = gravure.explain(lambda x: x.mm(torch.ones(3, 2)).sum(), torch.randn(1, 3))
+    assert found.stopped == "" and [graph.failure for graph in found.graphs] == [""]
+
+
+def test_a_mapping_is_one_argument() -> None:
+    found = gravure.explain(lambda batch: batch["x"].sin().sum(), {"x": torch.randn(3)})
+    assert found.stopped == "" and len(found.graphs) == 1
+
+
+@pytest.mark.parametrize("function", [gravure.explain, gravure.diagnose])
+def test_keywords_of_the_model_are_told_their_place(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r'no argument input_ids, labels; .*"input_ids": …'):
+        function(Mlp(), input_ids=1, labels=2)
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="did you mean 'host'"):
         gravure.explain(Mlp(), rows(0), options={"hots": []})

@@ -21,7 +21,7 @@ from .doctor.holders import holders_of
 from .doctor.kept_state import kept_state
 from .doctor.steps import Done, Programs, counted, strip
 from .doctor.watch import Watch
-from .given_arguments import refuse_misplaced
+from .given_arguments import arguments_of, refuse_misplaced
 from .options import CompileOptions
 from .torch_api.left_frames import left_frames
 from .torch_api.modules import uncompiled
@@ -120,16 +120,14 @@ def diagnose(
     if batch and batches is not None:
         raise ValueError("diagnose takes arguments for each step, or batches, not both")
     CompileOptions.parse(options)
-    given = [batch] if batches is None else list(map(_arguments, itertools.islice(batches, steps)))
+    given = (
+        [batch] if batches is None else list(map(arguments_of, itertools.islice(batches, steps)))
+    )
     if not given:
         raise ValueError("batches: there is none; a loader that is used up gives no more")
     modules, optimizers = _parts(step)
     with kept_state([module for _, module in modules], optimizers):
         return _Visit(step, modules, optimizers, options).run(given, steps)
-
-
-def _arguments(batch: Any) -> tuple[Any, ...]:
-    return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
 
 
 class _Visit:

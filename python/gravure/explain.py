@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from .alike_remarks import grouped
 from .calls.compiled_graph import CompiledGraph
@@ -19,7 +19,7 @@ from .calls.graph_break import located_break
 from .calls.instance import Instance
 from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
 from .calls.without_graph import without_graph
-from .given_arguments import refuse_misplaced
+from .given_arguments import arguments_of, refuse_misplaced
 from .graphs.codegen import ATEN
 from .library.load import program_class
 from .options import CompileOptions
@@ -164,7 +164,7 @@ def _graph_of_page(graph: GraphPlan) -> dict[str, Any]:
 @one_at_a_time
 def explain(
     fn: Callable[..., Any],
-    args: Sequence[Any] | Tensor | Mapping[str, Any] = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     options: Mapping[str, Any] | None = None,
@@ -173,10 +173,11 @@ def explain(
     """How `fn(*args, **kwargs)` will be cut: partitions, what stays on the host and why, memory.
 
     `fn` is what `torch.compile(fn, backend="gravure")` would be given, or is compiled so already;
-    or a step that `compile_step` made. A tensor or a mapping as `args` is one argument. Nothing is
-    run or changed: operators work on shapes alone, on any device. Code between graphs runs, on
-    tensors without values; where it needs a value, `Explanation.stopped` says so. Sizes of the
-    arena are planned from types: the runtime plans again, with the temporaries of operators.
+    or a step that `compile_step` made. `args` is a tuple or a list; anything else, as a tensor, is
+    one argument. Nothing is run or changed: operators work on shapes alone, on any device. Code
+    between graphs runs, on tensors without values; where it needs a value, `Explanation.stopped`
+    says so. Sizes of the arena are planned from types: the runtime plans again, with the
+    temporaries of operators.
 
     Raises TypeError for what cannot be called and for keywords of `fn`'s outside of `kwargs`,
     ValueError for an option that there is not, and ExportError for a step that cannot become a
@@ -185,7 +186,7 @@ def explain(
     if not callable(fn):
         raise TypeError(f"explain takes a function, a model or a step, not a {type(fn).__name__}")
     refuse_misplaced("explain", misplaced, "in kwargs: explain(fn, kwargs={{{given}}})")
-    given = (args,) if isinstance(args, (Tensor, Mapping)) else tuple(args)
+    given = arguments_of(args)
     kwargs = dict(kwargs or {})
     step = getattr(fn, "gravure_step", None)
     if step is not None:

@@ -241,7 +241,7 @@ void Executor::runPartition(Partition& partition, Launch& launch) {
     keepIfCapturedByAll(partition, launch, captured ? "" : "it is quarantined there");
   }
   if (partition.state() == PartitionState::Quarantined) return runCalls(launch);
-  const CapturedPartition& captured = *partition.captured();
+  CapturedPartition& captured = *partition.captured();
   if (const int64_t changed = captured.changedOperand(launch, frame_); changed >= 0) {
     const Value* operand = launch.node->input(changed);
     const std::string found = captured.difference(changed, frame_[launch.operands[changed]]);
@@ -281,10 +281,10 @@ bool Executor::numbersHold(Partition& partition, Launch& launch) {
 }
 
 /// Its calls run one by one where the launch fails, and nothing ran.
-void Executor::replay(const CapturedPartition& captured, Launch& launch) {
+void Executor::replay(CapturedPartition& captured, Launch& launch) {
   const StepMark mark([&] { return nameOf("replay", launch); });
   try {
-    captured.replay(launch, frame_);
+    captured.replay(launch, frame_, inputs_);
   } catch (const PartialReplay& partial) {
     std::rethrow_exception(partial.cause);
   } catch (const c10::Error& error) {

@@ -87,7 +87,7 @@ class Executor {
   std::string nameOf(const char* what, const Launch& launch) const;
   void runLaunch(uint32_t index);
   void runPartition(Partition& partition, Launch& launch);
-  void replay(const CapturedPartition& captured, Launch& launch);
+  void replay(CapturedPartition& captured, Launch& launch);
   bool captureNow(Partition& partition, Launch& launch);
   bool numbersHold(Partition& partition, Launch& launch);
   void remarkNumbers(const CapturedPartition& captured, const Launch& launch);

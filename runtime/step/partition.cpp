@@ -5,9 +5,11 @@
 #include "runtime/results/results.h"
 #include "runtime/step/number_captures.h"
 
+#include <llvm/ADT/STLExtras.h>
 #include <llvm/ADT/StringRef.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace gravure {
 namespace {
@@ -73,6 +75,53 @@ void bake(const Launch& launch, const EntryCode& code, const Frame& frame, const
   }
 }
 
+/// Those of `exported` that are views of operands outside of the arena.
+std::vector<ViewOfOperand> viewsOf(const Launch& launch, const Frame& frame, const Slab& slab,
+                                   const std::vector<c10::IValue>& exported) {
+  std::vector<ViewOfOperand> views;
+  const auto isOutside = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() && tensor.numel() > 0 && !inSlab(tensor, &slab);
+  };
+  const auto add = [&](const at::Tensor& tensor, size_t output, int64_t member) {
+    if (!isOutside(tensor)) return;
+    for (size_t i = 0; i < launch.operands.size(); ++i) {
+      const c10::IValue& value = frame[launch.operands[i]];
+      if (!value.isTensor() || !isOutside(value.toTensor())) continue;
+      const at::Tensor& operand = value.toTensor();
+      if (!operand.storage().is_alias_of(tensor.storage())) continue;
+      const int64_t distance = static_cast<const char*>(tensor.const_data_ptr()) -
+                               static_cast<const char*>(operand.const_data_ptr());
+      views.push_back({output, member, i, distance, tensor.storage().unsafeGetStorageImpl()});
+      return;
+    }
+  };
+  for (size_t output = 0; output < exported.size(); ++output) {
+    const c10::IValue& value = exported[output];
+    if (value.isTensor()) add(value.toTensor(), output, -1);
+    if (!value.isTensorList()) continue;
+    const auto members = value.toTensorVector();
+    for (size_t m = 0; m < members.size(); ++m) add(members[m], output, static_cast<int64_t>(m));
+  }
+  return views;
+}
+
+/// Those that lie in the arena and that host nodes may be given.
+std::vector<ArenaOutput> forHostNodes(const EntryCode& code, const Slab& slab,
+                                      const std::vector<c10::IValue>& exported) {
+  using Kind = Instruction::Kind;
+  std::vector<ArenaOutput> found;
+  const bool hasHostNodes = llvm::any_of(code.instructions, [](const Instruction& each) {
+    return each.kind == Kind::Call || each.kind == Kind::Branch;
+  });
+  for (size_t output = 0; hasHostNodes && output < exported.size(); ++output) {
+    const c10::IValue& value = exported[output];
+    if (!value.isTensor() || !inSlab(value.toTensor(), &slab)) continue;
+    const c10::Storage& storage = value.toTensor().storage();
+    found.push_back({output, storage.data(), storage.nbytes()});
+  }
+  return found;
+}
+
 }  // namespace
 
 void Partition::quarantine(bool forGood) {
@@ -97,27 +146,48 @@ void Partition::reset() {
 }
 
 void CapturedPartition::letGo() {
-  for (c10::IValue& value : exported) {  // views of it
-    const bool owns = value.isTensor() && value.toTensor().defined() &&
-                      value.toTensor().has_storage() &&
-                      memory->at(value.toTensor().storage().data());
-    if (owns) value = withoutOwner(value.toTensor());
+  for (ViewOfOperand& view : views) {
+    if (std::exchange(view.of, nullptr) != nullptr)
+      changeTensor(view, [](const at::Tensor& tensor) { return withoutOwner(tensor); });
   }
   memory->letGo();
 }
 
-bool CapturedPartition::holdAgain() {
-  if (!memory->holdAgain()) return false;
-  for (c10::IValue& value : exported) {
-    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().has_storage())
-      continue;
-    const c10::Storage* owner = memory->at(value.toTensor().storage().data());
-    if (!owner) continue;
-    at::Tensor tensor = shallowCopy(value.toTensor());
-    tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(*owner);
-    value = std::move(tensor);
+bool CapturedPartition::holdAgain() { return memory->holdAgain(); }
+
+void CapturedPartition::attach(ViewOfOperand& view, const at::Tensor& operand) {
+  const c10::Storage& storage = operand.storage();
+  const auto* first = static_cast<const char*>(operand.const_data_ptr());
+  const int64_t offset = first - static_cast<const char*>(storage.data()) + view.distance;
+  changeTensor(view, [&](const at::Tensor& tensor) {
+    const auto size = static_cast<int64_t>(tensor.element_size());
+    TORCH_INTERNAL_ASSERT(offset % size == 0, "a view of an operand lies between two elements");
+    at::Tensor moved = shallowCopy(tensor, storage);
+    moved.unsafeGetTensorImpl()->set_storage_offset(offset / size);
+    return moved;
+  });
+  view.of = storage.unsafeGetStorageImpl();
+}
+
+void CapturedPartition::refill(const ArenaOutput& emptied) {
+  const at::Tensor& tensor = exported[emptied.output].toTensor();
+  c10::DataPtr memory(const_cast<void*>(emptied.memory), tensor.device());
+  // As PyTorch makes one, so that it can be emptied again.
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), emptied.bytes, std::move(memory),
+                             c10::GetAllocator(tensor.device().type()), /*resizable=*/true);
+  exported[emptied.output] = shallowCopy(tensor, storage);
+}
+
+void CapturedPartition::changeTensor(const ViewOfOperand& view,
+                                     llvm::function_ref<at::Tensor(const at::Tensor&)> change) {
+  c10::IValue& value = exported[view.output];
+  if (view.member < 0) {
+    value = change(value.toTensor());
+    return;
   }
-  return true;
+  c10::List<at::Tensor> members = value.toTensorList().copy();  // somebody may hold the last step's
+  members.set(view.member, change(members.get(view.member)));
+  value = std::move(members);
 }
 
 void Partition::putBack(std::shared_ptr<CapturedPartition> captured) {
@@ -179,6 +249,8 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
   session.leaveCall();
   captured->baked = std::move(numbers.baked);
   bake(launch, code, frame, slab, *captured);
+  captured->views = viewsOf(launch, frame, slab, captured->exported);
+  captured->forHostNodes = forHostNodes(code, slab, captured->exported);
   for (const Call& call : launch.calls) releaseSlots(call.outputs, frame);
   captured_ = std::move(captured);
   state_ = PartitionState::Captured;

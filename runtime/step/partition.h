@@ -1,6 +1,7 @@
 #pragma once
 // The life of one partition: cold, warmed up, captured and replayed, or quarantined.
 
+#include "ir/torch_private/tensor_fields.h"
 #include "runtime/device/arena_session.h"
 #include "runtime/device/device.h"
 #include "runtime/program/guards.h"
@@ -9,11 +10,31 @@
 #include "runtime/step/number_patches.h"
 #include "runtime/step/read_memory.h"
 
+#include <llvm/ADT/STLFunctionalExtras.h>
+
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace gravure {
+
+/// A value that a capture exports and that is a view of an operand: of whatever storage the operand has in
+/// that step. A storage may be given other memory, and another storage what it had, as FSDP2 does.
+struct ViewOfOperand {
+  size_t output = 0;
+  int64_t member = -1;  // of a list, -1: the output itself
+  size_t operand = 0;
+  int64_t distance = 0;                  // bytes from the operand's first element to the view's
+  const c10::StorageImpl* of = nullptr;  // the storage that the exported value has; nullptr: none
+};
+
+/// A value that a capture exports from the arena to host nodes. One of them may empty its storage, as
+/// torchtitan's offloading does behind a copy: the next replay exports it on another one.
+struct ArenaOutput {
+  size_t output = 0;
+  const void* memory = nullptr;  // where its storage begins
+  size_t bytes = 0;
+};
 
 /// What one capture of a partition made. Whoever may replay it holds it.
 struct CapturedPartition {
@@ -21,6 +42,8 @@ struct CapturedPartition {
   /// Held while it is the partition's; known alone while another one is.
   const std::unique_ptr<ReadMemory> memory = std::make_unique<ReadMemory>();
   std::vector<c10::IValue> exported;                    // one a launch output
+  std::vector<ViewOfOperand> views;                     // among them
+  std::vector<ArenaOutput> forHostNodes;                // likewise
   std::vector<std::pair<size_t, OperandGuard>> guards;  // by operand that is no entry input
   std::vector<std::pair<Slot, OperandGuard>> inputGuards;
   /// Numbers that no guard covers, since replays are given them; nullptr if there is none.
@@ -45,12 +68,28 @@ struct CapturedPartition {
   /// False, and it is of no use any more, where some of that is gone.
   bool holdAgain();
 
-  /// Launches with the numbers in `frame`, which hold, then puts the outputs into their slots.
-  void replay(const Launch& launch, Frame& frame) const {
+  /// Launches with the numbers in `frame`, which hold, then puts the outputs into their slots. `inputs`:
+  /// those of the entry, where the frame does not have them; or nullptr.
+  void replay(const Launch& launch, Frame& frame, const std::vector<c10::IValue>* inputs) {
     if (patches) patches->write(frame, *executable);
     executable->replay();
+    for (ViewOfOperand& view : views) {
+      const auto slot = static_cast<size_t>(launch.operands[view.operand]);
+      const c10::IValue& operand = inputs && slot < inputs->size() ? (*inputs)[slot] : frame[slot];
+      if (TensorFields::storageOf(*operand.unsafeToTensorImpl()) != view.of)
+        attach(view, operand.toTensor());
+    }
+    for (const ArenaOutput& each : forHostNodes) {
+      if (exported[each.output].toTensor().storage().data() != each.memory) refill(each);
+    }
     for (size_t i = 0; i < exported.size(); ++i) frame[launch.outputs[i]] = exported[i];
   }
+
+ private:
+  void refill(const ArenaOutput& emptied);
+  void attach(ViewOfOperand& view, const at::Tensor& operand);
+  void changeTensor(const ViewOfOperand& view,
+                    llvm::function_ref<at::Tensor(const at::Tensor&)> change);
 };
 
 class Partition {

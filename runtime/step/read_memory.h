@@ -35,12 +35,6 @@ class ReadMemory {
     for (c10::Storage& each : held) held_.push_back(std::move(each));
     return true;
   }
-  /// What of it lies at `address`; nullptr where nothing that is held does.
-  const c10::Storage* at(const void* address) const {
-    const auto lies = [&](const c10::Storage& each) { return each.data() == address; };
-    const auto found = llvm::find_if(held_, lies);
-    return found == held_.end() ? nullptr : &*found;
-  }
   bool isGone() const {
     return std::any_of(known_.begin(), known_.end(),
                        [](const auto& each) { return each.expired(); });

@@ -184,3 +184,51 @@ def test_a_model_that_is_gone_takes_all_sets_along() -> None:
     one = averages_swapped_in(model, call, 9, state)
     other = averages_swapped_in(twin, twin, 9, fresh)
     assert [bits(t) for t in one] == [bits(t) for t in other]
+
+
+def emptied_between_uses(compiled: bool) -> tuple[list[Any], int]:
+    """Losses and gradients, and how many runs were replays.
+
+    As FSDP2 does: storages stay, and have memory while they are used, wherever there is some.
+    """
+    torch.manual_seed(0)
+    model = Net().to(DEVICE)
+    call = torch.compile(model, backend="gravure") if compiled else model
+    parameters = list(model.parameters())
+    values = [p.detach().clone() for p in parameters]
+
+    def empty() -> None:
+        for p in parameters:
+            p.untyped_storage().resize_(0)
+
+    def fill(order: list[int]) -> None:
+        for i in order:
+            p = parameters[i]
+            p.untyped_storage().resize_(values[i].nbytes)
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(p):
+                p.copy_(values[i])
+
+    found = []
+    for step in range(40):
+        order = list(range(len(parameters)))
+        backwards = order[::-1] if step % 3 == 1 else order
+        empty()
+        fill(order if step % 5 < 2 else order[::-1])
+        loss = call(batch(step)).square().mean()
+        empty()
+        fill(backwards)
+        loss.backward()
+        found.append(bits(loss))
+        for value, p in zip(values, parameters, strict=True):
+            value -= 0.05 * p.grad
+            found.append(bits(p.grad))
+            p.grad = None
+    return found, sum(p.stats["replays"] for p in programs())
+
+
+def test_storages_that_are_emptied_between_uses() -> None:
+    """What a forward saves are views of parameters, whose storages exchange their memory."""
+    expected, _ = emptied_between_uses(compiled=False)
+    found, replays = emptied_between_uses(compiled=True)
+    assert found == expected
+    assert replays > 20

@@ -10,7 +10,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from running import bits, need_library
+from running import DEVICE, bits, need_library
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from training import leaves, replays, rows, same_as_eager, state_of
@@ -117,6 +117,37 @@ def test_the_host_option_keeps_them_out_of_graphs() -> None:
     nodes = report.graphs[0].programs[0].host_nodes
     assert any("user-request" in n and "gravure_test::scaled" in n for n in nodes)
     assert not any("gravure_test::halves" in n for n in nodes)
+
+
+@torch.library.custom_op("gravure_test::read_and_empty", mutates_args=())
+def read_and_empty(x: Tensor) -> Tensor:
+    """As offloading does: what was copied gives its memory back at once."""
+    found = x.clone()
+    x.untyped_storage().resize_(0)
+    return found
+
+
+@read_and_empty.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_one_on_the_host_that_empties_the_storage_it_is_given() -> None:
+    """What is given is a partition's, the same in each replay."""
+
+    def fn(x: Tensor) -> Tensor:
+        kept = read_and_empty((x @ x).sin().cos() @ x)
+        return (kept.exp() + 1).sin() @ x
+
+    host = {"host": ["gravure_test::read_and_empty"]}
+    call = torch.compile(fn, backend="gravure", options=host)
+    for _ in range(8):
+        x = torch.randn(4, 4, device=DEVICE)
+        assert bits(call(x)) == bits(fn(x))
+    report = gravure.report()
+    assert replays(report) > 4
+    (program,) = report.graphs[0].programs
+    assert program.partitions == {"step": ["captured", "captured"]}
 
 
 def test_an_error_in_one_reaches_the_caller_and_the_next_step_is_right() -> None:

@@ -160,6 +160,56 @@ TEST_CASE("what a buffer gets is written where it lies in that step", "[law2]") 
   CHECK(pair.runtime->stats().captureSets == 2);
 }
 
+/// What the forward saves of a parameter is a view of it.
+constexpr const char* kSavedView = R"(gravure 1
+graph forward(%p : Float(4, 4, strides=[4, 1], device=cpu) {parameter "p"},
+              %q : Float(2, strides=[1], device=cpu) {parameter "q"}):
+  %y.out : Float(4, 4, strides=[4, 1], device=cpu), %v.out : Float(4, 4, strides=[1, 4], device=cpu), %z.out : Float(2, strides=[1], device=cpu) = cudagraph::launch[index=0, tags=["static: parameter", "static: parameter"]](%p, %q)
+    block0(%p.0 : Float(4, 4, strides=[4, 1], device=cpu), %q.0 : Float(2, strides=[1], device=cpu)):
+      %v : Float(4, 4, strides=[1, 4], device=cpu) = aten::t(%p.0)
+      %y : Float(4, 4, strides=[4, 1], device=cpu) = aten::mm(%p.0, %v)
+      %z : Float(2, strides=[1], device=cpu) = aten::mul.Tensor(%q.0, %q.0)
+      -> (%y, %v, %z)
+  %y.own : Float(4, 4, strides=[4, 1], device=cpu) = cudagraph::own(%y.out)
+  %z.own : Float(2, strides=[1], device=cpu) = cudagraph::own(%z.out)
+  return (%y.own {output "y"}, %z.own {output "z"}, %v.out {saved "v"})
+)";
+
+TEST_CASE("a view of a parameter whose storage is given memory anew stays a view of it",
+          "[law1][law3]") {
+  // As FSDP2 does: storages stay, are emptied behind each use, and filled before the next one, where
+  // memory is: also where another one's was. Two layers of one program come in turns.
+  const auto runtime = makeRuntime(kSavedView), reference = makeReference(kSavedView);
+  const std::vector<at::Tensor> ps = {at::randn({4, 4}), at::randn({4, 4})};
+  const std::vector<at::Tensor> qs = {at::randn({2}), at::randn({2})};
+  const at::Tensor first = at::randn({16}), second = at::randn({16});
+  const auto place = [](const at::Tensor& tensor, const at::Tensor& memory) {
+    c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    (void)storage->set_data_ptr(c10::DataPtr(memory.data_ptr(), memory.device()));
+    storage->set_nbytes(tensor.nbytes());
+  };
+  const auto empty = [](const at::Tensor& tensor) {
+    c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    (void)storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
+    storage->set_nbytes(static_cast<size_t>(0));
+  };
+  for (size_t step = 0; step < 16; ++step) {
+    const bool swapped = step >= 4 && step % 3 != 0;
+    const at::Tensor &p = ps[step / 2 % 2], &q = qs[step / 2 % 2];
+    place(p, swapped ? second : first);
+    place(q, swapped ? first : second);
+    CAPTURE(step);
+    const auto expected = reference->run("forward", {p, q});
+    const auto found = runtime->run("forward", {p, q});
+    CHECK(sameBits(found, expected));
+    CHECK(found[2].toTensor().storage().is_alias_of(p.storage()));
+    empty(p);
+    empty(q);
+  }
+  CHECK(runtime->stats().captureSets == 2);
+  CHECK(runtime->stats().replays > 8);
+}
+
 TEST_CASE("seals that are set aside stand beside the current one", "[law4]") {
   Seals seals;
   const auto sealOf = [](const at::Tensor& tensor) {

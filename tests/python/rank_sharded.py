@@ -249,13 +249,17 @@ def fsdp() -> None:
 
 
 def tensor_parallelism() -> None:
-    """Parameters of one optimizer are DTensors and plain ones."""
-    for name, make in CLASSES.items():
-        if name in ("adamw", "sgd", "muon"):
-            pair = Pair(make, tensor_parallel(), tensor_parallel())
-            for _ in range(STEPS):
-                pair.step()
-            pair.note(name)
+    """Parameters of one optimizer are DTensors and plain ones, which PyTorch's foreach refuses."""
+    makes: dict[str, Make] = {
+        "adamw": lambda ps: optim.AdamW(ps, 0.02, foreach=False),
+        "sgd": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, nesterov=True, foreach=False),
+        "muon": CLASSES["muon"],
+    }
+    for name, make in makes.items():
+        pair = Pair(make, tensor_parallel(), tensor_parallel())
+        for _ in range(STEPS):
+            pair.step()
+        pair.note(name)
 
 
 def implicit() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from ranks import ENDS, Ranks, run
 from running import need_library
+from test_sharded_optimizers import CHANGES, LOOPS, SCRIPT, check
 
 need_library()
 pytestmark = pytest.mark.skipif(
@@ -71,3 +72,12 @@ def test_law_10_a_replay_that_waits_for_a_dead_rank_is_aborted(tmp_path: Path) -
 def test_law_9_processes_end(tmp_path: Path, end: str, status: int) -> None:
     ranks = Ranks(tmp_path, end)
     assert ranks.wait(60) == [status, status], ranks.logs()
+
+
+@pytest.mark.parametrize("scenarios", [LOOPS, CHANGES], ids=["loops", "changes"])
+def test_optimizers_of_shards(tmp_path: Path, scenarios: tuple[str, ...]) -> None:
+    """As test_sharded_optimizers.py has them: layers that are compiled under FSDP2, too."""
+    found = run(tmp_path, *scenarios, script=SCRIPT)
+    for name in scenarios:
+        if name not in ("missing", "refusals"):
+            check(found, name, own={"checkpoints": 2, "averages": 0}.get(name, 1))

@@ -15,6 +15,16 @@ from running import need_library
 need_library()
 
 LOOPS = ("classes", "fsdp", "tensor_parallelism", "implicit", "meshes", "scaled", "foreign")
+CHANGES = (
+    "checkpoints",
+    "clipping",
+    "averages",
+    "moved",
+    "copies",
+    "gradients",
+    "missing",
+    "refusals",
+)
 SCRIPT = Path(__file__).parent / "rank_sharded.py"
 
 
@@ -25,17 +35,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.fixture(scope="module")
 def changes(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    names = (
-        "checkpoints",
-        "clipping",
-        "averages",
-        "moved",
-        "copies",
-        "gradients",
-        "missing",
-        "refusals",
-    )
-    return run(tmp_path_factory.mktemp("changes"), *names, script=SCRIPT)
+    return run(tmp_path_factory.mktemp("changes"), *CHANGES, script=SCRIPT)
 
 
 def check(found: Found, scenario: str, own: int = 1) -> list[dict[str, Any]]:

@@ -41,7 +41,11 @@ SparePools& SparePools::of(c10::DeviceIndex device) {
 }
 
 MemoryPool SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStream stream) {
-  if (auto known = takeKnown(stream)) return *known;
+  if (auto known = takeKnown(stream)) {
+    // What earlier programs' warm-ups have freed since serves this one. Pages alone: cudaFree would wait.
+    if (memory_.load(std::memory_order_acquire) != nullptr) tidyHeld(allocator);
+    return *known;
+  }
   EndedPools::of(device_).giveBack();
   tidyHeld(allocator);
   if (isTimeToEmpty()) emptyIdleCache(allocator);

@@ -238,6 +238,27 @@ TEST_CASE("programs that warm up one after another take what one of them takes")
   CHECK(reserved() == before);
 }
 
+TEST_CASE("a warm-up has what a program that was planned has freed since") {
+  NEEDS_GPU();
+  CudaDevice first(0), second(0);
+  first.installAllocator();
+  (void)readied({first.currentStream()});
+  giveBackOthers();
+  const auto warmUp = [](CudaDevice& device, int64_t bytes) {
+    device.beginWarmUp();
+    at::Tensor found = floats(bytes).fill_(1);
+    device.endWarmUp();
+    return found;
+  };
+  at::Tensor saved = warmUp(first, 160 * kMiB);  // for its backward
+  first.dropWarmUp();
+  (void)warmUp(second, 4 * kMiB);
+  const int64_t before = reserved();
+  saved = at::Tensor();
+  (void)warmUp(second, 160 * kMiB);
+  CHECK(reserved() == before);
+}
+
 TEST_CASE("what the first steps left in PyTorch's cache is given back, once") {
   NEEDS_GPU();
   CudaDevice device(0);

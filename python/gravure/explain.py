@@ -19,7 +19,7 @@ from .calls.graph_break import located_break
 from .calls.instance import Instance
 from .calls.reports import choices, host_nodes, kernels_of, missed_otherwise
 from .calls.without_graph import without_graph
-from .given_arguments import arguments_of, refuse_misplaced
+from .given_arguments import arguments_of, refuse_misplaced, refuse_unfitting
 from .graphs.codegen import ATEN
 from .library.load import program_class
 from .options import CompileOptions
@@ -179,9 +179,9 @@ def explain(
     says so. Sizes of the arena are planned from types: the runtime plans again, with the
     temporaries of operators.
 
-    Raises TypeError for what cannot be called and for keywords of `fn`'s outside of `kwargs`,
-    ValueError for an option that there is not, and ExportError for a step that cannot become a
-    program.
+    Raises TypeError for what cannot be called, for arguments that `fn` does not take, and for
+    keywords of `fn`'s outside of `kwargs`; ValueError for an option that there is not, and
+    ExportError for a step that cannot become a program.
     """
     if not callable(fn):
         raise TypeError(f"explain takes a function, a model or a step, not a {type(fn).__name__}")
@@ -189,9 +189,11 @@ def explain(
     given = arguments_of(args)
     kwargs = dict(kwargs or {})
     step = getattr(fn, "gravure_step", None)
+    explained = uncompiled(fn) if step is None else step.fn
+    refuse_unfitting("explain", explained, given, kwargs)
     if step is not None:
-        return _explain_step(step.fn, given, kwargs, options or step.options)
-    return _explain_graphs(uncompiled(fn), given, kwargs, options)
+        return _explain_step(explained, given, kwargs, options or step.options)
+    return _explain_graphs(explained, given, kwargs, options)
 
 
 def _explain_step(

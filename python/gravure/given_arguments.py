@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import nn
 
 
 def arguments_of(given: Any) -> tuple[Any, ...]:
@@ -22,3 +25,27 @@ def refuse_misplaced(function: str, misplaced: Mapping[str, Any], place: str) ->
         f"{function} has no argument {names}; what the function itself is called with goes "
         + place.format(given=given)
     )
+
+
+def refuse_unfitting(
+    function: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Raises TypeError where `fn` cannot be called with these. What has no signature, and a module
+    whose hooks may give it others, is left to the call."""
+    called: Callable[..., Any] = fn
+    if isinstance(fn, nn.Module):
+        if fn._forward_pre_hooks:
+            return
+        called = fn.forward
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(
+            f"{name} cannot be called with what {function} was given: {error}; give it what the "
+            f"function itself takes: {function}(fn, (x, y), {{...}})"
+        ) from None

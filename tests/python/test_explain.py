@@ -239,3 +239,24 @@ def test_keywords_of_the_model_are_told_their_place(function: Callable[..., Any]
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="did you mean 'host'"):
         gravure.explain(Mlp(), rows(0), options={"hots": []})
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "said"),
+    [
+        (Mlp, (), r"Mlp cannot be called .* missing a required argument: 'x'; .*explain\(fn"),
+        (lambda: _loss_of(Mlp()), (1, 2), "loss cannot be called .* too many positional"),
+        (lambda: gravure.compile_step(_loss_of(Mlp())), (), "loss cannot be called .* 'x'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_an_error(
+    made: Callable[[], Any], given: tuple[Any, ...], said: str
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        gravure.explain(made(), given)
+
+
+def test_a_hook_that_gives_a_module_its_arguments_is_let_be() -> None:
+    model = Mlp()
+    model.register_forward_pre_hook(lambda module, args: rows(0))
+    assert gravure.explain(model).graphs

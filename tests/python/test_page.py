@@ -261,6 +261,12 @@ def test_a_path_that_cannot_be_written(where: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", [3, True, ["report.html"]])
+def test_what_names_no_file(path: Any) -> None:
+    with pytest.raises(TypeError, match=r"by its name as a str or a Path, not .*(3|True|html)"):
+        gravure.report(html=path)
+
+
 def test_without_plotly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ImportError, match="pip install plotly"):

@@ -14,14 +14,19 @@ from .html import page_of
 def write_page(path: str | os.PathLike[str], page: Mapping[str, Any]) -> None:
     """`page` (html.page_of) into the file `path`, which is whole or not there at all.
 
-    Raises OSError, which names the path and the remedy, where it cannot be written; ImportError
-    without plotly.
+    Raises OSError, which names the path and the remedy, where it cannot be written; TypeError for
+    what is no name of a file; ImportError without plotly.
     """
     write_text(path, page_of(page))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Likewise for any report."""
+    if not isinstance(path, (str, os.PathLike)):
+        what = f"{path!r} ({type(path).__name__})"
+        raise TypeError(
+            f"a report is written to a file, by its name as a str or a Path, not {what}"
+        )
     target = Path(path)
     try:
         if target.exists() and not target.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -15,6 +16,27 @@ _HERE = Path(__file__).parent
 for _path in (_HERE, _HERE.parents[1] / "python"):
     if str(_path) not in sys.path:
         sys.path.insert(0, str(_path))
+
+
+def _time_kernels_alone() -> None:
+    """On a GPU each process of pytest-xdist has a cache of Inductor's of its own.
+
+    Inductor times the forms of a kernel and keeps the fastest one in that cache. Of two processes
+    that share one, each may find the other's choice, and two models of the same code then have
+    sums in another order.
+    """
+    process = os.environ.get("PYTEST_XDIST_WORKER")
+    if process is None:
+        return
+    import torch
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    if torch.cuda.is_available():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache_dir()}-{process}"
+
+
+def pytest_configure() -> None:
+    _time_kernels_alone()
 
 
 def pytest_collection_finish() -> None:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+from .torch_api.modules import called_of
 
 
 def arguments_of(given: Any) -> tuple[Any, ...]:
@@ -32,11 +32,9 @@ def refuse_unfitting(
 ) -> None:
     """Raises TypeError where `fn` cannot be called with these. What has no signature, and a module
     whose hooks may give it others, is left to the call."""
-    called: Callable[..., Any] = fn
-    if isinstance(fn, nn.Module):
-        if fn._forward_pre_hooks:
-            return
-        called = fn.forward
+    called = called_of(fn)
+    if called is None:
+        return
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):

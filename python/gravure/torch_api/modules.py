@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -28,3 +29,14 @@ def uncompiled(compiled: Any) -> Any:
     """
     inner = getattr(compiled, WRAPPED, None)
     return inner or getattr(compiled, "_torchdynamo_orig_callable", None) or compiled
+
+
+def called_of(fn: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What is called with the arguments of `fn`: of a module its `forward`; None where hooks of the
+    module's may give it others.
+
+    Without the name of the hooks a module that has some is taken for one without.
+    """
+    if not isinstance(fn, nn.Module) or type(fn).__call__ is not nn.Module.__call__:
+        return fn
+    return None if getattr(fn, "_forward_pre_hooks", None) else fn.forward

@@ -21,7 +21,8 @@ class CudaAllocator;
 /// and one that is never called again (a graph that Dynamo compiled anew after its first call, say) keeps
 /// nothing. Their memory is given back when a program is planned, when nobody has warmed up for some
 /// replays, and when memory is asked back. In the second case, and before one is made, PyTorch's own cache
-/// is emptied, too, if it lies idle. Thread-safe; PyTorch's lock is never taken with its own held.
+/// is emptied, too, if it lies idle. What somebody held when it was given back goes to later warm-ups once
+/// it is free. Thread-safe; PyTorch's lock is never taken with its own held.
 class SparePools {
  public:
   static SparePools& of(c10::DeviceIndex device);

@@ -80,4 +80,4 @@ def test_optimizers_of_shards(tmp_path: Path, scenarios: tuple[str, ...]) -> Non
     found = run(tmp_path, *scenarios, script=SCRIPT)
     for name in scenarios:
         if name not in ("missing", "refusals"):
-            check(found, name, own={"checkpoints": 2, "averages": 0}.get(name, 1))
+            check(found, name)

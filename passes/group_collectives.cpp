@@ -25,9 +25,7 @@ class FateFinder {
   /// By node: its fate, dense in the order of first members; -1 for none.
   std::vector<int32_t> find(int32_t& fates) {
     for (int32_t i = 0; i < numbering_.size(); ++i) {
-      const OpFacts& facts = numbering_.facts(i);
-      // One that waits itself leaves nothing open.
-      isMember_[i] = facts.collective && !facts.blocking;
+      isMember_[i] = leavesOpen(numbering_.facts(i));
     }
     const auto& spans = accesses_.spans();
     for (const CollectiveSpan& span : spans) {
@@ -180,8 +178,7 @@ class FateVerifier {
 
   std::string checkMembers() const {
     for (int32_t i = 0; i < numbering_.size(); ++i) {
-      const OpFacts& facts = numbering_.facts(i);
-      if (facts.collective && !facts.blocking && fate_[i] < 0) {
+      if (leavesOpen(numbering_.facts(i)) && fate_[i] < 0) {
         return describe(numbering_.node(i)) + " starts a collective and has no fate";
       }
     }

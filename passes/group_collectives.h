@@ -1,9 +1,9 @@
 #pragma once
 // group-collectives: a collective, its waits and what touches its buffers in between share one fate.
 //
-// Terms. Collective: a node that starts communication (facts.collective). Span, wait, clash: those of
-//   ir/memory/storage_accesses.h. Fate: a set of nodes that are captured together, in one partition, or not
-//   at all.
+// Terms. Collective: a node that starts communication and leaves it open (leavesOpen). Span, wait, clash:
+//   those of ir/memory/storage_accesses.h. Fate: a set of nodes that are captured together, in one
+//   partition, or not at all.
 // Before: host reasons as classify-capturability wrote them.
 // After: fate=N, dense from 0 in the order of first members, on each collective, on each wait for it, and
 //   on each node that clashes with it: that reads or writes its results, or writes its operands, before

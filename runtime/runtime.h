@@ -148,6 +148,17 @@ class Runtime {
     int64_t numbers = 0, kernels = 0;
   };
   WrittenNumbers writtenNumbers() const;
+  /// One captured call, and how a profiler's trace numbers the work that it left in its graph: `first`, and
+  /// the next ones, `count` in all.
+  struct TracedCall {
+    const Node* node = nullptr;
+    const std::string* entry = nullptr;
+    int64_t partition = 0;
+    uint64_t first = 0;
+    size_t count = 0;
+  };
+  /// Of every capture that may be replayed yet. A call that left no work in its graph has none.
+  std::vector<TracedCall> tracedCalls() const;
   /// The memory plan in force (recorded sizes, temporaries included); empty before warm-up.
   const MemoryPlan& memoryPlan() const;
   /// True if a partition holds a collective: its captures must go before the process groups do.

@@ -12,10 +12,7 @@
 namespace gravure {
 namespace {
 
-bool isStart(const Node* node) {
-  const OpFacts& facts = factsOf(node);
-  return facts.collective && !facts.blocking;
-}
+bool isStart(const Node* node) { return leavesOpen(factsOf(node)); }
 
 }  // namespace
 

@@ -172,6 +172,7 @@ void readTagsAndTables(const FunctionSchema& schema, OpFacts& facts) {
   facts.collective = row.collective;
   facts.wait = row.wait;
   facts.blocking = row.blocking;
+  facts.waitsInside = row.waitsInside;
   facts.effects = row.effects;
   facts.numbersOnly = facts.numbersOnly || row.readsMetadata;
   facts.reason = row.reason;
@@ -327,6 +328,10 @@ void keepFacts(Node* node, const OpFacts* facts) {
   CallAttribute& call = callOf(node);
   call.facts = facts;
   call.schema = facts ? facts->schema : nullptr;
+}
+
+bool leavesOpen(const OpFacts& facts) {
+  return facts.collective && !facts.blocking && !facts.waitsInside;
 }
 
 bool isView(const OpFacts& facts) {

@@ -39,6 +39,7 @@ struct OpFacts {
   bool collective = false;   // starts or performs communication among ranks
   bool wait = false;         // waits for a collective
   bool blocking = false;     // a collective that blocks the host
+  bool waitsInside = false;  // a collective, or several, with its waits: nobody waits behind it
   bool effects = false;      // must keep its order among others with effects (prints, asserts, I/O)
   bool numbersOnly = false;  // a number node: works on numbers, or on a tensor's sizes and strides,
                              // alone; runs on the host at no cost
@@ -65,6 +66,8 @@ void keepFacts(Node* node, const OpFacts* facts);
 /// To be called where `node` has its attributes from a node of another operator.
 inline void forgetFacts(Node* node) { keepFacts(node, nullptr); }
 
+/// True if the operator starts a collective that is still under way when it returns.
+bool leavesOpen(const OpFacts& facts);
 /// True if the operator only makes views: every result shares an operand's storage, nothing is written,
 /// and nothing is waited for.
 bool isView(const OpFacts& facts);

@@ -7,9 +7,13 @@ namespace gravure {
 
 void printFactsJson(const OpFacts& facts, llvm::raw_ostream& os) {
   const std::pair<const char*, bool> flags[] = {
-      {"random", facts.random},   {"collective", facts.collective},
-      {"wait", facts.wait},       {"blocking", facts.blocking},
-      {"effects", facts.effects}, {"numbers", facts.numbersOnly},
+      {"random", facts.random},
+      {"collective", facts.collective},
+      {"wait", facts.wait},
+      {"blocking", facts.blocking},
+      {"effects", facts.effects},
+      {"numbers", facts.numbersOnly},
+      {"waits-inside", facts.waitsInside},
   };
   llvm::json::OStream json(os);
   const auto positions = [&](const ParameterSet& parameters) {

@@ -77,6 +77,9 @@ void addAliases(Table& table) {
 void addWrites(Table& table) {
   static constexpr const char* kGathered[] = {"all_gather_output"};
   table["fsdp::all_gather_copy_in"].writes = kGathered;
+  // It waits for a copy and then frees the memory of what was copied.
+  static constexpr const char* kCopied[] = {"keepalive"};
+  table["ao::wait_tensor"].writes = kCopied;
   static constexpr const char* kVariable[] = {"variable"};
   static constexpr const char* kWeight[] = {"weight"};
   table["aten::_no_grad_embedding_renorm_"].writes = kWeight;
@@ -242,6 +245,14 @@ void addEffects(Table& table) {
   table["prims::inductor_seed"].random = table["prims::inductor_seeds"].random = true;
 }
 
+/// Compiled code that communicates (compiled_op.h): all its waits are in it.
+void addCompiled(Table& table) {
+  for (const char* name :
+       {"gravure::compiled_communicating", "gravure::compiled_communicating_random"}) {
+    table[name].collective = table[name].waitsInside = true;
+  }
+}
+
 /// Operators that give a number for a tensor without looking at its data. Any other one that takes
 /// tensors and returns none is taken to wait for the device (op_facts.cpp).
 void addMetadata(Table& table) {
@@ -324,6 +335,7 @@ const Table& table() {
     addReasons(t);
     addEffects(t);
     addMetadata(t);
+    addCompiled(t);
     return t;
   }();
   return rows;

@@ -24,6 +24,12 @@ torch::Library* define() {
   library->def(("compiled_random" + compiled).c_str(), {at::Tag::nondeterministic_seeded});
   library->def(
       "compiled_donated(str name, int calls, Tensor[] inputs, Tensor(a!)[] donated) -> Tensor[]");
+  const std::string communicating =
+      "(str name, int calls, Tensor[] inputs, str[] groups, str[] collectives, int[] numbers=[])"
+      " -> Tensor[]";
+  library->def(("compiled_communicating" + communicating).c_str());
+  library->def(("compiled_communicating_random" + communicating).c_str(),
+               {at::Tag::nondeterministic_seeded});
   library->def("bernoulli_like(Tensor like, float p) -> Tensor",
                {at::Tag::nondeterministic_seeded});
   library->impl("bernoulli_like",

@@ -85,7 +85,7 @@ void SpanFinder::next(const Node* node, int64_t position) {
     }
     if (facts.maybeAliases) followResults(node);
   }
-  if (facts.collective && !facts.blocking) start(node, position);
+  if (leavesOpen(facts)) start(node, position);
 }
 
 void SpanFinder::start(const Node* node, int64_t position) {

@@ -91,6 +91,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("detail_json", &LoadedProgram::detailJson)
       .def("run_times", &LoadedProgram::runTimes)
       .def("call_times_json", &LoadedProgram::callTimesJson)
+      .def("traced_calls_json", &LoadedProgram::tracedCallsJson)
       .def("text", &LoadedProgram::text)
       .def("stats", &LoadedProgram::stats)
       .def("partition_states", &LoadedProgram::partitionStates)

@@ -1,6 +1,7 @@
 #include "python/csrc/loaded_program.h"
 
 #include "ir/check/verify.h"
+#include "ir/core/location.h"
 #include "ir/memory/memory_map.h"
 #include "ir/text/program_text.h"
 #include "passes/report/step_detail.h"
@@ -18,6 +19,7 @@
 
 #include <c10/util/ScopeExit.h>
 #include <llvm/ADT/SmallVector.h>
+#include <llvm/Support/JSON.h>
 #include <llvm/Support/raw_ostream.h>
 
 #include <algorithm>
@@ -742,6 +744,27 @@ std::string LoadedProgram::callTimesJson() const {
   std::string text;
   llvm::raw_string_ostream os(text);
   timed_->printJson(os);
+  return text;
+}
+
+std::string LoadedProgram::tracedCallsJson() const {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  llvm::json::OStream json(os);
+  json.array([&] {
+    for (const Runtime::TracedCall& call : runtime_->tracedCalls()) {
+      json.object([&] {
+        json.attribute("first", static_cast<int64_t>(call.first));
+        json.attribute("count", static_cast<int64_t>(call.count));
+        json.attribute("operator", call.node->kind().toQualString());
+        json.attribute("source", sourceOf(call.node));
+        json.attribute("module", llvm::StringRef(moduleOf(call.node)));
+        json.attribute("entry", *call.entry);
+        json.attribute("partition", call.partition);
+      });
+    }
+  });
   return text;
 }
 

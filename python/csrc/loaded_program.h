@@ -219,6 +219,9 @@ class LoadedProgram final : public torch::CustomClassHolder {
   c10::Dict<std::string, int64_t> runTimes() const;
   /// What calls take (TimedRuns::printJson); "{}" without the option `times`.
   std::string callTimesJson() const;
+  /// Runtime::tracedCalls(): a list of objects with `first`, `count`, `operator`, `source`, `module`, `entry`
+  /// and `partition`.
+  std::string tracedCallsJson() const;
   /// The program as the passes left it.
   std::string text() const;
   c10::Dict<std::string, int64_t> stats() const;

@@ -17,6 +17,7 @@ from .drop_captures import drop_captures
 from .errors import ExportError
 from .explain import Explanation, explain
 from .export import export_joint, export_step
+from .kernel_names import annotate_trace, kernel_annotations
 from .report import Report, report
 from .runtime import Program, load, release_memory
 from .torch_api.registration import register
@@ -29,6 +30,7 @@ __all__ = [
     "Explanation",
     "Program",
     "Report",
+    "annotate_trace",
     "clip_grad_norm_",
     "clip_grad_value_",
     "compile_graph",
@@ -40,6 +42,7 @@ __all__ = [
     "explain",
     "export_joint",
     "export_step",
+    "kernel_annotations",
     "load",
     "release_memory",
     "report",

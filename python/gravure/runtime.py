@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,11 @@ def release_memory() -> int:
     return program_class().release_memory()
 
 
+def loaded_programs() -> list[Any]:
+    """Those of `load` that are alive, of the library's class."""
+    return [program for each in list(_LOADED) for program in each._instances]
+
+
 class Program:
     """An exported program on one device. One step at a time, from one thread at a time.
 
@@ -74,6 +80,7 @@ class Program:
         self._device = torch.device("cpu" if device == "host" else device)
         self._slots: dict[str, list[Slot]] = {}
         self._open: dict[str, list[int]] = {}  # positions that are not bound
+        _LOADED.add(self)
 
     def __repr__(self) -> str:
         step = read_step(json.loads(self._program.detail_json()))
@@ -396,4 +403,5 @@ def load(
     return Program(path, device, options, max_in_flight if several else 1)
 
 
+_LOADED: weakref.WeakSet[Program] = weakref.WeakSet()
 _DEFAULTS = {each.name: each.default for each in inspect.signature(load).parameters.values()}

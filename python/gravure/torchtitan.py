@@ -25,6 +25,7 @@ from torch import fx
 from .calls.graph_passes import GraphPasses
 from .graphs.marked_regions import RegionEffects
 from .graphs.saved_bundle import bundling
+from .kernel_names import annotate_trace, kernel_annotations
 from .torch_api.aot_autograd import default_partition
 from .torch_api.autograd import saved_tensor_hooks_are_set
 from .torch_api.toolkit_call import ModuleTensors, ToolkitCall, may_call_toolkit
@@ -34,8 +35,10 @@ logger = logging.getLogger("gravure")
 _TOOLKIT = "torchtitan.experiments.compiler_toolkit"  # 0.2.x
 _GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"  # from 0.3 on
 _OWN_PASS = ("cudagraph_pass", "cuda_graph_pass")  # torchtitan's, by release
-# Marks kernels for torchtitan's own capture; its Python calls cannot become part of a program.
+# Marks kernels for torchtitan's own capture. Its Python calls cannot become part of a program, which
+# knows by itself whose kernels it runs.
 _ANNOTATIONS = "insert_kernel_annotations_pass"
+_ANNOTATE = "_cudagraph_annotate_trace_file"  # given each trace that torchtitan's profiler writes
 # They have Inductor compile regions, the second the whole graph as one.
 _REGIONS, _WHOLE = "regional_inductor_pass", "full_inductor_compilation_pass"
 
@@ -148,6 +151,22 @@ def _look_at_artifacts(passes: ModuleType) -> None:
     passes.compile_time_passes = choose_and_look
 
 
+def _name_kernels_in_traces(cudagraph: ModuleType) -> None:
+    """Where torchtitan names kernels in a trace that its profiler wrote, programs' get names, too."""
+    annotate = getattr(cudagraph, _ANNOTATE, None)
+    if annotate is None:
+        return
+
+    @functools.wraps(annotate)
+    def annotate_all(trace_path: str) -> None:
+        annotate(trace_path)
+        if known := kernel_annotations():
+            named = annotate_trace(trace_path, known)
+            logger.info("%d kernels of programs are named in %s", named, trace_path)
+
+    setattr(cudagraph, _ANNOTATE, annotate_all)
+
+
 def _name(entry: Any) -> str:
     while isinstance(entry, functools.partial):
         entry = entry.func
@@ -221,6 +240,7 @@ def _register_pipeline() -> None:
     registry.register_pass_pipeline("cudagraph")(cudagraph_pipeline)
     registry.register_post_init_hook("cudagraph")(_close_with_teardown)
     _when_imported(f"{_GRAPH_TRAINER}.passes", _look_at_artifacts)
+    _when_imported(f"{_GRAPH_TRAINER}.cudagraph", _name_kernels_in_traces)
 
 
 class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,5 +1,6 @@
 #include "runtime/cuda/cuda_capture.h"
 
+#include "ir/facts/op_facts.h"
 #include "runtime/cuda/cuda_device.h"
 #include "runtime/cuda/cuda_end_of_life.h"
 #include "runtime/cuda/cuda_event.h"
@@ -36,6 +37,7 @@ class CudaExecutable final : public Executable {
     return graph_->nodes() ? graph_->nodes()->work() : Executable::work();
   }
   void write(size_t node, const uint8_t* bytes) override { graph_->write(node, bytes); }
+  TraceNumbers traceNumbers() const override { return graph_->traceNumbers(); }
 
  private:
   CudaDevice& device_;
@@ -105,7 +107,7 @@ bool CudaCapture::watchWork(uint8_t paint) {
 void CudaCapture::call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {
   if (paint_) paintStack(*paint_);
   record(call, rng, stack);
-  graph_->noteCall();
+  graph_->noteCall(leavesOpen(factsOf(call.node)));
 }
 
 void CudaCapture::record(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {

@@ -75,18 +75,6 @@ struct GraphDriver {
   }
 };
 
-std::vector<CUgraphNode> nodesOf(CUgraph graph) {
-  const GraphDriver& driver = GraphDriver::get();
-  passCall("the reading of a graph's nodes");
-  size_t count = 0;
-  driver.check(driver.nodes(graph, nullptr, &count), "to count the nodes of a graph");
-  std::vector<CUgraphNode> nodes(count);
-  if (count > 0) {
-    driver.check(driver.nodes(graph, nodes.data(), &count), "to list the nodes of a graph");
-  }
-  return nodes;
-}
-
 CUDA_KERNEL_NODE_PARAMS_v2 parametersOf(CUgraphNode node) {
   CUDA_KERNEL_NODE_PARAMS_v2 parameters{};
   passCall("the reading of a kernel's parameters");
@@ -200,6 +188,32 @@ WorkNode readNode(CUgraphNode node) {
   return work;
 }
 
+CapturedWork workOf(const std::vector<CUgraphNode>& nodes, const std::vector<size_t>& ends) {
+  CapturedWork work;
+  work.reserve(nodes.size());
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    work.push_back(readNode(nodes[n]));
+    const auto call = std::upper_bound(ends.begin(), ends.end(), n);
+    work.back().call = call == ends.end() ? -1 : static_cast<int32_t>(call - ends.begin());
+  }
+  return work;
+}
+
+struct CaptureState {
+  CUgraph graph = nullptr;
+  const CUgraphNode* last = nullptr;
+  size_t lasts = 0;
+
+  explicit CaptureState(cudaStream_t stream) {
+    const GraphDriver& driver = GraphDriver::get();
+    CUstreamCaptureStatus status{};
+    cuuint64_t id = 0;
+    driver.check(driver.captureInfo(stream, &status, &id, &graph, &last, &lasts),
+                 "to show a capture");
+    TORCH_CHECK(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && graph, "a call broke the capture");
+  }
+};
+
 }  // namespace
 
 std::string whyNoGraphWork() {
@@ -211,37 +225,35 @@ std::string whyNoGraphWork() {
   }
 }
 
-void GraphWatch::noteCall(cudaStream_t stream) {
+size_t nodesInCapture(cudaStream_t stream) {
   const GraphDriver& driver = GraphDriver::get();
-  passCall("the reading of a capture's nodes");
-  CUstreamCaptureStatus status{};
-  cuuint64_t id = 0;
-  CUgraph graph = nullptr;
-  const CUgraphNode* last = nullptr;
-  size_t lasts = 0, count = 0;
-  driver.check(driver.captureInfo(stream, &status, &id, &graph, &last, &lasts),
-               "to show a capture");
-  TORCH_CHECK(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && graph, "a call broke the capture");
+  size_t count = 0;
+  driver.check(driver.nodes(CaptureState(stream).graph, nullptr, &count),
+               "to count the nodes of a graph");
+  return count;
+}
+
+llvm::SmallVector<cudaGraphNode_t, 1> lastNodesInCapture(cudaStream_t stream) {
+  const CaptureState state(stream);
+  return {state.last, state.last + state.lasts};
+}
+
+std::vector<cudaGraphNode_t> nodesOf(cudaGraph_t graph) {
+  const GraphDriver& driver = GraphDriver::get();
+  size_t count = 0;
   driver.check(driver.nodes(graph, nullptr, &count), "to count the nodes of a graph");
-  ends_.push_back(count);
-}
-
-CapturedWork GraphWatch::read(cudaGraph_t graph) const {
-  const std::vector<CUgraphNode> nodes = nodesOf(graph);
-  CapturedWork work;
-  work.reserve(nodes.size());
-  for (size_t n = 0; n < nodes.size(); ++n) {
-    work.push_back(readNode(nodes[n]));
-    const auto call = std::upper_bound(ends_.begin(), ends_.end(), n);
-    work.back().call = call == ends_.end() ? -1 : static_cast<int32_t>(call - ends_.begin());
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (count > 0) {
+    driver.check(driver.nodes(graph, nodes.data(), &count), "to list the nodes of a graph");
   }
-  return work;
+  return nodes;
 }
 
-WritableGraph::WritableGraph(cudaGraph_t graph, const GraphWatch& watch) : graph_(graph) {
+WritableGraph::WritableGraph(cudaGraph_t graph, const std::vector<size_t>& ends) : graph_(graph) {
   try {
-    work_ = watch.read(graph);
+    passCall("the reading of a graph's nodes");
     const std::vector<CUgraphNode> nodes = nodesOf(graph);
+    work_ = workOf(nodes, ends);
     kernels_.resize(nodes.size());
     for (size_t n = 0; n < nodes.size(); ++n) {
       if (!work_[n].writable) continue;

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <llvm/ADT/SmallVector.h>
 
 #include <vector>
 
@@ -13,25 +14,22 @@ namespace gravure {
 /// Why the nodes of graphs cannot be read on this machine; "" if they can.
 std::string whyNoGraphWork();
 
-/// Follows a capture: which call of it made which nodes. The graph must be given in at the end.
-class GraphWatch {
- public:
-  /// Behind each call of the capture on `stream`.
-  void noteCall(cudaStream_t stream);
-  /// What `graph` runs, whose capture has ended. A kernel of cuBLASLt does not tell how its parameters
-  /// lie: it is not readable, and neither is a copy from the host's memory. Throws c10::Error where the
-  /// driver refuses.
-  CapturedWork read(cudaGraph_t graph) const;
-
- private:
-  std::vector<size_t> ends_;  // by call: nodes when it was recorded
-};
+/// How many nodes the capture that `stream` is in has by now. The driver counts them one by one. Throws
+/// c10::Error where it refuses.
+size_t nodesInCapture(cudaStream_t stream);
+/// Those that the next work on `stream` would follow: the last ones, but for work on other streams that
+/// `stream` has not waited for. Throws c10::Error where the driver refuses.
+llvm::SmallVector<cudaGraphNode_t, 1> lastNodesInCapture(cudaStream_t stream);
+/// The nodes of `graph` in the order in which they were captured. Throws as the above.
+std::vector<cudaGraphNode_t> nodesOf(cudaGraph_t graph);
 
 /// A graph whose kernels may be given other parameters in the executable that was made of it.
 class WritableGraph {
  public:
-  /// Takes `graph`. Throws as GraphWatch::read(); the graph is destroyed then.
-  WritableGraph(cudaGraph_t graph, const GraphWatch& watch);
+  /// Takes `graph`, whose capture has ended. `ends`: by call of the capture, nodesInCapture() behind it. A
+  /// kernel of cuBLASLt does not tell how its parameters lie: it is not readable, and neither is a copy from
+  /// the host's memory. Throws c10::Error where the driver refuses; the graph is destroyed then.
+  WritableGraph(cudaGraph_t graph, const std::vector<size_t>& ends);
   ~WritableGraph();
   WritableGraph(const WritableGraph&) = delete;
   WritableGraph& operator=(const WritableGraph&) = delete;

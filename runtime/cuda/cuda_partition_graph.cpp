@@ -1,11 +1,14 @@
 #include "runtime/cuda/cuda_partition_graph.h"
 
 #include "runtime/cuda/cuda_end_of_life.h"
+#include "runtime/cuda/cuda_trace_numbers.h"
 #include "runtime/device/call_faults.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <llvm/ADT/DenseMap.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace gravure {
@@ -51,6 +54,7 @@ void PartitionGraph::begin() {
     torch_private::tellCaptureBegan(allocator_, stream_.device_index());
     told_ = true;
     capture_ = captureOf(stream_);
+    notesCalls_ = whyNoGraphWork().empty();
     TORCH_INTERNAL_ASSERT(capture_ != 0, "a stream that was told to capture does not");
   } catch (...) {
     undo();
@@ -93,6 +97,52 @@ void PartitionGraph::endRouting() {
   }
 }
 
+void PartitionGraph::noteCall(bool leavesOpen) {
+  if (watched_) {
+    passCall("the reading of a capture's nodes");
+    ends_.push_back(nodesInCapture(stream_));
+    return;
+  }
+  if (!notesCalls_) return;
+  try {
+    // To count is slow in a large graph.
+    if (leavesOpen) {
+      calls_.push_back({.count = nodesInCapture(stream_), .last = {}});
+    } else {
+      calls_.push_back({.count = 0, .last = lastNodesInCapture(stream_)});
+    }
+  } catch (const c10::Error&) {  // names for a profiler: no capture fails for them
+    notesCalls_ = false;
+  }
+}
+
+/// Of a capture that was not watched, which has ended.
+void PartitionGraph::findEnds(cudaGraph_t graph) {
+  if (!notesCalls_) return;
+  llvm::DenseMap<cudaGraphNode_t, size_t> places;
+  try {
+    for (cudaGraphNode_t node : nodesOf(graph)) places.try_emplace(node, places.size());
+  } catch (const c10::Error&) {  // as in noteCall()
+    return;
+  }
+  size_t end = 0;
+  for (const CallEnd& call : calls_) {
+    end = std::max(end, call.count);
+    for (cudaGraphNode_t node : call.last) {
+      if (const auto at = places.find(node); at != places.end())
+        end = std::max(end, at->second + 1);
+    }
+    ends_.push_back(end);
+  }
+  calls_.clear();
+}
+
+TraceNumbers PartitionGraph::traceNumbers() const {
+  const uint32_t graph = traceNumberOf(executable_);
+  if (graph == 0) return {};
+  return {.first = uint64_t{graph} << 32, .ends = ends_};
+}
+
 /// Ends the capture in the driver and in the allocators: the graph is the caller's.
 cudaGraph_t PartitionGraph::take() {
   cudaGraph_t graph = nullptr;
@@ -107,7 +157,8 @@ cudaGraph_t PartitionGraph::take() {
 void PartitionGraph::end() {
   try {
     cudaGraph_t graph = take();
-    if (watch_) nodes_ = std::make_unique<WritableGraph>(graph, *watch_);
+    if (!watched_) findEnds(graph);
+    if (watched_) nodes_ = std::make_unique<WritableGraph>(graph, ends_);
     constexpr auto kFlags =
         cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority;
     const cudaError_t made = callSucceeds("the instantiation of a graph")
@@ -125,7 +176,7 @@ void PartitionGraph::end() {
 
 CapturedWork PartitionGraph::endTrial() {
   try {
-    const WritableGraph nodes(take(), *watch_);
+    const WritableGraph nodes(take(), ends_);
     capturing_ = false;
     return nodes.work();
   } catch (...) {

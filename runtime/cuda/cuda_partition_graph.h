@@ -4,13 +4,14 @@
 #include "runtime/cuda/cuda_allocator.h"
 #include "runtime/cuda/cuda_draws.h"
 #include "runtime/cuda/cuda_graph_work.h"
+#include "runtime/device/device.h"
 
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <memory>
-#include <optional>
+#include <vector>
 
 namespace gravure {
 
@@ -35,11 +36,9 @@ class PartitionGraph {
     return draws_.standIn(generator, capture_);
   }
   /// After begin(): what is captured can be read, and written.
-  void watch() { watch_.emplace(); }
-  /// Behind each call of a watched capture.
-  void noteCall() {
-    if (watch_) watch_->noteCall(stream_);
-  }
+  void watch() { watched_ = true; }
+  /// Behind each call of the capture. `leavesOpen`: of a call whose work goes on on another stream.
+  void noteCall(bool leavesOpen);
   /// Ends the capture and instantiates. If that throws, the capture was undone.
   void end();
   /// Ends a watched capture, and makes nothing of it. If that throws, the capture was undone.
@@ -49,6 +48,8 @@ class PartitionGraph {
   const WritableGraph* nodes() const { return nodes_.get(); }
   /// As WritableGraph::write().
   void write(size_t node, const uint8_t* bytes) { nodes_->write(executable_, node, bytes); }
+  /// As Executable::traceNumbers(), behind end().
+  TraceNumbers traceNumbers() const;
 
   /// Enqueues the graph on `stream`, which must be the current one if it draws random numbers. If
   /// that throws, no generator has moved.
@@ -69,7 +70,17 @@ class PartitionGraph {
   const c10::cuda::CUDAStream stream_;
   const c10::MempoolId_t pool_;
   CudaDraws draws_;  // its parts of generators' states end with it, if the capture failed
-  std::optional<GraphWatch> watch_;
+  void findEnds(cudaGraph_t graph);
+
+  /// Where the nodes of a call end.
+  struct CallEnd {
+    size_t count = 0;                            // nodesInCapture(), or 0:
+    llvm::SmallVector<cudaGraphNode_t, 1> last;  // lastNodesInCapture()
+  };
+  std::vector<CallEnd> calls_;
+  std::vector<size_t> ends_;  // by call, once the capture has ended: nodes behind it
+  bool watched_ = false;
+  bool notesCalls_ = false;
   std::unique_ptr<WritableGraph> nodes_;
   cudaGraphExec_t executable_ = nullptr;
   // CUDA's number for it, 0 while there is none; read by whoever allocates.

@@ -40,6 +40,13 @@ struct NotCapturable : c10::Error {
 /// Throws one.
 [[noreturn]] void refuseCapture(const std::string& message);
 
+/// What a profiler's trace calls the work of a graph: its first node `first`, each further one by the next
+/// number.
+struct TraceNumbers {
+  uint64_t first = 0;
+  std::vector<size_t> ends;  // by call of the capture: how many nodes there were behind it
+};
+
 /// A partition, captured and instantiated. Owned by the runtime; made only by Capture::finish().
 class Executable {
  public:
@@ -52,6 +59,8 @@ class Executable {
   /// From the next replay on node `node` of work() has these bytes, as many as there are in it. Throws
   /// c10::Error where that fails: then it is not known which ones it has.
   virtual void write(size_t node, const uint8_t* bytes);
+  /// No `ends` where a trace cannot say which call a node is of.
+  virtual TraceNumbers traceNumbers() const { return {}; }
 };
 
 /// A capture in progress on this thread. Its destructor aborts: whatever was routed, registered or

@@ -16,10 +16,14 @@
 #include "runtime/results/results.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/ScopeExit.h>
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
+#include <llvm/ADT/STLExtras.h>
+
+#include <atomic>
 
 namespace gravure {
 namespace {
@@ -109,10 +113,16 @@ class AttentionAsCaptured {
 
 class HostExecutable final : public Executable {
  public:
-  HostExecutable(Device& device, std::vector<BakedCall> calls, CapturedWork work)
-      : device_(device), calls_(std::move(calls)), work_(std::move(work)) {}
+  HostExecutable(Device& device, std::vector<BakedCall> calls, CapturedWork work,
+                 std::vector<size_t> ends)
+      : device_(device), calls_(std::move(calls)), work_(std::move(work)), ends_(std::move(ends)) {}
 
   const CapturedWork& work() const override { return work_; }
+  /// A node a call that works, by numbers that no profiler gives: for tests of what is told of them.
+  TraceNumbers traceNumbers() const override {
+    constexpr uint64_t kNobodys = uint64_t{1} << 62;
+    return {.first = kNobodys | uint64_t{number_} << 32, .ends = ends_};
+  }
   void write(size_t node, const uint8_t* bytes) override {
     passCall("the writing of a kernel's parameters");
     TORCH_INTERNAL_ASSERT(work_.at(node).writable);
@@ -161,6 +171,7 @@ class HostExecutable final : public Executable {
       RngScope scope(device_.tensorDevice(), baked.rng);
       call.run(stack_);
     }
+    if (facts.waitsInside) putResults(baked, session);
     size_t i = 0;
     forEachTensor(stack_, [&](const at::Tensor& tensor) {
       TORCH_CHECK(i < baked.addresses.size() && tensor.const_data_ptr() == baked.addresses[i],
@@ -168,11 +179,29 @@ class HostExecutable final : public Executable {
                   " at another address than it was captured with");
       ++i;
     });
-    if (facts.collective) keepStarted(baked);
+    if (leavesOpen(facts)) keepStarted(baked);
     stack_.clear();
     for (const DeadBlock& block : call.dying) {
       device_.poison(session.slab()->base() + block.offset, block.bytes);
     }
+  }
+
+  /// Where the capture had them: what else such code allocates varies from run to run.
+  void putResults(const BakedCall& baked, ArenaSession& session) {
+    session.leaveCall();
+    std::vector<at::Tensor> results, copies;
+    forEachTensor(stack_, [&](const at::Tensor& tensor) { results.push_back(tensor); });
+    TORCH_INTERNAL_ASSERT(results.size() == baked.addresses.size());
+    // One may lie where another one belongs.
+    for (const at::Tensor& result : results) copies.push_back(result.clone());
+    stack_.clear();
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (results[i].const_data_ptr() == baked.addresses[i]) continue;
+      results[i] = at::from_blob(const_cast<void*>(baked.addresses[i]), results[i].sizes(),
+                                 results[i].strides(), results[i].options());
+    }
+    for (size_t i = 0; i < results.size(); ++i) results[i].copy_(copies[i]);
+    for (at::Tensor& result : results) stack_.emplace_back(std::move(result));
   }
 
   /// c10d knows a started collective by the storage of its result, which each replay makes anew.
@@ -191,9 +220,16 @@ class HostExecutable final : public Executable {
     started_.erase(at);
   }
 
+  static uint32_t nextNumber() {
+    static std::atomic<uint32_t> last{0};
+    return ++last;
+  }
+
   Device& device_;
   std::vector<BakedCall> calls_;
-  const CapturedWork work_;  // one a call, where it was watched
+  const CapturedWork work_;         // one a call, where it was watched
+  const std::vector<size_t> ends_;  // by call of the capture: how many of them work
+  const uint32_t number_ = nextNumber();
   const KernelSettings settings_ = KernelSettings::now();
   const AttentionAsCaptured attention_ = AttentionAsCaptured::now();
   torch::jit::Stack stack_;
@@ -267,15 +303,14 @@ class ResultForger {
                 "its result lies in memory that it neither allocates nor is given");
     device_.passFaultPoint(FaultPoint::Allocation);
     const auto& row = (*session_.plan())[call_.position];
-    const auto ordinal = static_cast<size_t>(recorded.ordinal);
+    const auto at = static_cast<size_t>(recorded.row);
     // A loose row's other allocations vary; a collective's do with the backend's threads, and replays
-    // check where its results lie.
-    const bool loose = ordinal < row.size() && row[ordinal].loose;
-    const bool planned = ordinal < row.size() && row[ordinal].offset >= 0 &&
-                         (!loose || factsOf(call_.node).collective);
+    // check where its results lie, or put them there.
+    const bool loose = recorded.row >= 0 && row.at(at).loose;
+    const bool planned =
+        recorded.row >= 0 && row.at(at).offset >= 0 && (!loose || factsOf(call_.node).collective);
     TORCH_CHECK(planned, "its allocation is not in the plan");
-    return storageAt(hostArenaPtr(session_.slab()->base() + row[ordinal].offset),
-                     recorded.storageBytes);
+    return storageAt(hostArenaPtr(session_.slab()->base() + row[at].offset), recorded.storageBytes);
   }
 
   static c10::Storage storageAt(c10::DataPtr memory, int64_t bytes) {
@@ -307,6 +342,23 @@ class HostCapture final : public Capture {
   }
 
   void call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) override {
+    bake(call, rng, stack);
+    ends_.push_back(calls_.size());
+  }
+
+  std::unique_ptr<Executable> finish() override {
+    end();
+    return std::make_unique<HostExecutable>(device_, std::move(calls_), std::move(work_),
+                                            std::move(ends_));
+  }
+
+  CapturedWork endTrial() override {
+    end();
+    return std::move(work_);
+  }
+
+ private:
+  void bake(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {
     device_.passFaultPoint(FaultPoint::CaptureCall);
     ++seen_;
     if (const auto reason = refusedInCapture(call, stack, rng)) refuse(call, *reason);
@@ -332,23 +384,12 @@ class HostCapture final : public Capture {
                   [&](const at::Tensor& t) { baked.addresses.push_back(t.const_data_ptr()); });
     noteMade(stack, baked.operands);
     bakeAddresses(baked.operands, made_);
-    if (facts.collective) open(baked, stack);
+    if (leavesOpen(facts)) open(baked, stack);
     if (onlyViews(call)) return;
     if (paint_) work_.push_back(workOf(call, seen_, baked.operands, *paint_));
     calls_.push_back(std::move(baked));
   }
 
-  std::unique_ptr<Executable> finish() override {
-    end();
-    return std::make_unique<HostExecutable>(device_, std::move(calls_), std::move(work_));
-  }
-
-  CapturedWork endTrial() override {
-    end();
-    return std::move(work_);
-  }
-
- private:
   void end() {
     capturing = false;
     device_.passFaultPoint(FaultPoint::CaptureEnd);
@@ -365,7 +406,10 @@ class HostCapture final : public Capture {
   /// for a collective that is not in this graph.
   void checkCommunication(const Call& call, const torch::jit::Stack& operands) {
     const OpFacts& facts = factsOf(call.node);
-    if (facts.collective && !hasCommunicated(groupNameOf(call.node), device_.tensorDevice())) {
+    const auto isFirst = [&](const std::string& group) {
+      return !hasCommunicated(group, device_.tensorDevice());
+    };
+    if (facts.collective && llvm::any_of(groupNamesOf(call.node), isFirst)) {
       refuse(call, "it is the first collective of its group, whose communicator would be made now");
     }
     if (!facts.wait) return;
@@ -419,6 +463,7 @@ class HostCapture final : public Capture {
 
   Device& device_;
   std::vector<BakedCall> calls_;
+  std::vector<size_t> ends_;      // by call: how many are in calls_
   std::optional<uint8_t> paint_;  // watched
   CapturedWork work_;
   int32_t seen_ = -1;       // the call that is recorded, counted from 0

@@ -2,6 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/facts/compiled_op.h"
+#include "ir/facts/op_facts.h"
 #include "ir/facts/value_types.h"
 #include "runtime/layout/low_placement.h"
 
@@ -420,6 +421,8 @@ CallPlanning callPlanning(const Node* node, const DeviceMap& devices) {
     if (input == rng || input->type()->kind() != c10::TypeKind::TensorType) continue;
     all &= hasStaticShape(input);
   }
+  // Threads of a backend of the CPU's give back what is in it when they please.
+  if (devices.to.is_cpu() && factsOf(node).waitsInside) all = false;
   if (all) return CallPlanning::All;
   return any ? CallPlanning::Results : CallPlanning::None;
 }

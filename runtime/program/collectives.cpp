@@ -1,8 +1,11 @@
 #include "runtime/program/collectives.h"
 
 #include "ir/core/args.h"
+#include "ir/facts/compiled_op.h"
 #include "ir/facts/op_facts.h"
 #include "ir/text/constant_text.h"
+
+#include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
 
@@ -51,6 +54,17 @@ void appendArg(std::string& text, const Arg& arg, const Node* node, bool sizes) 
   }
 }
 
+std::string groupNameOf(const Node* node) {
+  const OpFacts& facts = factsOf(node);
+  if (!facts.schema) return "";
+  const auto at = facts.schema->argumentIndexWithName("group_name");
+  const ArgList& list = argsOf(node);
+  if (!at || *at >= static_cast<int>(list.args.size())) return "";
+  return list.args[*at].is<std::string>() ? list.args[*at].as<std::string>() : "";
+}
+
+std::string inGroup(int32_t group) { return " in group " + std::to_string(group); }
+
 std::string lineOf(const Node* node, const std::string& where, int32_t group) {
   const OpFacts& facts = factsOf(node);
   const bool splits = hasSplits(node);
@@ -64,32 +78,42 @@ std::string lineOf(const Node* node, const std::string& where, int32_t group) {
     if (text.back() != '(') text += ", ";
     appendArg(text, list.args[i], node, !splits);
   }
-  return text + ") in group " + std::to_string(group);
+  return text + ")" + inGroup(group);
 }
 
 }  // namespace
 
-std::string groupNameOf(const Node* node) {
-  const OpFacts& facts = factsOf(node);
-  if (!facts.schema) return "";
-  const auto at = facts.schema->argumentIndexWithName("group_name");
-  const ArgList& list = argsOf(node);
-  if (!at || *at >= static_cast<int>(list.args.size())) return "";
-  return list.args[*at].is<std::string>() ? list.args[*at].as<std::string>() : "";
+llvm::SmallVector<std::string, 1> groupNamesOf(const Node* node) {
+  llvm::SmallVector<std::string, 1> names;
+  for (InnerCollective& inner : innerCollectives(node)) {
+    if (!llvm::is_contained(names, inner.group)) names.push_back(std::move(inner.group));
+  }
+  if (names.empty()) names.push_back(groupNameOf(node));
+  return names;
 }
 
 ProgramCollectives findCollectives(std::vector<EntryCode>& codes) {
   ProgramCollectives found;
   const auto add = [&](const Node* node, const std::string& where, Launch* launch) {
     if (!factsOf(node).collective) return;
-    const std::string name = groupNameOf(node);
-    const int32_t group = indexAmong(found.groups, name);
-    found.lines.push_back(lineOf(node, where, group));
+    const auto names = groupNamesOf(node);
+    for (const std::string& name : names) (void)indexAmong(found.groups, name);
+    const auto inside = innerCollectives(node);
+    for (const InnerCollective& inner : inside) {
+      const int32_t group = indexAmong(found.groups, inner.group);
+      found.lines.push_back(where + ", compiled: " + inner.text + inGroup(group));
+    }
+    if (inside.empty()) {
+      found.lines.push_back(lineOf(node, where, indexAmong(found.groups, names.front())));
+    }
     if (!launch) return;
     found.captured = true;
-    if (name.empty() && !found.unnamed) found.unnamed = node;
     auto& used = launch->groups;
-    if (std::find(used.begin(), used.end(), group) == used.end()) used.push_back(group);
+    for (const std::string& name : names) {
+      if (name.empty() && !found.unnamed) found.unnamed = node;
+      const int32_t group = indexAmong(found.groups, name);
+      if (!llvm::is_contained(used, group)) used.push_back(group);
+    }
   };
   for (EntryCode& code : codes) {
     const std::string entry = code.entry->name;

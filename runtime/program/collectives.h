@@ -3,13 +3,16 @@
 
 #include "runtime/program/instruction.h"
 
+#include <llvm/ADT/SmallVector.h>
+
 #include <string>
 #include <vector>
 
 namespace gravure {
 
-/// The name of the process group that a collective names; "" if it is no constant of the program.
-std::string groupNameOf(const Node* node);
+/// The names of the process groups that a collective names, one but for compiled code, which may have
+/// several; "" for one that is no constant of the program.
+llvm::SmallVector<std::string, 1> groupNamesOf(const Node* node);
 
 struct ProgramCollectives {
   std::vector<std::string> groups;  // names, in the order of first use

@@ -13,6 +13,7 @@
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
+#include <set>
 
 namespace gravure {
 namespace {
@@ -491,6 +492,33 @@ Runtime::WrittenNumbers Runtime::writtenNumbers() const {
     }
   }
   return written;
+}
+
+std::vector<Runtime::TracedCall> Runtime::tracedCalls() const {
+  std::vector<TracedCall> traced;
+  std::set<const CapturedPartition*> seen;  // a seal has those of the partitions
+  for (const EntryState& entry : impl_->entries_) {
+    const auto add = [&](size_t index, const CapturedPartition* captured) {
+      if (!captured || !captured->executable || !seen.insert(captured).second) return;
+      const Launch& launch = entry.code->launches[index];
+      const TraceNumbers numbers = captured->executable->traceNumbers();
+      size_t begin = 0;
+      for (size_t c = 0; c < numbers.ends.size() && c < launch.calls.size(); ++c) {
+        const size_t count = numbers.ends[c] - begin;
+        if (count > 0)
+          traced.push_back({.node = launch.calls[c].node,
+                            .entry = &entry.code->entry->name,
+                            .partition = launch.index,
+                            .first = numbers.first + begin,
+                            .count = count});
+        begin = numbers.ends[c];
+      }
+    };
+    for (size_t i = 0; i < entry.served.partitions.size(); ++i)
+      add(i, entry.served.partitions[i].captured().get());
+    entry.seals.forEachCapture(add);
+  }
+  return traced;
 }
 
 const MemoryPlan& Runtime::memoryPlan() const {

@@ -14,6 +14,7 @@
 #include "runtime/step/partition.h"
 
 #include <llvm/ADT/ArrayRef.h>
+#include <llvm/ADT/STLFunctionalExtras.h>
 
 #include <memory>
 #include <optional>
@@ -84,6 +85,7 @@ class Seal {
 
   std::optional<bool> readsLent() const { return contents_.readsLent; }
   const SealedLaunch& launch(size_t index) const { return contents_.launches[index]; }
+  size_t launchCount() const { return contents_.launches.size(); }
   const HandOut& result(size_t output) const { return contents_.results[output]; }
   /// Whether it launches what `partitions` have.
   bool launches(const std::vector<Partition>& partitions) const;
@@ -110,6 +112,13 @@ class Seals {
   const Seal* findBeside(const std::vector<c10::IValue>& inputs) const;
   const Seal* current() const { return current_; }
   size_t count() const { return seals_.size(); }
+  /// Of each seal, by launch.
+  void
+  forEachCapture(llvm::function_ref<void(size_t launch, const CapturedPartition*)> visit) const {
+    for (const auto& seal : seals_) {
+      for (size_t i = 0; i < seal->launchCount(); ++i) visit(i, seal->launch(i).captured.get());
+    }
+  }
   /// Another number once one of them was made or broken.
   uint64_t changes() const { return changes_; }
   /// True if one of them launches what `partitions` have.

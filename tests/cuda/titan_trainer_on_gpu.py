@@ -1,4 +1,4 @@
-"""torchtitan 0.3's graph trainer on one GPU: its own `cudagraph_pass`, ours, and none.
+"""torchtitan 0.3's graph trainer on one GPU or several: its own `cudagraph_pass`, ours, and none.
 
     python3 tests/cuda/titan_trainer_on_gpu.py --seconds 240 --out FOLDER [RUN...]
 
@@ -13,6 +13,7 @@ itself on the CPU: there own passes fail, and speeds say nothing.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -52,17 +53,24 @@ class Case:
     config: str
     arguments: tuple[str, ...] = ()
     needs_gpu: bool = False
+    ranks: int = 1  # more need as many GPUs
 
 
 def with_sdpa(*arguments: str) -> Case:
     return Case(LLAMA, SDPA, arguments)
 
 
+def on_ranks(ranks: int, *arguments: str) -> Case:
+    return Case(LLAMA, SDPA, arguments, needs_gpu=True, ranks=ranks)
+
+
+TENSOR_2 = "--parallelism.tensor_parallel_degree=2"
 FLEX = Case(LLAMA, "graph_trainer_llama3_debugmodel", (), needs_gpu=True)
 # What has no deterministic kernel warns; whether runs repeat, "again" tells.
 WARN = "--debug.deterministic_warn_only"
 DEEPSEEK_SDPA = Case(MORE, "graph_trainer_deepseek_v3_debugmodel_sdpa", (WARN,))
 ARTIFACT = "--compile.precompile_artifact_dir=ARTIFACT"
+WHOLE = "--compile.inductor_compilation=full"
 ONE = "--parallelism.data_parallel_shard_degree=1"
 BITS = {
     "llama3": with_sdpa(),
@@ -79,6 +87,18 @@ BITS = {
     "gradients_none": with_sdpa("--training.disable_cuda_graphs"),
     "inductor": with_sdpa("--compile.inductor_compilation=full"),
     "precompiled": with_sdpa(ONE, ARTIFACT),
+    # From an artifact that was made without Gravure. (With flex attention torchtitan's own run from
+    # one ends in an AssertionError, without a pass, too.)
+    "precompiled_elsewhere": with_sdpa(ONE, f"{ARTIFACT}_whole", WHOLE),
+    # Its trace, in the run's folder below work/outputs, names the kernels of replays.
+    "profiled": with_sdpa("--profiler.enable_profiling", "--profiler.profile_freq=6"),
+    "fsdp_2": on_ranks(2),
+    "fsdp_2_inductor": on_ranks(2, "--compile.inductor_compilation=full"),
+    "fsdp_2_offload": on_ranks(2, "--compile.memory_policy=sac_and_offload"),
+    "tensor_2": on_ranks(2, TENSOR_2),
+    "tensor_2_async": on_ranks(2, TENSOR_2, "--compile.enable_async_tensor_parallel"),
+    "fsdp_2_tensor_2": on_ranks(4, TENSOR_2),
+    "fsdp_2_tensor_2_inductor": on_ranks(4, TENSOR_2, "--compile.inductor_compilation=full"),
 }
 # Batch size, length of a sequence, and steps a turn.
 SPEED = {
@@ -90,6 +110,7 @@ SPEED = {
     "llama3_8b_four_layers": (Case(MORE, "graph_trainer_llama3_8b_sdpa_four_layers"), 2, 2048, 6),
 }
 PASSES = ("none", "own", "ours")
+KINDS = ("losses", "gradients", "parameters")  # what is compared, in bits
 FIRST = ("llama3", "llama3_flex", "deepseek_v3")  # these run twice without a pass
 
 
@@ -97,16 +118,19 @@ FIRST = ("llama3", "llama3_flex", "deepseek_v3")  # these run twice without a pa
 class Run:
     name: str
     case: Case
-    passes: str  # of PASSES, "again" (none once more), "artifact", or turns of several
+    # Of PASSES, "again" (none once more), "artifact" (made by ours), "artifact_elsewhere" (by
+    # torchtitan alone), or turns of several.
+    passes: str
     arguments: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     needs: float = 25  # seconds; where fewer are left, it is not begun
     limit: float = 150
 
-    def command(self, folder: Path) -> list[str]:
-        if self.passes == "artifact":
+    def command(self, folder: Path, port: int) -> list[str]:
+        if self.passes.startswith("artifact"):
             program = ["-m", PRECOMPILE]
-            if not ON_GPU:
+            # Of a whole graph the code insists on what it was traced with.
+            if not ON_GPU or WHOLE in self.case.arguments:
                 program = [str(_ROOT / "tests/python/titan_precompile.py")]
         else:
             program = [str(PROCESS)]
@@ -127,6 +151,9 @@ class Run:
             *self.case.arguments,
         ]
         artifact = str(folder / "artifact")
+        ranks = ["-m", "torch.distributed.run", f"--nproc_per_node={self.case.ranks}"]
+        ranks += [f"--master_port={port}"] if self.case.ranks > 1 else []
+        given = (ranks if self.case.ranks > 1 else []) + given
         return [sys.executable, *(each.replace("ARTIFACT", artifact) for each in given)]
 
 
@@ -134,7 +161,7 @@ def bits_run(name: str, passes: str) -> Run:
     batch, length = (4, 512) if ON_GPU else (2, 32)
     case = BITS[name]
     twice = [each.replace("TWICE", str(2 * batch)) for each in case.arguments]
-    case = Case(case.module, case.config, tuple(twice), case.needs_gpu)
+    case = dataclasses.replace(case, arguments=tuple(twice))
     arguments = ["--debug.deterministic", "--training.steps=6"]
     arguments += [f"--training.local_batch_size={batch}", f"--training.seq_len={length}"]
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -165,6 +192,7 @@ def stages() -> list[list[Run]]:
     both, all_three = ("ours,own", "ours,own,none") if ON_GPU else ("ours,none", "ours,none")
     first = bits_runs(FIRST)
     first.append(bits_run("precompiled", "artifact"))
+    first.append(bits_run("precompiled_elsewhere", "artifact_elsewhere"))
     found = [first]
     found += [[speed_run("llama3", all_three)], [speed_run("llama3_1b", both)]]
     found += [bits_runs([name for name in BITS if name not in FIRST])]
@@ -173,6 +201,8 @@ def stages() -> list[list[Run]]:
     found += [[speed_run("llama3", passes)] for passes in ("own", "ours")]
     found += [[speed_run("llama3_flex", both)], [speed_run("llama3_8b_four_layers", both)]]
     found += [[speed_run(name, "none")] for name in ("llama3_1b", "llama3")]
+    gpus = torch.cuda.device_count()
+    found = [[r for r in stage if r.case.ranks <= max(1, gpus)] for stage in found]
     if not ON_GPU:
         large = ("llama3_1b", "llama3_8b_four_layers")
         found = [[r for r in s if not any(f"-{n}-" in r.name for n in large)] for s in found]
@@ -241,7 +271,7 @@ class Runner:
         self.path(run, "found").unlink(missing_ok=True)
         with self.path(run, "log").open("wb") as log:
             return subprocess.Popen(
-                run.command(self._out),
+                run.command(self._out, port),
                 cwd=self._folder,
                 env=environment | run.environment,
                 stdout=log,
@@ -254,6 +284,12 @@ class Runner:
         if self.path(run, "found").exists():
             found = json.loads(self.path(run, "found").read_text())
             self.path(run, "found").unlink()
+        for rank in range(1, run.case.ranks):
+            path = self.path(run, f"found.{rank}")
+            if path.exists():
+                others = json.loads(path.read_text())
+                path.unlink()
+                found["others"] = [*found.get("others", []), {k: others.get(k) for k in KINDS}]
         found |= {"status": "too long" if status is None else status, "took": round(took, 1)}
         if status != 0:
             found["log_end"] = self.path(run, "log").read_text(errors="replace")[-4000:]
@@ -305,11 +341,11 @@ def show_bits(read: Callable[[Run], dict[str, Any]], runs: Sequence[Run]) -> Non
         wanted = read(Run(run.name.rsplit("-", 1)[0] + "-none", run.case, "none"))
         if found["status"] != 0:
             told = f"exit {found['status']}: {last_error(found.get('log_end', ''))[:200]}"
-        elif run.passes in ("none", "artifact") or wanted.get("status") != 0:
-            told = "ended" if run.passes in ("none", "artifact") else "ended; nothing to compare"
+        elif run.passes not in (*PASSES[1:], "again") or wanted.get("status") != 0:
+            compared = run.passes in (*PASSES[1:], "again")
+            told = "ended; nothing to compare" if compared else "ended"
         else:
-            kinds = ("losses", "gradients", "parameters")
-            unequal = [kind for kind in kinds if found.get(kind) != wanted.get(kind)]
+            unequal = [kind for kind in (*KINDS, "others") if found.get(kind) != wanted.get(kind)]
             told = f"DIFFERS in {', '.join(unequal)}" if unequal else "equal in every bit"
         count = len(found.get("gradients", []))
         print(f"{run.name:32} {found['took']:5.0f} s {count:2} steps  {told}  {what_ran(found)}")

@@ -1,8 +1,9 @@
 """One run of torchtitan 0.3's graph trainer, as a program: its arguments are torchtitan's.
 
-`$FOUND` gets what was found, as JSON. With `$TURNS` (`ours,own,none`, or one of them) graphs of
-each take turns of `$TURN` steps in the one process, for `$TURNS_SECONDS`; else each step's bits are
-digested. Where there is a GPU, nothing of torchtitan or PyTorch is replaced by what the CPU needs.
+`$FOUND` gets what the first rank found, as JSON, `$FOUND.1` the second. With `$TURNS`
+(`ours,own,none`, or one of them) graphs of each take turns of `$TURN` steps in the one process, for
+`$TURNS_SECONDS`; else each step's bits are digested. Where there is a GPU, nothing of torchtitan or
+PyTorch is replaced by what the CPU needs.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ class Warnings(logging.Handler):
         message = record.getMessage()[:600]
         if message not in said and len(said) < 20:
             said.append(message)
+
+
+def found_file() -> Path:
+    """`$FOUND` of the first rank, and beside it one of each other."""
+    rank = os.environ["RANK"]
+    return Path(os.environ["FOUND"] + ("" if rank == "0" else f".{rank}"))
 
 
 def own_graphs(found: dict[str, Any]) -> None:
@@ -288,7 +295,7 @@ def main() -> None:
         found["ended"] = titan_trainer.programs_have_ended()
     finally:
         found["seconds"] = round(time.perf_counter() - begun, 1)
-        Path(os.environ["FOUND"]).write_text(json.dumps(found))
+        found_file().write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import gravure
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from gravure.graphs.compiled_ops import CompiledCode, Layout
 from running import bits
 
 RANK = int(os.environ["RANK"])
@@ -192,6 +193,54 @@ def other_program() -> None:
     """One rank would reduce otherwise. All say so, and nothing is captured."""
     ours = load(program(reduce="max" if RANK == 1 else "sum"))
     ours.run([weight(), batch(0)])
+    note(ours)
+
+
+def code(kinds: list[str]) -> CompiledCode:
+    """Compiled code with these collectives in it, in this order."""
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        w, x = inputs
+        y = x @ w
+        for kind in kinds:
+            started = torch.ops._c10d_functional.all_reduce(y, kind, "0")
+            y = torch.ops._c10d_functional.wait_tensor(started).tanh()
+        return [y]
+
+    of_w, of_x = Layout((WIDTH, WIDTH), (WIDTH, 1)), Layout((ROWS, WIDTH), (WIDTH, 1))
+    collectives = [("0", f"all_reduce(float32[{ROWS}, {WIDTH}], {kind})") for kind in kinds]
+    # Ranks call their code by names of their own, and count it as they do.
+    return CompiledCode(
+        f"code of {RANK}", run, [of_w, of_x], [of_x], random=False, collectives=collectives
+    )
+
+
+def calling(called: CompiledCode) -> str:
+    rows = f"Float({ROWS}, {WIDTH}, strides=[{WIDTH}, 1], device={DEVICE})"
+    square = f"Float({WIDTH}, {WIDTH}, strides=[{WIDTH}, 1], device={DEVICE})"
+    name, calls, _, groups, texts, _ = called.arguments(2, [], [])
+    given = ", ".join(json.dumps(each) for each in (groups, texts))
+    return (
+        f'gravure 1\ngraph step(%w : {square} {{parameter "w"}}, %x : {rows} {{user_input "x"}}):\n'
+        f'  %y : {rows} = gravure::compiled_communicating("{name}", {calls}, [%w, %x], {given})\n'
+        f'  return (%y {{output "y"}})\n'
+    )
+
+
+def compiled_code() -> None:
+    """One call with collectives in it is captured and replayed."""
+    called = code(["sum", "max"])
+    ours, reference = load(calling(called)), load(calling(called), uncaptured=True)
+    found["equal"] = same(ours, reference, weight(), range(STEPS))
+    note(ours)
+
+
+def other_code() -> None:
+    """Rank 1 has the same call, with its collectives the other way round."""
+    called = code(["sum", "max"] if RANK == 0 else ["max", "sum"])
+    ours = load(calling(called))
+    for step in range(STEPS):
+        ours.run([weight(), batch(step)])
     note(ours)
 
 

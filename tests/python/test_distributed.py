@@ -26,6 +26,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "failed_capture",
         "late_capture",
         "other_program",
+        "compiled_code",
+        "other_code",
         "left_alone",
         "left_together",
         "mixed",
@@ -87,6 +89,22 @@ def test_law_10_another_program_is_named(pair: Found) -> None:
         assert rank["missed"] == ["collectives-refused"]
         assert "rank 1 has another program: collective 0 is" in rank["messages"]
         assert '"max"' in rank["messages"] and '"sum"' in rank["messages"]
+
+
+def test_law_7_compiled_code_with_collectives_is_captured_and_replayed(pair: Found) -> None:
+    for rank in pair["compiled_code"]:
+        assert rank["equal"]
+        assert rank["states"] == ["captured"]
+        assert rank["missed"] == []
+        assert rank["stats"]["replays"] >= 4
+
+
+def test_law_10_ranks_compare_collectives_in_compiled_code(pair: Found) -> None:
+    for rank in pair["other_code"]:
+        assert rank["states"] == ["quarantined"]
+        assert rank["missed"] == ["collectives-refused"]
+        assert "rank 1 has another program: collective 0 is" in rank["messages"]
+        assert "all_reduce(float32[4, 8], max) in group 0" in rank["messages"]
 
 
 def test_law_10_a_rank_may_leave_a_replay_alone(pair: Found) -> None:

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers operators
 import torch.nn.functional as F
 from gravure.calls.graph_passes import GraphPasses
 from gravure.graphs import compiled_ops
 from gravure.graphs.marked_regions import RegionEffects
+from gravure.graphs.node_facts import is_collective
 from gravure.torch_api.private_names import MINOR
 from running import need_library
 from titan_model import replays
@@ -155,6 +158,162 @@ def test_a_region_that_meets_other_ranks_is_not_carried(name: str, communicates:
     regions = RegionEffects()
     regions.look_at(fx.GraphModule({}, graph), whole=True)
     assert ("communicates" in regions.obstacle) is communicates
+
+
+FUNCTIONAL = torch.ops._c10d_functional
+
+
+@pytest.fixture
+def group() -> Iterator[str]:
+    """The name of a group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD.group_name
+    dist.destroy_process_group()
+
+
+def meets(x: Tensor, weight: Tensor, group: str, *, draw: bool = False) -> list[Tensor]:
+    """As FSDP does: the weight is gathered, its gradient is summed; and into memory of its own."""
+    whole = FUNCTIONAL.wait_tensor(FUNCTIONAL.all_gather_into_tensor(weight, 1, group))
+    y = x @ whole
+    y = torch.bernoulli(torch.sigmoid(y)) if draw else y
+    out = torch.empty_like(weight)
+    FUNCTIONAL.wait_tensor(FUNCTIONAL.all_gather_into_tensor_out(x.t() @ y, 1, group, out=out))
+    sums = FUNCTIONAL.all_reduce_coalesced([y.sum(), y.pow(2).sum()], "sum", group)
+    return [*map(FUNCTIONAL.wait_tensor, sums), out]
+
+
+def whole_graph(function: Callable[..., Any]) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
+    """All of it marked, as by torchtitan's full_inductor_compilation_pass."""
+    graph, args = marked(function)
+    for node in graph.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            node.meta["custom"] = dict(MARK)
+    return graph, args
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("draw", [False, True])
+def test_a_whole_graph_that_communicates_is_carried(
+    passes: GraphPasses, group: str, draw: bool
+) -> None:
+    graph, args = whole_graph(lambda x, weight: meets(x, weight, group, draw=draw))
+    regions = RegionEffects()
+    regions.look_at(graph, whole=True)
+    assert not regions.obstacle
+    assert regions.collectives == [
+        (group, "_c10d_functional.all_gather_into_tensor(float32[16, 8], 1)"),
+        (group, "_c10d_functional.all_gather_into_tensor_out(float32[16, 8], 1, float32[16, 8])"),
+        (group, "_c10d_functional.all_reduce_coalesced([float32[], float32[]], 'sum')"),
+    ]
+    graph = compiled(graph)
+    torch.manual_seed(1)
+    expected = [graph_results(graph, args) for _ in range(6)]
+    assert regions.allow(graph) == 1 and not regions.obstacle
+    assert any(map(is_collective, graph.graph.nodes))  # what may not be run again, or twice at once
+    passes.configure({"on_missed": "raise", "min_partition_size": 1})
+    ours = passes.step(graph, [1])
+    torch.manual_seed(1)
+    for each in expected:
+        assert all(map(torch.equal, ours(*args), each))
+    assert replays() > 0
+    called = {code.operator for code in compiled_ops._LIVE.values()}
+    packet = "compiled_communicating_random" if draw else "compiled_communicating"
+    assert getattr(torch.ops.gravure, packet).default in called
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_file_says_what_a_whole_graph_communicates(passes: GraphPasses, group: str) -> None:
+    graph, args = whole_graph(lambda x, weight: meets(x, weight, group))
+    maker = RegionEffects()
+    maker.look_at(graph, whole=True)
+    graph = compiled(graph)
+    expected = graph_results(graph, args)
+    maker.allow(graph)
+    graph = from_a_file(graph)
+    regions = RegionEffects()
+    assert regions.allow(graph) == 1 and not regions.obstacle
+    passes.configure({"on_missed": "raise", "min_partition_size": 1})
+    ours = passes.step(graph, [1])
+    for _ in range(5):
+        assert all(map(torch.equal, ours(*args), expected))
+    assert replays() > 0
+    called = {code.operator for code in compiled_ops._LIVE.values()}
+    assert torch.ops.gravure.compiled_communicating.default in called
+
+
+def not_waited_for(x: Tensor, weight: Tensor) -> list[Tensor]:
+    return [FUNCTIONAL.all_reduce(x @ weight, "sum", "0")]
+
+
+def a_member_is_not(x: Tensor, weight: Tensor) -> list[Tensor]:
+    first, second = FUNCTIONAL.all_reduce_coalesced([x + 1, weight + 1], "sum", "0")
+    return [FUNCTIONAL.wait_tensor(first), second]
+
+
+def begun_before(x: Tensor, weight: Tensor) -> list[Tensor]:
+    return [FUNCTIONAL.wait_tensor(x) @ weight]
+
+
+def into_an_argument(x: Tensor, weight: Tensor) -> list[Tensor]:
+    return [FUNCTIONAL.wait_tensor(FUNCTIONAL.all_reduce_(weight, "sum", "0")) + x.sum()]
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (not_waited_for, "all_reduce.*communicates, and is not waited for in them"),
+        (a_member_is_not, "all_reduce_coalesced.*and is not waited for in them"),
+        (begun_before, "wait_tensor.*waits for what began before them"),
+        (into_an_argument, "all_reduce_.* in them may write"),
+    ],
+)
+def test_what_a_whole_graph_begins_must_end_in_it(
+    group: str, function: Callable[..., Any], why: str
+) -> None:
+    assert group == "0"
+    graph, _ = whole_graph(function)
+    regions = RegionEffects()
+    regions.look_at(graph, whole=True)
+    assert re.search(why, regions.obstacle), regions.obstacle
+
+
+def test_a_whole_graph_names_its_groups(group: str) -> None:
+    """One that is asked of a mesh is another one on each rank, and its code is for all."""
+    graph, _ = whole_graph(lambda x, weight: meets(x, weight, group))
+    first = next(n for n in graph.graph.nodes if "all_gather" in str(n.target))
+    with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+        asked = graph.graph.placeholder("asked")
+    first.args = (*first.args[:2], asked)
+    regions = RegionEffects()
+    regions.look_at(graph, whole=True)
+    assert "a group that is known only at run time" in regions.obstacle
+
+
+def test_only_a_whole_graph_may_communicate(group: str) -> None:
+    graph, _ = whole_graph(lambda x, weight: meets(x, weight, group))
+    regions = RegionEffects()
+    regions.look_at(graph, whole=False)
+    assert re.search("all_gather.*communicates", regions.obstacle)
+
+
+def test_inductor_may_not_communicate_in_another_way(group: str) -> None:
+    graph, _ = whole_graph(lambda x, weight: meets(x, weight, group))
+    regions = RegionEffects()
+    with torch._inductor.config.patch("_micro_pipeline_tp", True):
+        regions.look_at(graph, whole=True)
+    assert "_micro_pipeline_tp" in regions.obstacle
+
+
+def test_which_of_two_regions_communicates_must_be_known(group: str) -> None:
+    graph, _ = whole_graph(lambda x, weight: meets(x, weight, group))
+    regions = RegionEffects()
+    regions.look_at(graph, whole=True)
+    graph = compiled(graph)
+    region = next(n for n in graph.graph.nodes if n.op == "call_function")
+    with graph.graph.inserting_after(region):
+        graph.graph.node_copy(region, lambda n: n)
+    assert regions.allow(graph) == 2
+    assert "which of them communicates" in regions.obstacle
 
 
 def test_a_second_look_keeps_what_the_first_one_saw() -> None:

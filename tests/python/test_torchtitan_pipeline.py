@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import logging
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import gravure
 import pytest
 import titan_on_cpu
 import torch
@@ -39,6 +41,7 @@ class GraphTrainer:
 
     def trained(self, pipeline: str | None, *disabled: str) -> list[float]:
         model, traced, losses = llama(), None, []
+        importlib.import_module(f"{GRAPH_TRAINER}.common_utils").annotate_module_fqns(model)
         step = self.trainer.make_fwd_bwd_step(model, loss_of)
         config = self.config(pipeline or "default", [_BUCKETING, *disabled])
         optimizer = optimizer_of(model)
@@ -60,6 +63,7 @@ class GraphTrainer:
             optimizer.zero_grad()
             losses.append(loss.item())
             self.replayed = replays()
+        self.kept = model, traced  # its program lives as long
         return losses
 
     def config(self, pipeline: str, disabled: list[str]) -> Any:
@@ -198,3 +202,24 @@ def test_a_mesh_among_the_results_is_handed_on() -> None:
         assert list(map(bits, middle)) == list(map(bits, expected[1:3]))
     assert replays() > 0
     passes.shutdown()
+
+
+@v03
+def test_a_trace_of_torchtitans_profiler_names_kernels_of_programs(
+    graph_trainer: GraphTrainer, tmp_path: Path
+) -> None:
+    """What torchtitan does with each trace that its profiler wrote."""
+    graph_trainer.trained("cudagraph")
+    known = gravure.kernel_annotations()
+    modules = {told.get("module_fqn") for (told,) in known.values()}
+    assert modules >= {"layers.0", "layers.1", "loss"}
+    number, (told,) = next(iter(known.items()))
+    assert {"operator", "source", "entry"} <= set(told)
+    path = tmp_path / "rank0_trace.json"
+    path.write_text(json.dumps({"traceEvents": [{"args": {"graph node id": number}}, {}]}))
+    cudagraph = importlib.import_module(f"{GRAPH_TRAINER}.cudagraph")
+    cudagraph.cudagraph_annotate_trace_post_processor().build()(str(path))
+    assert json.loads(path.read_text())["traceEvents"] == [
+        {"args": {"graph node id": number} | told},
+        {},
+    ]

@@ -144,6 +144,17 @@ def test_compiled_as_a_whole(tmp_path: Path) -> None:
 
 
 @needs_2_13
+@pytest.mark.parametrize(("ranks", "arguments"), [(2, ()), (4, FOUR)])
+def test_compiled_as_a_whole_with_collectives(
+    tmp_path: Path, ranks: int, arguments: Sequence[str]
+) -> None:
+    """The call communicates, FSDP and beside tensor parallelism: captured on all ranks."""
+    given = [*arguments, "--compile.inductor_compilation=full"]
+    found = same_training(tmp_path, LLAMA, *given, ranks=ranks)
+    assert [each["ran"]["states"] for each in found] == [{"step": {"captured": 1}}] * ranks
+
+
+@needs_2_13
 @pytest.mark.parametrize(
     ("ranks", "arguments"), [(4, FOUR), (1, [*ONE, "--compile.inductor_compilation=full"])]
 )
@@ -154,6 +165,19 @@ def test_precompiled(tmp_path: Path, ranks: int, arguments: Sequence[str]) -> No
     run(tmp_path, titan_precompile.__file__, "gravure.torchtitan", LLAMA, *given)
     found = same_training(tmp_path, LLAMA, *given, ranks=ranks)
     assert [each["ran"]["states"] for each in found] == [{"step": {"captured": 1}}] * ranks
+
+
+@needs_2_13
+def test_precompiled_without_us(tmp_path: Path) -> None:
+    """Nobody looked at the region before torchtitan's own passes compiled it: its code tells."""
+    whole = [*ONE, "--compile.inductor_compilation=full"]
+    given = [*whole, f"--compile.precompile_artifact_dir={tmp_path / 'artifact'}"]
+    write_assets(tmp_path)
+    run(tmp_path, titan_precompile.__file__, "graph_trainer.llama3", LLAMA, *given)
+    (artifact,) = (tmp_path / "artifact").iterdir()
+    assert b"gravure_carried" not in artifact.read_bytes()
+    (found,) = same_training(tmp_path, LLAMA, *given)
+    assert found["ran"]["states"] == {"step": {"captured": 1}}
 
 
 @needs_2_13

@@ -24,6 +24,14 @@ from ..torch_api.dispatch import not_traced, plainly
 _SCHEMA = "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]"
 LIBRARY.define(f"compiled{_SCHEMA}")
 LIBRARY.define(f"compiled_random{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
+_COMMUNICATING = (
+    "(str name, int calls, Tensor[] inputs, str[] groups, str[] collectives, int[] numbers=[])"
+    " -> Tensor[]"
+)
+LIBRARY.define(f"compiled_communicating{_COMMUNICATING}")
+LIBRARY.define(
+    f"compiled_communicating_random{_COMMUNICATING}", tags=(torch.Tag.nondeterministic_seeded,)
+)
 LIBRARY.define(
     "compiled_donated(str name, int calls, Tensor[] inputs, Tensor(a!)[] donated) -> Tensor[]"
 )
@@ -85,8 +93,9 @@ class Layout:
 class CompiledCode:
     """A function of tensors, and ints after them, as `gravure::compiled` or one of its kind.
 
-    The last `donated` of its tensors it may write over. It lives as long as somebody holds it; a
-    program that calls it by its name then does not.
+    The last `donated` of its tensors it may write over. `collectives`: what it communicates, by
+    groups' names. It lives as long as somebody holds it; a program that calls it by its name then
+    does not.
     """
 
     def __init__(
@@ -98,18 +107,24 @@ class CompiledCode:
         *,
         random: bool,
         donated: int = 0,
+        collectives: Sequence[tuple[str, str]] = (),
     ) -> None:
-        assert not (random and donated)
+        assert not ((random or collectives) and donated)
         self.name = f"{label} #{next(_NUMBERS)}"
-        ops = torch.ops.gravure
-        self.operator = ops.compiled_random.default if random else ops.compiled.default
-        if donated:
-            self.operator = ops.compiled_donated.default
+        kind = "compiled_donated" if donated else "compiled"
+        kind += "_communicating" * bool(collectives) + "_random" * random
+        self.operator = getattr(torch.ops.gravure, kind).default
+        self._collectives = collectives
         self._kept = len(inputs) - donated
         self._run = run
         self._inputs = inputs
         self._outputs = outputs
         _LIVE[self.name] = self
+
+    def arguments(self, calls: int, inputs: Any, numbers: Any) -> tuple[Any, ...]:
+        """Of its operator, where nothing is donated. `calls`: the operator calls that it is for."""
+        met = [list(each) for each in zip(*self._collectives, strict=True)]
+        return (self.name, calls, inputs, *met, numbers)
 
     def __call__(self, inputs: list[Tensor], numbers: list[int]) -> list[Tensor]:
         """Each result has the strides of the graph, and memory that no input and no other result
@@ -164,6 +179,19 @@ def _call_donated(
     return _call(name, calls, [*inputs, *donated])
 
 
+def _call_communicating(
+    name: str,
+    calls: int,
+    inputs: list[Tensor],
+    _groups: Sequence[str],
+    _collectives: Sequence[str],
+    numbers: Sequence[int] = (),
+) -> list[Tensor]:
+    return _call(name, calls, inputs, numbers)
+
+
+for _name in ("compiled_communicating", "compiled_communicating_random"):
+    LIBRARY.impl(_name, not_traced(_call_communicating), "CompositeExplicitAutograd")
 for _name in ("compiled", "compiled_random"):
     # A backward that autograd calls without Python may run where Dynamo watches.
     LIBRARY.impl(_name, not_traced(_call), "CompositeExplicitAutograd")

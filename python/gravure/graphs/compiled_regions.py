@@ -427,7 +427,11 @@ class _Region:
 
 
 def carried_code(
-    node: fx.Node, known: KnownNumbers, *, random: bool
+    node: fx.Node,
+    known: KnownNumbers,
+    *,
+    random: bool,
+    collectives: Sequence[tuple[str, str]] = (),
 ) -> tuple[CompiledCode, list[fx.Node], list[fx.Node]]:
     """A node that runs other graphs or kernels, as compiled code, and the tensors and numbers that
     the code takes. It returns all results as one flat list.
@@ -442,5 +446,6 @@ def carried_code(
         leaves = pytree.tree_leaves(module(*inputs))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-    code = CompiledCode(node.name, run, *region.layouts(), random=random)
+    layouts = region.layouts()
+    code = CompiledCode(node.name, run, *layouts, random=random, collectives=collectives)
     return code, region.inputs, region.numbers

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ExportError
+from ..torch_api.compiled_code import UnknownCode
 from ..torch_api.dispatch import without_modes
 from ..torch_api.fake_tensors import FakeTensorMode
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import pytree
+from .code_effects import results_of
 
 _KEPT = "gravure_results"
 
@@ -29,7 +31,7 @@ def has_examples(module: fx.GraphModule) -> bool:
 
 def add_examples(module: fx.GraphModule, args: Sequence[Any]) -> None:
     """Gives nodes those of a call with these arguments. Raises ExportError for a compiled region of
-    which nobody kept any."""
+    which nobody kept any, and whose code does not tell."""
     with without_modes(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         given = [_example(mode, arg) for arg in args]
         _Examples(module).run(*given)
@@ -61,19 +63,26 @@ class _Kept:
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
-def _kept(node: fx.Node) -> Any:
-    if _KEPT not in node.meta:
+def _of_region(node: fx.Node, args: Sequence[Any]) -> Any:
+    """What was kept of it, or what its code makes of these arguments."""
+    if _KEPT in node.meta:
+        return pytree.tree_map_only(_Kept, _Kept.example, node.meta[_KEPT])
+    try:
+        return results_of(node.target, args)
+    except UnknownCode as unknown:
         raise ExportError(
             f"%{node.name}",
-            "it was compiled elsewhere, and what it returns is not known",
+            f"what it returns is not known: regions like it {unknown}",
             "make the artifact with --module gravure.torchtitan",
-        )
-    return pytree.tree_map_only(_Kept, _Kept.example, node.meta[_KEPT])
+        ) from unknown
 
 
 class _Examples(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
-        found = _kept(n) if is_compiled_region(n.target) else super().run_node(n)
+        if is_compiled_region(n.target):
+            found = _of_region(n, self.fetch_args_kwargs_from_env(n)[0])
+        else:
+            found = super().run_node(n)
         if n.op != "output":
             n.meta["val"] = found
         return found

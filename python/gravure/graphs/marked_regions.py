@@ -1,8 +1,10 @@
 """Regions of a graph that somebody else has Inductor compile, before the graph comes here.
 
 `torch.fx.passes.regional_inductor` takes the marked nodes out and leaves one call of compiled code
-for each region. A program can carry such a call (compiled_ops.py) where the region only computes.
-That is seen in its nodes alone, and these are gone afterwards: so who calls that pass looks first.
+for each region. A program can carry such a call (compiled_ops.py) where the region only computes,
+or is all of the graph and communicates as a program might itself (region_collectives.py).
+That is seen in its nodes, and these are gone afterwards: so who calls that pass looks first. Of
+regions that came compiled, Inductor's code is asked (code_effects.py).
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from torch import Tensor, fx
 
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
+from .code_effects import operators_of
 from .examples import keep_example
 from .node_facts import (
+    COMMUNICATES,
     costs_nothing,
     is_collective,
     is_inductors_own,
@@ -25,6 +29,7 @@ from .node_facts import (
     schema,
     writes,
 )
+from .region_collectives import Collective, collectives_of
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
 _CARRIED = "gravure_carried"  # in meta, also of files; its value: whether they draw
@@ -38,12 +43,18 @@ class RegionEffects:
         # Why a program cannot carry them; "" if it can.
         self.obstacle = "they were compiled elsewhere, so nobody knows what they write or draw"
         self.draws = False  # from the default generators, some of them
+        self.collectives: list[Collective] = []  # of the one that is all of the graph
         self._looked = False
+        self._came_compiled: list[Any] = []  # seen by nobody, though others were looked at
 
     def look_at(self, module: fx.GraphModule, *, whole: bool) -> None:
         """Looks at the regions before they are compiled; `whole`: all of the graph becomes one."""
+        if not self._looked:
+            self._came_compiled = [n.target for n in _compiled(module) if not may_be_carried(n)]
         nodes = _marked(module, whole)
-        found = next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
+        collectives, found = collectives_of(module) if whole else ([], "")
+        found = found or next(filter(None, (_obstacle(n, whole) for n in nodes)), "")
+        self.collectives += collectives
         self.obstacle = self.obstacle if self._looked and self.obstacle else found
         self._looked = True
         self.draws = self.draws or any(map(is_random, nodes))
@@ -51,16 +62,30 @@ class RegionEffects:
     def allow(self, module: fx.GraphModule) -> int:
         """Lets a program carry the regions, if it can. Returns how many there are.
 
-        Those of a graph from a file carry a mark of it, where they were looked at before.
+        Those of a graph from a file carry a mark of it, where they were looked at before. Others
+        that nobody looked at are judged by their code.
         """
-        found = [n for n in module.graph.nodes if is_compiled_region(n.target)]
-        if all(map(may_be_carried, found)):
+        found = _compiled(module)
+        unmarked = [n for n in found if not may_be_carried(n)]
+        came = [n for n in unmarked if not self._looked or n.target in self._came_compiled]
+        if not unmarked or not self._looked:
             self.obstacle = ""
-            return len(found)
-        for node in found if not self.obstacle else ():
-            node.meta[_CARRIED] = self.draws
+        if self.collectives and len(unmarked) - len(came) > 1:
+            self.obstacle = self.obstacle or "it is not known which of them communicates"
+        drawing = {node: self._read(node) for node in came if not self.obstacle}
+        for node in unmarked if not self.obstacle else ():
+            node.meta[_CARRIED] = drawing.get(node, self.draws)
+            if self.collectives and node not in drawing:
+                node.meta[COMMUNICATES] = list(self.collectives)
             keep_example(node)
         return len(found)
+
+    def _read(self, node: fx.Node) -> bool:
+        """Looks at what the code of a region calls. Returns whether it draws."""
+        calls, unknown = operators_of(node.target)
+        found = next(filter(None, map(_obstacle_in_code, calls)), "")
+        self.obstacle = found or (f"they {unknown}" if unknown else "")
+        return any(map(is_random, calls))
 
 
 def may_be_carried(node: fx.Node) -> bool:
@@ -73,6 +98,15 @@ def may_draw(node: fx.Node) -> bool:
     return bool(node.meta.get(_CARRIED))
 
 
+def communicated_by(node: fx.Node) -> list[Collective]:
+    """What a region that may be carried communicates."""
+    return [(group, text) for group, text in node.meta.get(COMMUNICATES, ())]
+
+
+def _compiled(module: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in module.graph.nodes if is_compiled_region(n.target)]
+
+
 def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
     modules = [m for m in module.modules() if isinstance(m, fx.GraphModule)]
     calls = [n for m in modules for n in m.graph.nodes if n.op == "call_function"]
@@ -80,7 +114,7 @@ def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
 
 
 def _obstacle(node: fx.Node, whole: bool) -> str:
-    if is_collective(node):
+    if is_collective(node) and not whole:  # else collectives_of() has looked
         return f"{node.target} in them communicates"
     if is_random(node) and node.kwargs.get("generator") is not None:
         return f"{node.target} in them draws from a generator of its own"
@@ -92,6 +126,13 @@ def _obstacle(node: fx.Node, whole: bool) -> str:
     if not is_number and not is_inductors_own(node) and writes(node):
         return f"{node.target} in them may write"
     return ""
+
+
+def _obstacle_in_code(node: fx.Node) -> str:
+    """Of an operator that compiled code calls, whose own memory is its own affair."""
+    if is_collective(node):
+        return f"{node.target} in them communicates"
+    return _obstacle(node, whole=True)
 
 
 def _reads(node: fx.Node) -> bool:

@@ -23,11 +23,15 @@ _COLLECTIVES = (
     "symm_mem.",
     "_dtensor.shard_dim_alltoall",
 )
+# In meta, also of files: what code that Inductor compiled communicates (region_collectives.py).
+COMMUNICATES = "gravure_communicates"
 _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)  # whose schemas do not say so
 
 
 def is_collective(node: fx.Node) -> bool:
+    if COMMUNICATES in node.meta:
+        return True
     return hasattr(node.target, "namespace") and str(node.target).startswith(_COLLECTIVES)
 
 

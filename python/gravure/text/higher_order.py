@@ -12,7 +12,7 @@ from ..errors import ExportError
 from ..graphs.compiled_ops import CompiledCode
 from ..graphs.compiled_regions import carried_code
 from ..graphs.known_numbers import KnownNumbers
-from ..graphs.marked_regions import may_be_carried, may_draw
+from ..graphs.marked_regions import communicated_by, may_be_carried, may_draw
 from ..graphs.node_facts import is_inductors_own
 from ..torch_api.fake_tensors import FakeTensorMode
 from ..torch_api.operators import OpOverload, higher_order_name, pytree
@@ -201,11 +201,13 @@ def _inline(writer: Writer, node: fx.Node) -> Ref:
 
 def _carry(writer: Writer, node: fx.Node) -> Ref:
     """One call of compiled code: the node itself. Its results keep the node's structure."""
-    code, inputs, numbers = carried_code(node, writer.known, random=may_draw(node))
+    code, inputs, numbers = carried_code(
+        node, writer.known, random=may_draw(node), collectives=communicated_by(node)
+    )
     writer.held.append(code)
     leaves, structure = pytree.tree_flatten(node.meta["val"])
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    args = (code.name, _CALLS, inputs, numbers)
+    args = code.arguments(_CALLS, inputs, numbers)
     values = iter(writer.operator(node, code.operator, args, {}, tensors))
     refs = [next(values) if isinstance(leaf, torch.Tensor) else "None" for leaf in leaves]
     return pytree.tree_unflatten(refs, structure)

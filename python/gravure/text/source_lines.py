@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,6 +19,12 @@ _NOT_THE_USERS = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
     for file in (os.path.dirname(__file__), torch.__file__)
 )
+
+
+def _noted_module(meta: dict[str, Any]) -> str:
+    """What whoever traced the graph has noted, as torchtitan does, where Dynamo has no stack."""
+    noted = (meta.get("custom") or {}).get("module_fqn")
+    return noted if isinstance(noted, str) else ""
 
 
 class Locations:
@@ -44,10 +51,11 @@ class Locations:
         meta = node.meta
         stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
         path = next(reversed(stack.values()))[0] if stack else ""
-        key = (meta.get("stack_trace") or "", path)
+        noted = "" if path else _noted_module(meta)
+        key = (meta.get("stack_trace") or "", path or noted)
         found = self._suffixes.get(key)
         if found is None:
-            source, module = self.source(node), self._namer.name(path) if path else ""
+            source, module = self.source(node), self._namer.name(path) if path else noted
             found = f" @{quoted(source)}" if source else ""
             found += f" in {quoted(module)}" if module else ""
             self._suffixes[key] = found

@@ -9,7 +9,8 @@ random states, `_disable_current_modes` his modes away. Without any of these `co
 refused, and eager's kernels remain. `inductor_prims` draw by a seed: without them `fused_random` is
 refused. `replace_node_with_constant` makes a node a tensor that the graph holds: without it
 constants are copied in each step. `decompose_auto_functionalized`: below. What `regional_inductor`
-leaves in a graph is known by the module of its class.
+leaves in a graph is known by the module of its class. `_micro_pipeline_tp` and the like are looked
+up: a release that lacks one does not communicate so.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ __all__ = [
     "is_compiled_region",
     "must_draw_by_seeds",
     "replace_node_with_constant",
+    "setting_that_replaces_collectives",
     "settings_of",
 ]
 
@@ -56,6 +58,25 @@ _SETTINGS = {
     "cpp_wrapper": False,
     "graph_partition": False,
 }
+
+
+# Each has Inductor put operators of symmetric memory in the place of functional collectives.
+_REPLACING = (
+    "_micro_pipeline_tp",
+    "_collective.auto_select",
+    "aten_distributed_optimizations.enable_low_contention_collectives",
+)
+
+
+def setting_that_replaces_collectives() -> str:
+    """The first that is set; "" if none, or none is known."""
+    for name in _REPLACING:
+        owner: Any = inductor_config
+        for part in name.split("."):
+            owner = getattr(owner, part, None)
+        if owner:
+            return name
+    return ""
 
 
 def settings_of(mode: str | None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 // What the passes believe of operators. A wrong row here is a wrong gradient there.
 #include "ir/facts/op_facts.h"
-#include "ir/facts/value_types.h"
 
+#include "ir/facts/compiled_op.h"
+#include "ir/facts/value_types.h"
 #include "ir/text/program_text.h"
 #include "tests/catch.h"
 
@@ -203,6 +204,44 @@ TEST_CASE("collectives and waits are told apart") {
   CHECK_FALSE(facts("_c10d_functional::wait_tensor").collective);
   // The wait hands back the buffer it waited for.
   CHECK(positions(facts("_c10d_functional::wait_tensor").aliasedArgs[0]) == Positions{0});
+}
+
+TEST_CASE("compiled code that communicates is a collective that nobody waits for") {
+  CHECK(leavesOpen(facts("_c10d_functional::all_reduce")));
+  CHECK_FALSE(leavesOpen(facts("_dtensor::shard_dim_alltoall")));
+  CHECK_FALSE(leavesOpen(facts("_c10d_functional::wait_tensor")));
+  for (const char* name :
+       {"gravure::compiled_communicating", "gravure::compiled_communicating_random"}) {
+    CHECK(facts(name).collective);
+    CHECK(facts(name).waitsInside);
+    CHECK_FALSE(leavesOpen(facts(name)));
+    CHECK(facts(name).reason == std::nullopt);  // captured
+    CHECK_FALSE(facts(name).writes);
+  }
+  CHECK(facts("gravure::compiled_communicating_random").random);
+  CHECK_FALSE(facts("gravure::compiled_communicating").random);
+  CHECK_FALSE(facts("gravure::compiled").collective);
+}
+
+TEST_CASE("compiled code names what it communicates, in order") {
+  const std::string x = "%x : Float(4, strides=[1], device=cpu)";
+  const auto found = [&](const std::string& arguments) {
+    const Program p = program("%y : Float(4, strides=[1], device=cpu) = gravure::compiled" +
+                                  arguments + "\nreturn (%y)",
+                              x);
+    CHECK(compiledCalls(nodeOf(p, 0)) == 3);
+    std::string all;
+    for (const InnerCollective& inner : innerCollectives(nodeOf(p, 0)))
+      all += inner.group + ": " + inner.text + "; ";
+    return all;
+  };
+  CHECK(found("_communicating(\"code\", 3, [%x], [\"1\", \"0\", \"1\"], [\"a\", \"b\", \"c\"])") ==
+        "1: a; 0: b; 1: c; ");
+  CHECK(found("_communicating_random(\"code\", 3, [%x], [\"1\"], [\"a\"])") == "1: a; ");
+  // What names no group is refused where the program runs, and never taken for silent code.
+  CHECK(found("_communicating(\"code\", 3, [%x], [], [])") == ": ; ");
+  CHECK(found("_communicating(\"code\", 3, [%x], [], [\"a\"])") == ": a; ");
+  CHECK(found("(\"code\", 3, [%x])") == "");
 }
 
 TEST_CASE("an operator that takes and gives numbers alone makes number nodes") {

@@ -41,6 +41,15 @@ TEST_CASE("fates: a second wait on the same result is free") {
   CHECK(fates(run.program) == Fates{0, 0, -1, -1});
 }
 
+TEST_CASE("fates: code that waits itself needs none, and leaves another's as it is") {
+  const auto run = group(std::string("  %a : R = ") + kReduce +
+                         "  %b : R = gravure::compiled_communicating(\"code\", 2, [%x], [\"0\"], "
+                         "[\"all_reduce\"])\n"
+                         "  %c : R = aten::relu(%b)\n"
+                         "  %d : R = _c10d_functional::wait_tensor(%a)\n");
+  CHECK(fates(run.program) == Fates{0, -1, -1, 0});
+}
+
 TEST_CASE("fates: a node that touches two open collectives unites them") {
   const auto run = group(std::string("  %a : R = ") + kReduce + "  %b : R = " + kReduce +
                          "  %c : R = aten::add.Tensor(%a, %b)\n"

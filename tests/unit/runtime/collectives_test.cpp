@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/library.h>
 
 #include <map>
 
@@ -54,6 +55,11 @@ struct LonelyGroup {
       c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 1);
 };
 
+at::Tensor call(const char* name, torch::jit::Stack stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+  return stack.at(0).toTensor();
+}
+
 std::string reducing(const std::string& group, bool waits = true, bool startsBefore = false) {
   const std::string start = "%a : Float(4, strides=[1], device=cpu) = "
                             "_c10d_functional::all_reduce(%w" +
@@ -75,6 +81,30 @@ std::string reducing(const std::string& group, bool waits = true, bool startsBef
          "  return (%y.own {output \"y\"})\n";
 }
 
+/// One call of compiled code that sums in each of these groups.
+std::string compiled(const std::string& groups, const std::string& texts) {
+  return "gravure 1\ngraph step(%w : Float(4, strides=[1], device=cpu) {parameter \"w\"}):\n"
+         "  %y.out : Float(4, strides=[1], device=cpu) = cudagraph::launch[index=0](%w)\n"
+         "    block0(%w.0 : Float(4, strides=[1], device=cpu)):\n"
+         "      %y : Float(4, strides=[1], device=cpu) = gravure::compiled_communicating("
+         "\"code\", 2, [%w.0], [" +
+         groups + "], [" + texts +
+         "])\n      -> (%y)\n"
+         "  %y.own : Float(4, strides=[1], device=cpu) = cudagraph::own(%y.out)\n"
+         "  return (%y.own {output \"y\"})\n";
+}
+
+std::vector<at::Tensor> sumInEach(const std::string&, int64_t, at::TensorList inputs,
+                                  const c10::List<std::string>& groups,
+                                  const c10::List<std::string>&, at::IntArrayRef) {
+  at::Tensor x = inputs[0].neg();
+  for (const std::string& group : groups) {
+    x = call("_c10d_functional::all_reduce", {x, "sum", group});
+    x = call("_c10d_functional::wait_tensor", {x});
+  }
+  return {x};
+}
+
 /// Six steps, each with the result that is due.
 std::unique_ptr<Runtime> afterSixSteps(const std::string& text, double due) {
   auto runtime = makeRuntime(text);
@@ -89,12 +119,49 @@ std::unique_ptr<Runtime> afterSixSteps(const std::string& text, double due) {
 
 }  // namespace
 
+TORCH_LIBRARY_IMPL(gravure, CompositeExplicitAutograd, m) {
+  m.impl("compiled_communicating", &sumInEach);
+}
+
 TEST_CASE("a collective and its wait are captured together and replayed", "[law7]") {
   const LonelyGroup group("whole");
   const auto runtime = afterSixSteps(reducing("whole"), -2);
   CHECK(countIn(*runtime, PartitionState::Captured) == 1);
   CHECK(group.backend->calls == 6);  // each step's own; a capture makes none
   CHECK(remarksOf(*runtime) == "");
+}
+
+TEST_CASE("compiled code that communicates is captured, and needs no wait behind it", "[law7]") {
+  const LonelyGroup group("inside"), other("inside too");
+  const auto runtime = afterSixSteps(compiled("\"inside\", \"inside too\"", "\"a\", \"b\""), -4);
+  CHECK(countIn(*runtime, PartitionState::Captured) == 1);
+  CHECK(group.backend->calls == 6);
+  CHECK(other.backend->calls == 6);
+  CHECK(remarksOf(*runtime) == "");
+}
+
+TEST_CASE("each group of compiled code has communicated before it is captured", "[law8]") {
+  const LonelyGroup group("ready"), other("not ready", /*connects=*/false);
+  const auto runtime = afterSixSteps(compiled("\"ready\", \"not ready\"", "\"a\", \"b\""), -4);
+  CHECK(countIn(*runtime, PartitionState::Quarantined) == 1);
+  CHECK(remarksOf(*runtime).find("it is the first collective of its group") != std::string::npos);
+}
+
+TEST_CASE("each group of compiled code must be there, and be named", "[law8][law11]") {
+  const LonelyGroup group("known");
+  const auto refusal = [](const std::string& groups) {
+    auto runtime = makeRuntime(compiled(groups, "\"a\", \"b\""));
+    for (int step = 0; step < 4; ++step) {
+      try {
+        (void)runtime->run("step", {at::arange(4, at::kFloat)});
+      } catch (const c10::Error&) {  // c10d's own words, of a group that it does not know
+      }
+    }
+    CHECK(countIn(*runtime, PartitionState::Captured) == 0);
+    return remarksOf(*runtime);
+  };
+  CHECK_THAT(refusal("\"known\", \"unknown\""), Catch::Contains("group \"unknown\" is not ready"));
+  CHECK_THAT(refusal("\"known\""), Catch::Contains("its group is no constant of the program"));
 }
 
 TEST_CASE("a group's first collective may not stand in a capture", "[law8]") {

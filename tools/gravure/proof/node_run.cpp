@@ -294,7 +294,9 @@ void NodeRun::runCall(const Node* node) {
   if (!late && waitsForDevice(node)) deliverCopies();
   if (collectives_) {
     collectives_->setName(describe(node));
-    if (facts.collective) collectives_->addGroup(groupNameOf(node));
+    if (facts.collective) {
+      for (const std::string& group : groupNamesOf(node)) collectives_->addGroup(group);
+    }
   }
   if (call->rng == kNoSlot) {
     call->run(stack_);

@@ -35,8 +35,8 @@ logger = logging.getLogger("gravure")
 _TOOLKIT = "torchtitan.experiments.compiler_toolkit"  # 0.2.x
 _GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"  # from 0.3 on
 _OWN_PASS = ("cudagraph_pass", "cuda_graph_pass")  # torchtitan's, by release
-# Marks kernels for torchtitan's own capture. Its Python calls cannot become part of a program, which
-# knows by itself whose kernels it runs.
+# Marks kernels for torchtitan's own capture. A program cannot hold its Python calls, and knows
+# whose kernels it runs.
 _ANNOTATIONS = "insert_kernel_annotations_pass"
 _ANNOTATE = "_cudagraph_annotate_trace_file"  # given each trace that torchtitan's profiler writes
 # They have Inductor compile regions, the second the whole graph as one.
@@ -152,7 +152,7 @@ def _look_at_artifacts(passes: ModuleType) -> None:
 
 
 def _name_kernels_in_traces(cudagraph: ModuleType) -> None:
-    """Where torchtitan names kernels in a trace that its profiler wrote, programs' get names, too."""
+    """Where torchtitan names kernels in a trace of its profiler, programs' get names, too."""
     annotate = getattr(cudagraph, _ANNOTATE, None)
     if annotate is None:
         return

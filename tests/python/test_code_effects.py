@@ -246,6 +246,7 @@ ON_A_GPU = """
 import torch
 import triton
 from torch._inductor.async_compile import AsyncCompile
+from torch._C._dynamo.guards import copy_if_misaligned
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
 get_raw_stream = torch._C._cuda_getCurrentRawStream
 async_compile = AsyncCompile()
@@ -262,7 +263,8 @@ def triton_poi_fused_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
 def partition_0(args):
     arg0_1, = args
     args.clear()
-    with torch.cuda._DeviceGuard(0):
+    arg0_1 = copy_if_misaligned(arg0_1)
+    with torch.cuda._DeviceGuard(torch.cuda.current_device()):
         torch.cuda.set_device(0)
         buf0 = empty_strided_cuda((4, 4), (4, 1), torch.float32)
         stream0 = get_raw_stream(0)

@@ -134,6 +134,7 @@ _WORDS: dict[str, Any] = {
     f"{_GUARDS}.assert_size_stride": _nothing,
     f"{_GUARDS}.assert_size_stride_grouped": _nothing,
     f"{_GUARDS}.assert_alignment": _nothing,
+    f"{_GUARDS}.copy_if_misaligned": lambda tensor: tensor,  # or a copy, which is nobody's
     "torch._inductor.runtime.runtime_utils.assert_tensor_metadata": _nothing,
     "torch._inductor.select_algorithm.extern_kernels": _Products(),
     "torch._C._cuda_getCurrentRawStream": lambda _: 0,

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ..graphs.constants import fold_constants
-from ..graphs.examples import add_examples, has_examples
+from ..graphs.examples import add_examples, complete_examples, has_examples
 from ..graphs.mesh_values import for_meshes, meshes_read
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
@@ -52,6 +52,7 @@ class GraphPasses:
 
     def forward(self, module: fx.GraphModule) -> fx.GraphModule:
         """AOTAutograd's forward, or a graph that needs no gradient."""
+        complete_examples(module)
         fold_constants(module)
         context = TracingContext.try_get()
         pair = _Pair(self._new_graph("forward and backward"), module, context)
@@ -65,6 +66,7 @@ class GraphPasses:
         if pair is None or pair.has_backward:
             logger.warning("a backward came without its forward; it runs as it is")
             return module
+        complete_examples(module)
         fold_constants(module)
         pair.take_backward(module)
         return _replaced(module, pair.backward)
@@ -88,6 +90,7 @@ class GraphPasses:
         kept = set(static_inputs)
         known = has_examples(module)
         if known:
+            complete_examples(module)
             fold_constants(module)
         if known and meshes_read(module) is None:
             run: Run = self._step(module, kept)

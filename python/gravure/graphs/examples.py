@@ -1,10 +1,15 @@
-"""Examples of what nodes give, for a graph that came without: one that was read from a file.
+"""Examples of what nodes give, where they came without: in a graph that was read from a file, or of
+nodes that a pass has put in.
 
-torchtitan's precompiled artifacts leave them out, since they hold meshes and groups.
+torchtitan's precompiled artifacts leave them out, since they hold meshes and groups. A pass may
+forget them (PyTorch's `micro_pipeline_tp_pass`): sizes would be known only at run time, and what
+reads such a node would run uncaptured.
 """
 
 from __future__ import annotations
 
+import logging
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +20,43 @@ from torch import Tensor, fx
 from ..errors import ExportError
 from ..torch_api.compiled_code import UnknownCode
 from ..torch_api.dispatch import without_modes
-from ..torch_api.fake_tensors import FakeTensorMode
+from ..torch_api.fake_tensors import FakeTensorMode, mode_of_any
 from ..torch_api.inductor import is_compiled_region
-from ..torch_api.operators import pytree
+from ..torch_api.operators import OpOverload, pytree
 from .code_effects import results_of
+from .node_facts import READS
 
 _KEPT = "gravure_results"
+logger = logging.getLogger("gravure")
 
 
 def has_examples(module: fx.GraphModule) -> bool:
     """Whether each placeholder that is used has one: then other nodes have, too."""
     nodes = module.graph.nodes
     return all("val" in n.meta for n in nodes if n.op == "placeholder" and n.users)
+
+
+def complete_examples(module: fx.GraphModule) -> None:
+    """Gives calls of operators without one what they make of their operands'. One that has no
+    stand-ins, or asks for values, stays without."""
+    known = [n.meta["val"] for n in module.graph.nodes if "val" in n.meta]
+    with without_modes(), torch.no_grad(), mode_of_any(pytree.tree_leaves(known)):
+        for node in module.graph.nodes:
+            if "val" in node.meta or not _is_operator(node):
+                continue
+            if not all("val" in operand.meta for operand in node.all_input_nodes):
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            try:
+                node.meta["val"] = node.target(*args, **kwargs)
+            except Exception as error:  # what follows it is of unknown sizes, as it was
+                logger.debug("no example of %s: %r", node, error)
+
+
+def _is_operator(node: fx.Node) -> bool:
+    if node.op != "call_function" or any(tag in getattr(node.target, "tags", ()) for tag in READS):
+        return False
+    return node.target is operator.getitem or isinstance(node.target, OpOverload)
 
 
 def add_examples(module: fx.GraphModule, args: Sequence[Any]) -> None:

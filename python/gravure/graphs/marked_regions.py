@@ -21,6 +21,7 @@ from .code_effects import operators_of
 from .examples import keep_example
 from .node_facts import (
     COMMUNICATES,
+    READS,
     costs_nothing,
     is_collective,
     is_inductors_own,
@@ -33,7 +34,6 @@ from .region_collectives import Collective, collectives_of
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
 _CARRIED = "gravure_carried"  # in meta, also of files; its value: whether they draw
-_READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class RegionEffects:
@@ -138,7 +138,7 @@ def _obstacle_in_code(node: fx.Node) -> str:
 def _reads(node: fx.Node) -> bool:
     """Whether it waits for a value of the device. Indexing does where an index is a mask, whose
     elements are counted: flex attention's masks take theirs by numbers."""
-    if not any(tag in getattr(node.target, "tags", ()) for tag in _READS):
+    if not any(tag in getattr(node.target, "tags", ()) for tag in READS):
         return False
     if node.target is not torch.ops.aten.index.Tensor:
         return True

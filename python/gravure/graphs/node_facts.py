@@ -23,6 +23,8 @@ _COLLECTIVES = (
     "symm_mem.",
     "_dtensor.shard_dim_alltoall",
 )
+# Of operators that may wait for values of the device.
+READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # In meta, also of files: what code that Inductor compiled communicates (region_collectives.py).
 COMMUNICATES = "gravure_communicates"
 _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tempfile
+import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .calls.live_graphs import reported
+from .page.file import replace_file
 from .runtime import loaded_programs
 
 _NODE_ID = "graph node id"  # PyTorch's, in a trace's event
@@ -68,7 +69,8 @@ def annotate_trace(
     named = sum(_name(event, known) for event in events)
     if named:
         text = json.dumps(trace).encode()
-        _replace(file, gzip.compress(text) if zipped else text)
+        content = gzip.compress(text) if zipped else text
+        replace_file(file, content, stat.S_IMODE(file.stat().st_mode))
     return named
 
 
@@ -80,18 +82,6 @@ def _name(event: Any, known: Mapping[int, Any]) -> bool:
     for each in found or ():
         arguments.update(each if isinstance(each, dict) else {"name": str(each)})
     return bool(found)
-
-
-def _replace(file: Path, content: bytes) -> None:
-    handle, beside = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-        os.chmod(beside, file.stat().st_mode)
-        os.replace(beside, file)
-    except BaseException:
-        os.unlink(beside)
-        raise
 
 
 def _programs() -> Iterator[Any]:

@@ -54,8 +54,8 @@ void PartitionGraph::begin() {
     torch_private::tellCaptureBegan(allocator_, stream_.device_index());
     told_ = true;
     capture_ = captureOf(stream_);
-    notesCalls_ = whyNoGraphWork().empty();
     TORCH_INTERNAL_ASSERT(capture_ != 0, "a stream that was told to capture does not");
+    notesCalls_ = whyNoGraphWork().empty();
   } catch (...) {
     undo();
     throw;
@@ -157,8 +157,11 @@ cudaGraph_t PartitionGraph::take() {
 void PartitionGraph::end() {
   try {
     cudaGraph_t graph = take();
-    if (!watched_) findEnds(graph);
-    if (watched_) nodes_ = std::make_unique<WritableGraph>(graph, ends_);
+    if (watched_) {
+      nodes_ = std::make_unique<WritableGraph>(graph, ends_);
+    } else {
+      findEnds(graph);
+    }
     constexpr auto kFlags =
         cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority;
     const cudaError_t made = callSucceeds("the instantiation of a graph")

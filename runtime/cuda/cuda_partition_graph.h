@@ -59,9 +59,16 @@ class PartitionGraph {
   static bool oneIsCaptured();
 
  private:
+  /// Where the nodes of a call end.
+  struct CallEnd {
+    size_t count = 0;                            // nodesInCapture(), or 0:
+    llvm::SmallVector<cudaGraphNode_t, 1> last;  // lastNodesInCapture()
+  };
+
   void route();
   cudaGraph_t take();
   void endCapture();
+  void findEnds(cudaGraph_t graph);
   void tellEnd();
   void endRouting();
   void undo() noexcept;
@@ -70,15 +77,8 @@ class PartitionGraph {
   const c10::cuda::CUDAStream stream_;
   const c10::MempoolId_t pool_;
   CudaDraws draws_;  // its parts of generators' states end with it, if the capture failed
-  void findEnds(cudaGraph_t graph);
-
-  /// Where the nodes of a call end.
-  struct CallEnd {
-    size_t count = 0;                            // nodesInCapture(), or 0:
-    llvm::SmallVector<cudaGraphNode_t, 1> last;  // lastNodesInCapture()
-  };
-  std::vector<CallEnd> calls_;
-  std::vector<size_t> ends_;  // by call, once the capture has ended: nodes behind it
+  std::vector<CallEnd> calls_;  // of a capture that is not watched
+  std::vector<size_t> ends_;    // by call, once the capture has ended: nodes behind it
   bool watched_ = false;
   bool notesCalls_ = false;
   std::unique_ptr<WritableGraph> nodes_;

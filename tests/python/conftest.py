@@ -124,6 +124,17 @@ def plugin() -> Iterator[types.ModuleType]:
 
 
 @pytest.fixture
+def passes() -> Iterator[Any]:
+    """The GraphPasses of one test, for which a missed capture is an error."""
+    from gravure.calls.graph_passes import GraphPasses
+
+    made = GraphPasses()
+    made.configure({"on_missed": "raise", "min_partition_size": 1})
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
 def region_compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stands for Inductor, which is never given a whole graph."""
     from gravure.graphs import codegen

@@ -7,7 +7,7 @@ precompiled artifacts are: without examples of what nodes give.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -101,14 +101,6 @@ def compiled(function: Callable[..., Any]) -> tuple[fx.GraphModule, tuple[Tensor
 
 def results(graph: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
     return [t.clone() for t in graph(*(a.clone() for a in args))]
-
-
-@pytest.fixture
-def passes() -> Iterator[GraphPasses]:
-    made = GraphPasses()
-    made.configure({"on_missed": "raise", "min_partition_size": 1})
-    yield made
-    made.shutdown()
 
 
 @pytest.mark.usefixtures("fresh")

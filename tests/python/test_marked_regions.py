@@ -84,6 +84,12 @@ class Code(AOTCompiledArtifact):
         return self._module(*args)
 
 
+def looked_at(graph: fx.GraphModule, *, whole: bool) -> RegionEffects:
+    regions = RegionEffects()
+    regions.look_at(graph, whole=whole)
+    return regions
+
+
 @pytest.fixture(autouse=True)
 def inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_it(module: fx.GraphModule, *_: Any, **__: Any) -> Code:
@@ -112,8 +118,7 @@ def passes() -> Iterator[GraphPasses]:
 @pytest.mark.usefixtures("fresh")
 def test_a_region_that_computes_is_carried(passes: GraphPasses) -> None:
     graph, args = marked(step)
-    regions = RegionEffects()
-    regions.look_at(graph, whole=False)
+    regions = looked_at(graph, whole=False)
     graph = compiled(graph)
     expected = [t.clone() for t in graph(*args)]
     assert regions.allow(graph) == 1 and not regions.obstacle
@@ -129,8 +134,7 @@ def test_a_region_that_computes_is_carried(passes: GraphPasses) -> None:
 @pytest.mark.usefixtures("fresh")
 def test_a_region_that_writes_is_not(passes: GraphPasses, caplog: pytest.LogCaptureFixture) -> None:
     graph, args = marked(writes)
-    regions = RegionEffects()
-    regions.look_at(graph, whole=False)
+    regions = looked_at(graph, whole=False)
     assert re.search("rsqrt_.*write", regions.obstacle)
     graph = compiled(graph)
     assert regions.allow(graph) == 1
@@ -155,8 +159,7 @@ def test_a_region_that_meets_other_ranks_is_not_carried(name: str, communicates:
     graph = fx.Graph()
     target = operator.attrgetter(name)(torch.ops).default
     graph.output(graph.call_function(target, (graph.placeholder("x"),)))
-    regions = RegionEffects()
-    regions.look_at(fx.GraphModule({}, graph), whole=True)
+    regions = looked_at(fx.GraphModule({}, graph), whole=True)
     assert ("communicates" in regions.obstacle) is communicates
 
 
@@ -197,8 +200,7 @@ def test_a_whole_graph_that_communicates_is_carried(
     passes: GraphPasses, group: str, draw: bool
 ) -> None:
     graph, args = whole_graph(lambda x, weight: meets(x, weight, group, draw=draw))
-    regions = RegionEffects()
-    regions.look_at(graph, whole=True)
+    regions = looked_at(graph, whole=True)
     assert not regions.obstacle
     assert regions.collectives == [
         (group, "_c10d_functional.all_gather_into_tensor(float32[16, 8], 1)"),
@@ -224,8 +226,7 @@ def test_a_whole_graph_that_communicates_is_carried(
 @pytest.mark.usefixtures("fresh")
 def test_a_file_says_what_a_whole_graph_communicates(passes: GraphPasses, group: str) -> None:
     graph, args = whole_graph(lambda x, weight: meets(x, weight, group))
-    maker = RegionEffects()
-    maker.look_at(graph, whole=True)
+    maker = looked_at(graph, whole=True)
     graph = compiled(graph)
     expected = graph_results(graph, args)
     maker.allow(graph)
@@ -272,8 +273,7 @@ def test_what_a_whole_graph_begins_must_end_in_it(
 ) -> None:
     assert group == "0"
     graph, _ = whole_graph(function)
-    regions = RegionEffects()
-    regions.look_at(graph, whole=True)
+    regions = looked_at(graph, whole=True)
     assert re.search(why, regions.obstacle), regions.obstacle
 
 
@@ -284,15 +284,13 @@ def test_a_whole_graph_names_its_groups(group: str) -> None:
     with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
         asked = graph.graph.placeholder("asked")
     first.args = (*first.args[:2], asked)
-    regions = RegionEffects()
-    regions.look_at(graph, whole=True)
+    regions = looked_at(graph, whole=True)
     assert "a group that is known only at run time" in regions.obstacle
 
 
 def test_only_a_whole_graph_may_communicate(group: str) -> None:
     graph, _ = whole_graph(lambda x, weight: meets(x, weight, group))
-    regions = RegionEffects()
-    regions.look_at(graph, whole=False)
+    regions = looked_at(graph, whole=False)
     assert re.search("all_gather.*communicates", regions.obstacle)
 
 
@@ -306,8 +304,7 @@ def test_inductor_may_not_communicate_in_another_way(group: str) -> None:
 
 def test_which_of_two_regions_communicates_must_be_known(group: str) -> None:
     graph, _ = whole_graph(lambda x, weight: meets(x, weight, group))
-    regions = RegionEffects()
-    regions.look_at(graph, whole=True)
+    regions = looked_at(graph, whole=True)
     graph = compiled(graph)
     region = next(n for n in graph.graph.nodes if n.op == "call_function")
     with graph.graph.inserting_after(region):
@@ -319,8 +316,7 @@ def test_which_of_two_regions_communicates_must_be_known(group: str) -> None:
 def test_a_second_look_keeps_what_the_first_one_saw() -> None:
     """A pipeline may compile regions, and then all that is left, where each is one call."""
     for first, seen in ((writes, (True, False)), (draws, (False, True))):
-        regions = RegionEffects()
-        regions.look_at(marked(first)[0], whole=False)
+        regions = looked_at(marked(first)[0], whole=False)
         regions.look_at(marked(step)[0], whole=False)
         assert (bool(regions.obstacle), regions.draws) == seen
 
@@ -329,8 +325,7 @@ def test_a_second_look_keeps_what_the_first_one_saw() -> None:
 def test_a_region_that_draws_is_carried(passes: GraphPasses) -> None:
     """Each call has the draws of the region itself, which the generator goes on with."""
     graph, args = marked(draws)
-    regions = RegionEffects()
-    regions.look_at(graph, whole=False)
+    regions = looked_at(graph, whole=False)
     assert regions.draws and not regions.obstacle
     graph = compiled(graph)
     torch.manual_seed(1)
@@ -351,16 +346,14 @@ def test_a_region_that_draws_is_carried(passes: GraphPasses) -> None:
 @pytest.mark.skipif(MINOR < 15, reason="this torch traces no generator")
 def test_a_region_that_draws_from_a_generator_of_its_own_is_not() -> None:
     graph, _ = marked(draws_from_another)
-    regions = RegionEffects()
-    regions.look_at(graph, whole=False)
+    regions = looked_at(graph, whole=False)
     assert re.search("bernoulli.*of its own", regions.obstacle)
 
 
 def test_a_region_that_reads_is_not() -> None:
     args = torch.randn(8, 16), torch.randn(8, 16)
     graph = make_fx(lambda x, y: x.masked_select(y > 0), tracing_mode="symbolic")(*args)
-    regions = RegionEffects()
-    regions.look_at(graph, whole=True)
+    regions = looked_at(graph, whole=True)
     assert re.search("masked_select.*reads", regions.obstacle)
 
 
@@ -381,8 +374,7 @@ def test_a_region_that_indexes_reads_where_it_counts_a_mask(
         graph = make_fx(indexed, tracing_mode=mode)(*args)
         nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor)
         assert len(nodes) == 1
-        regions = RegionEffects()
-        regions.look_at(graph, whole=True)
+        regions = looked_at(graph, whole=True)
         assert ("reads" in regions.obstacle) is reads, regions.obstacle
 
 
@@ -413,8 +405,7 @@ def test_regions_from_a_file(
 ) -> None:
     """They are carried where they were looked at before the file was made."""
     graph, args = marked(step)
-    maker = RegionEffects()
-    maker.look_at(graph, whole=False)
+    maker = looked_at(graph, whole=False)
     graph = compiled(graph)
     expected = [t.clone() for t in graph(*args)]
     if were_seen:
@@ -435,8 +426,7 @@ def test_a_whole_graph_is_looked_at_without_marks() -> None:
     graph, _ = marked(writes)
     for node in graph.graph.nodes:
         node.meta.pop("custom", None)
-    regions = RegionEffects()
-    regions.look_at(graph, whole=False)
+    regions = looked_at(graph, whole=False)
     assert not regions.obstacle
     regions.look_at(graph, whole=True)
     assert "write" in regions.obstacle
@@ -459,7 +449,6 @@ def into_a_part(x: Tensor, weight: Tensor) -> list[Tensor]:
 def test_a_whole_graph_may_write_into_what_it_has_made() -> None:
     for function, obstacle in ((in_place, ""), (into_a_part, "mul_.Tensor in them may write")):
         graph, _ = marked(function)
-        regions = RegionEffects()
-        regions.look_at(graph, whole=True)
+        regions = looked_at(graph, whole=True)
         assert obstacle in regions.obstacle
         assert bool(obstacle) == bool(regions.obstacle)

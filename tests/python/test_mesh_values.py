@@ -33,14 +33,6 @@ def meshes() -> Iterator[list[DeviceMesh]]:
         dist.destroy_process_group()
 
 
-@pytest.fixture
-def passes() -> Iterator[GraphPasses]:
-    made = GraphPasses()
-    made.configure({"on_missed": "raise", "min_partition_size": 1})
-    yield made
-    made.shutdown()
-
-
 def step(mesh: DeviceMesh) -> fx.GraphModule:
     """x @ w summed over the submesh `b`, times one and this rank's place there; and the submesh."""
     from torch.distributed._ops import device_mesh  # noqa: F401, PLC0415  registers operators

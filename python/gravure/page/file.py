@@ -32,15 +32,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")  # a device, a pipe; an error for a folder
             return
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(target, text.encode(), 0o666 & ~_umask())
     except OSError as error:
         reason = error.strerror or str(error)
         raise type(error)(
@@ -49,6 +41,19 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
             "be written to",
             str(target),
         ) from None
+
+
+def replace_file(target: Path, content: bytes, mode: int) -> None:
+    """`content` becomes that of `target`, with these permissions, at once or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+        os.chmod(name, mode)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _umask() -> int:

@@ -4,6 +4,7 @@
 #include "ir/core/counted.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/compiled_op.h"
+#include "ir/facts/recurrent_operators.h"
 #include "ir/memory/storage_lives.h"
 #include "passes/analysis/partition_sections.h"
 
@@ -33,6 +34,7 @@ struct Candidate {
 /// The operator calls that `node` counts as, for the minimum size.
 int64_t callsOf(const Node* node, const OpFacts& facts) {
   if (const int64_t compiled = compiledCalls(node)) return compiled;
+  if (const int64_t recurrent = recurrentCalls(node)) return recurrent;
   return isView(facts) ? 0 : std::max<int64_t>(writtenListSize(node), 1);
 }
 

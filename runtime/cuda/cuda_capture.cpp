@@ -1,6 +1,5 @@
 #include "runtime/cuda/cuda_capture.h"
 
-#include "ir/facts/op_facts.h"
 #include "runtime/cuda/cuda_device.h"
 #include "runtime/cuda/cuda_end_of_life.h"
 #include "runtime/cuda/cuda_event.h"
@@ -107,7 +106,7 @@ bool CudaCapture::watchWork(uint8_t paint) {
 void CudaCapture::call(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {
   if (paint_) paintStack(*paint_);
   record(call, rng, stack);
-  graph_->noteCall(leavesOpen(factsOf(call.node)));
+  graph_->noteCall(call.leavesOpen);
 }
 
 void CudaCapture::record(const Call& call, const c10::IValue& rng, torch::jit::Stack& stack) {

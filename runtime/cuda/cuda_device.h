@@ -35,6 +35,7 @@ class CudaDevice final : public Device {
   void dropWarmUp() override { spare_.giveBack(allocator_); }
 
   bool callerCaptures() const override;
+  bool seedsDropoutNext() const override;  // cuda_recurrent_dropout.cpp
   std::unique_ptr<Marker> makeMarker() override;
   void synchronize() override;
   void finishReplays() noexcept override {

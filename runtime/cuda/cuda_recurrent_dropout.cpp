@@ -1,4 +1,5 @@
-#include "runtime/device/device.h"
+#include "ir/torch_private/cuda_dropout_restart.h"
+#include "runtime/cuda/cuda_device.h"
 
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -12,6 +13,10 @@ bool takeDropoutRestart(c10::DeviceIndex index) {
   auto& impl = *at::check_generator<at::CUDAGeneratorImpl>(generator);
   const std::lock_guard lock(impl.mutex_);
   return impl.reset_rnn_state();
+}
+
+bool CudaDevice::seedsDropoutNext() const {
+  return torch_private::seedsDropoutNext(at::globalContext().defaultGenerator(tensorDevice()));
 }
 
 }  // namespace gravure

@@ -204,6 +204,10 @@ class Device {
   /// Whether the caller captures the current stream: what a step does there becomes part of his graph.
   virtual bool callerCaptures() const { return false; }
 
+  /// Whether the next recurrent module seeds cuDNN's dropout anew, as after manual_seed() and after any
+  /// random state that was put back.
+  virtual bool seedsDropoutNext() const { return false; }
+
   virtual std::unique_ptr<Marker> makeMarker() = 0;
 
   /// Waits until all work given to the device is done (for tools and tests, never in a step).
@@ -230,8 +234,8 @@ std::unique_ptr<Device> makeHostDevice(bool poison = true);
 /// Device::releaseMemory() of devices that nobody has at hand; 0 where no program ran.
 int64_t releaseHostMemory();
 int64_t releaseCudaMemory();
-/// Whether the next recurrent module on this GPU seeds cuDNN's dropout anew, as after manual_seed() and
-/// after any random state that was put back; afterwards it does not. False without CUDA.
+/// Device::seedsDropoutNext() of a device that nobody has at hand; afterwards it does not. False without
+/// CUDA.
 bool takeDropoutRestart(c10::DeviceIndex index);
 /// runtime/cuda/cuda_device.cpp; the target //runtime:cuda. TORCH_CHECK names what is missing.
 std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index);

@@ -28,6 +28,7 @@ class ForwardingDevice : public Device {
   void endWarmUp() override { to_->endWarmUp(); }
   void dropWarmUp() override { to_->dropWarmUp(); }
   bool callerCaptures() const override { return to_->callerCaptures(); }
+  bool seedsDropoutNext() const override { return to_->seedsDropoutNext(); }
   std::unique_ptr<Marker> makeMarker() override { return to_->makeMarker(); }
   void synchronize() override { to_->synchronize(); }
   void finishReplays() noexcept override { to_->finishReplays(); }

@@ -238,6 +238,7 @@ Call compileCall(const Node* node, const DeviceMap& devices,
   }
   if (const Value* state = rngStateOf(node)) call.rng = slotOf(state);
   call.draws = facts.schema && drawsRandom(node);
+  call.leavesOpen = leavesOpen(facts);
   for (const Value* output : node->outputs()) call.outputs.push_back(slotOf(output));
   call.quick = quickCallOf(call);
   return call;

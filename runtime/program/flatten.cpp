@@ -5,6 +5,7 @@
 #include "ir/core/nested_nodes.h"
 #include "ir/facts/compiled_op.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/recurrent_operators.h"
 #include "ir/facts/value_types.h"
 #include "runtime/program/compile_call.h"
 #include "runtime/results/results.h"
@@ -219,10 +220,11 @@ class Flattener {
 
   /// Inputs whose memory some node of this entry writes, through any alias: the version of these moves
   /// each step. What `forward` writes and saves is not written again by `backward`. Those that are
-  /// donated are among them: who still needs one is told by its version.
+  /// donated are among them: who still needs one is told by its version. And what else is asked of nodes.
   void findWrittenInputs() {
     llvm::DenseSet<int64_t> written, donated;
     forEachNode(code_.entry->graph->block(), [&](const Node* node) {
+      code_.hasCudnnDropout |= usesCudnnDropout(node);
       for (const Value* value : donatedOperands(node)) donated.insert(timeline_.storageOf(value));
       for (const Value* value : writtenInputs(node)) written.insert(timeline_.storageOf(value));
     });

@@ -118,9 +118,10 @@ struct Call {
   std::function<void(torch::jit::Stack&)> operation;  // where there is no handle
   QuickCall quick = nullptr;                          // runtime/program/quick_call.h
   Operands operands;
-  Slot rng = kNoSlot;   // generator or saved state this call draws from
-  bool draws = false;   // draws random numbers
-  bool letsGo = false;  // of its operands, one after another: compiled code (compiled_op.h)
+  Slot rng = kNoSlot;       // generator or saved state this call draws from
+  bool draws = false;       // draws random numbers
+  bool leavesOpen = false;  // starts a collective that is under way when it returns
+  bool letsGo = false;      // of its operands, one after another: compiled code (compiled_op.h)
   std::vector<Slot> outputs;
   bool unpackList = false;     // its one list result fills all outputs
   std::vector<Slot> releases;  // slots whose value is not read after this call
@@ -224,6 +225,7 @@ struct EntryCode {
   std::vector<size_t> written;       // entry inputs that the program writes
   std::vector<size_t> donated;       // entry inputs that compiled code writes over (compiled_op.h)
   std::vector<int64_t> storages;     // Timeline storage of each slot, -1 if it has none
+  bool hasCudnnDropout = false;      // some call uses its state (ir/facts/recurrent_operators.h)
   std::vector<SlotSource> sources;   // by slot
   std::vector<bool> ofInput;         // by slot: an input, or a view of one
   std::vector<bool> readOnHost;      // by slot: read elsewhere than in launches

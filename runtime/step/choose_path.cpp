@@ -50,6 +50,7 @@ bool Runtime::Impl::enterSealed(EntryState& entry, const Seal& seal,
                                 const std::vector<c10::IValue>& inputs, StepPath& path) {
   if (warmUpWanted_ || at::get_num_threads() != threads_ || hasLateEntry()) return false;
   if (!entry.settings || *entry.settings != settings_) return false;
+  if (!dropoutHolds(entry)) return false;
   const auto known = seal.readsLent();
   const bool lent = known ? *known : givenLentValues(entry, inputs);
   // The lent values are those of this step, and still good; or there are none.
@@ -116,6 +117,7 @@ StepPath Runtime::Impl::servedPath(EntryState& entry, const std::vector<c10::IVa
     return StepPath::plain();
   }
   std::string why = settingsDiffer(entry);
+  if (why.empty()) why = dropoutDiffers(entry);
   if (!why.empty()) checkInputs(entry, inputs);  // else inputsDiffer() does
   if (why.empty()) why = inputsDiffer(entry, inputs);
   if (why.empty()) why = stridesDiffer(entry, inputs);

@@ -8,8 +8,10 @@
 //                                     beside, for when inputs lie there again
 //   addresses, others in each step    the inputs are copied from now on (moving_inputs.h), and captured so
 //   strides, settings, remainders     kernels allocate by them: the program warms up anew
+//   the state of cuDNN's dropout      captured anew in the next step
 //   numbers, and all else             uncaptured: each value would take a capture of its own
 
+#include "runtime/device/dropout_seedings.h"
 #include "runtime/results/address_remainder.h"
 #include "runtime/step/runtime_impl.h"
 
@@ -306,6 +308,27 @@ std::string Runtime::Impl::settingsDiffer(EntryState& entry) {
   const bool again = entry.otherSettings == now;
   entry.otherSettings = now;
   if (again) warmUpAnew(found);
+  return why;
+}
+
+/// Whether cuDNN's dropout, if the entry has any, draws from the state that its captures read.
+bool Runtime::Impl::dropoutHolds(const EntryState& entry) const {
+  if (!entry.code->hasCudnnDropout) return true;
+  return entry.dropoutSeedings == gravure::dropoutSeedings() && !device_->seedsDropoutNext();
+}
+
+/// The step that seeds it reads the seed on the host, so it runs uncaptured; behind it all is captured anew.
+std::string Runtime::Impl::dropoutDiffers(EntryState& entry) {
+  if (dropoutHolds(entry)) return "";
+  const bool seedsNow = device_->seedsDropoutNext();
+  if (entry.dropoutSeedings >= 0) forgetCaptures(entry);
+  entry.dropoutSeedings = seedsNow ? -1 : gravure::dropoutSeedings();
+  if (!seedsNow) return "";
+  const std::string found = "cuDNN's dropout is seeded anew";
+  const std::string why =
+      missed(entry.code->entry->name, "dropout-seeded",
+             found + ", as behind torch.manual_seed(); this step ran uncaptured");
+  noteUncaptured(entry, found, "call torch.manual_seed() before the first step, not in each");
   return why;
 }
 

@@ -98,6 +98,7 @@ struct EntryState {
   EntryResults results;
   std::optional<KernelSettings> settings;       // of its captures
   std::optional<KernelSettings> otherSettings;  // of the last run, where they differed
+  int64_t dropoutSeedings = -1;                 // of its captures, where it has cuDNN's dropout
   bool planned = false;                         // its memory is in the arena's plan
   int64_t unreadRuns = 0;       // runs in a row whose saved values nobody read; before planning
   bool wasServed = false;       // a step was, from the arena in force

@@ -116,6 +116,8 @@ class Runtime::Impl {
   std::string stridesDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
   std::string remaindersDiffer(EntryState& entry, const std::vector<c10::IValue>& inputs);
   std::string settingsDiffer(EntryState& entry);
+  bool dropoutHolds(const EntryState& entry) const;
+  std::string dropoutDiffers(EntryState& entry);
   std::string threadsDiffer(EntryState& entry);
   bool acceptChanges(EntryState& entry, const std::vector<c10::IValue>& inputs,
                      std::vector<ChangedInput> changed, const std::string& found);

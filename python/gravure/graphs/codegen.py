@@ -22,7 +22,7 @@ from ..torch_api.inductor import (
     decompositions,
     must_draw_by_seeds,
 )
-from ..torch_api.recurrent_modules import eager_lstm
+from ..torch_api.recurrent_modules import eager_recurrent_modules
 from .compiled_ops import CompiledCode
 from .compiled_regions import compile_regions, has_host_parts
 from .constant_numbers import with_numbers
@@ -66,7 +66,7 @@ class Style:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        with eager_lstm() if self.whole else eager_kernels():
+        with eager_recurrent_modules() if self.whole else eager_kernels():
             yield
 
     def partition(

@@ -25,6 +25,7 @@ from .node_facts import (
     is_inductors_own,
     is_known,
     is_on_cpu,
+    is_recurrent,
     number_of,
     runs_on_cpu,
     schema,
@@ -35,9 +36,6 @@ from .node_facts import (
 from .read_graph import ReadGraph
 
 logger = logging.getLogger("gravure")
-
-# Of Inductor's code the forward keeps nothing for the backward.
-_LSTM = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default)
 
 # Sections of the plan: of each a kind, then statements by their position in the text
 # (python/csrc/planning/planned_sections.h).
@@ -228,7 +226,7 @@ class _Cutter:
             return isinstance(source, fx.Node) and self.can_be_compiled(source)
         if not is_inductors_own(node) and schema(node) is None:
             return False
-        if writes(node) or is_collective(node) or node.target in _LSTM:
+        if writes(node) or is_collective(node) or is_recurrent(node):
             return False
         operands = [n for n in node.all_input_nodes if not is_graph(n)]
         numbers = any(map(self.is_elsewhere, operands))

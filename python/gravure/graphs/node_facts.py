@@ -28,6 +28,12 @@ READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # In meta, also of files: what code that Inductor compiled communicates (region_collectives.py).
 COMMUNICATES = "gravure_communicates"
 _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_functional")
+_RECURRENT = (
+    "aten::mkldnn_rnn_layer",
+    "aten::mkldnn_rnn_layer_backward",
+    "gravure::recurrent",
+    "gravure::recurrent_backward",
+)
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)  # whose schemas do not say so
 
 
@@ -35,6 +41,16 @@ def is_collective(node: fx.Node) -> bool:
     if COMMUNICATES in node.meta:
         return True
     return hasattr(node.target, "namespace") and str(node.target).startswith(_COLLECTIVES)
+
+
+def is_recurrent(node: fx.Node) -> bool:
+    """Whether it is an LSTM, GRU or RNN in one operator, or the backward of one.
+
+    In Inductor's code oneDNN's keeps nothing for its backward, and the runtime would not see that
+    cuDNN's has dropout.
+    """
+    name = getattr(node.target, "name", None)
+    return node.op == "call_function" and callable(name) and name() in _RECURRENT
 
 
 def has_effects(node: fx.Node) -> bool:

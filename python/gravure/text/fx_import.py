@@ -14,6 +14,7 @@ from ..errors import ExportError
 from ..graphs.compiled_ops import CompiledCode
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
+from ..torch_api.cudnn_recurrent import RECURRENT, reserve_bytes
 from ..torch_api.eager_kernels import BERNOULLI_LIKE
 from ..torch_api.operators import OpOverload, opname_of
 from . import higher_order
@@ -24,6 +25,7 @@ from .operators import (
     UNTRUE_TYPES,
     Operator,
     Parameter,
+    UntrueTypes,
     operator_of,
 )
 from .prims import is_prim, lowered
@@ -282,7 +284,20 @@ class EntryWriter:
         wanted = node.name if plain else opname_of(overload)
         if op.returns == 1 and not op.returns_lists[0]:
             return self.define(wanted, self.types.of(example), call, suffix)
-        return self._several(wanted, op, call, suffix, example)
+        return self._several(wanted, op, call, suffix, example, self._untrue(op, args, example))
+
+    def _untrue(self, op: Operator, args: tuple[Any, ...], example: Any) -> UntrueTypes:
+        """Results whose stand-ins have another type than they will have."""
+        if op.text != RECURRENT:
+            return UNTRUE_TYPES.get(op.text, ())
+        given = fx.node.map_arg(args, lambda node: node.meta["val"])
+        count = reserve_bytes(given, self._size)
+        size = "*" if count is None else str(count)
+        return ((3, f"Byte({size}, strides=[1], device={example[3].device})"),)
+
+    def _size(self, size: int | torch.SymInt) -> int | None:
+        number = size if isinstance(size, int) else self.known.number(size)
+        return None if number is None else int(number)
 
     def _bernoulli(self, node: fx.Node, args: tuple[Any, ...], example: Any, rng: str) -> str:
         kind, suffix = self.types.of(example), self.locations.suffix(node)
@@ -291,7 +306,15 @@ class EntryWriter:
         call = f"aten::bernoulli_.float({fresh}, {p})" + (f" rng({rng})" if rng else "")
         return self.define("bernoulli", kind, call, suffix)
 
-    def _several(self, wanted: str, op: Operator, call: str, suffix: str, example: Any) -> Ref:
+    def _several(
+        self,
+        wanted: str,
+        op: Operator,
+        call: str,
+        suffix: str,
+        example: Any,
+        untrue: UntrueTypes = (),
+    ) -> Ref:
         """An operator with several returns, or one list of known length: one output a member."""
         lists: tuple[bool, ...] = op.returns_lists
         if op.returns == 1:
@@ -300,7 +323,7 @@ class EntryWriter:
         examples += [None] * (len(lists) - len(examples))
         of = self.types.of
         kinds = ["Tensor[]" if i else of(e) for i, e in zip(lists, examples, strict=True)]
-        for i, kind in UNTRUE_TYPES.get(op.text, ()):
+        for i, kind in untrue:
             kinds[i] = kind
         names = [f"{wanted}_{i}" for i in range(len(kinds))]
         values = self.define_all(names, kinds, call, suffix)

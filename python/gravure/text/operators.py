@@ -48,7 +48,8 @@ SCALAR_OPERATORS |= dict.fromkeys((*SYM_SQRT, math.sqrt), "aten::sqrt")
 NOT_OPERATORS = (operator.not_, torch.sym_not)
 
 # Outputs whose fake form is not what the kernel returns: position and true type.
-UNTRUE_TYPES: dict[str, tuple[tuple[int, str], ...]] = {
+UntrueTypes = tuple[tuple[int, str], ...]
+UNTRUE_TYPES: dict[str, UntrueTypes] = {
     "aten::mkldnn_rnn_layer": ((3, "Byte(*, strides=[1], device=cpu)"),),
 }
 

@@ -56,7 +56,7 @@ def refusal(error: Exception, name: str) -> ExportError:
     if "Generator" in str(error):
         what, remedy = "it draws from a Generator of its own", "draw from the default generator"
     if 'set the storage of a tensor on device "meta"' in str(error):
-        what = "an nn.LSTM, nn.GRU or nn.RNN on a GPU: cuDNN asks for the addresses of its weights"
+        what = "an nn.LSTM, nn.GRU or nn.RNN under autocast on a GPU: cuDNN asks for addresses"
         remedy = 'use torch.compile(backend="gravure"), which cuts the graph there'
     if numpy_draws.SETTING in reason:
         what, remedy = numpy_draws.WHY, numpy_draws.REMEDY

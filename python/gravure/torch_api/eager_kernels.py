@@ -6,7 +6,7 @@ GRU skip oneDNN and lose the dropout between their layers, upsampling sums its g
 order, batch norm on a GPU is PyTorch's own instead of cuDNN's.
 
 A few are functions of ours instead (`_OURS`): what eager's C++ draws, or adds in place to parts of
-a matrix, has other bits as functions.
+a matrix, has other bits as functions; and cuDNN's recurrent modules ask for addresses.
 
 What a kernel takes, its stand-in without values takes, too: `grouped_mm` of floats.
 
@@ -20,15 +20,16 @@ guard on it; without them floats in `grouped_mm` are refused, and cuDNN's backwa
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..library.namespace import LIBRARY
-from . import gru_kernels
+from . import cudnn_recurrent, gru_kernels
 from .compile_lock import compile_lock
 from .eager_layouts import eager_layouts
 from .private_names import (
@@ -123,6 +124,21 @@ _OURS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.alpha_dropout.default: _alpha_dropout,
     **gru_kernels.KERNELS,
 }
+
+
+def _recurrent(op: OpOverload, elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    """What cuDNN runs is one operator."""
+
+    def run(x: Tensor, hidden: Any, weights: Sequence[Tensor], *rest: Any) -> Any:
+        if cudnn_recurrent.takes(x, weights):
+            return cudnn_recurrent.traced(op, x, hidden, weights, *rest)
+        return elsewhere(x, hidden, weights, *rest)
+
+    return run
+
+
+for _op in cudnn_recurrent.MODES:
+    _OURS[_op] = _recurrent(_op, _OURS.get(_op, functools.partial(gru_kernels.of_cpp, _op)))
 
 
 _BATCH_NORM = torch.ops.aten.cudnn_batch_norm.default

@@ -3,7 +3,7 @@
 Eager adds the gates into parts of a matrix and takes `sigmoid_` there, row by row. Traced as
 functions the sum is a matrix of its own, whose rows lie one behind the other, and the kernel goes
 through all of it at once: other elements fall to its vectors, which round otherwise than its rest.
-So the sum is given a gap behind each row here. On a GPU the C++ is traced as it is.
+So the sum is given a gap behind each row here. Where cuDNN does not run it, a GPU traces the C++.
 
 Private: `_op_dk` of an operator (`OpOverload`) calls its C++ kernel for a `DispatchKey`. Without it
 a GRU on a GPU is not traced.
@@ -47,7 +47,7 @@ def _cell(
     b_hh: Tensor | None = None,
 ) -> Tensor:
     if x.device.type != "cpu":
-        return _of_cpp(_CELL, x, hidden, w_ih, w_hh, b_ih, b_hh)
+        return of_cpp(_CELL, x, hidden, w_ih, w_hh, b_ih, b_hh)
     return _next_state(F.linear(x, w_ih, b_ih), hidden, w_hh, b_hh)
 
 
@@ -64,7 +64,7 @@ def _layers(
 ) -> tuple[Tensor, Tensor]:
     given = (x, hidden, weights, has_biases, layers, dropout, train, bidirectional, batch_first)
     if x.device.type != "cpu":
-        return _of_cpp(_LAYERS, *given)
+        return of_cpp(_LAYERS, *given)
     x = x.transpose(0, 1) if batch_first else x
     count, directions = 4 if has_biases else 2, 2 if bidirectional else 1
     states, last = hidden.unbind(0), []
@@ -87,7 +87,8 @@ def _layers(
     return x.transpose(0, 1) if batch_first else x, torch.stack(last, 0)
 
 
-def _of_cpp(op: OpOverload, *args: Any) -> Any:
+def of_cpp(op: OpOverload, *args: Any) -> Any:
+    """What eager's C++ takes it apart into."""
     return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args)
 
 

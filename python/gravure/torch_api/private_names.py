@@ -51,7 +51,7 @@ class Without(enum.Enum):
     CUTS = "a graph that Dynamo would cut, since AOTAutograd cannot trace it, runs as it is"
     TRUTH = "code that asks is told that it is compiled"
     ANEW = "with Inductor's kernels graphs break where eager's way branches on data"
-    RECURRENT = "graphs break at every LSTM"
+    RECURRENT = "graphs break at every LSTM, GRU and RNN"
     DROPOUT = "behind a compilation cuDNN's dropout begins anew, with other bits than eager's"
     LOGS = "graphs break where a logger is called"
     BRANCHES = "graphs break at branches on constants"

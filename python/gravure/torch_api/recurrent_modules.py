@@ -1,14 +1,12 @@
-"""An LSTM is traced, where its operators are eager's; elsewhere Dynamo breaks the graph at it.
+"""LSTM, GRU and RNN are traced, where a graph has what eager runs; elsewhere Dynamo breaks it.
 
-Dynamo breaks graphs at LSTM, GRU and RNN, lest PyTorch's Python versions of them are traced. Here
-eager's own C++ takes them apart (eager_kernels.py), and an LSTM has eager's bits on the CPU in
-float, where it is one operator of oneDNN's.
+Dynamo breaks graphs at these modules, lest PyTorch's Python versions of them are traced. On a GPU
+each is one operator of ours, which cuDNN runs (cudnn_recurrent.py). On the CPU eager's own C++
+takes an LSTM in float apart (eager_kernels.py), where it is one operator of oneDNN's. GRU and RNN
+on the CPU stay eager's, for nobody asked: traced there, as in a step of compile_step, they have
+eager's bits (gru_kernels.py).
 
-On a GPU cuDNN asks for the addresses of the weights, which tensors without values have not: that
-stays eager's. So do GRU and RNN, for which nobody asked on the CPU: traced there, as in a step of
-compile_step, they have eager's bits (gru_kernels.py).
-
-Dynamo, too, asks eager's C++ what such an LSTM gives, and so does a trace for Inductor. PyTorch's
+Dynamo, too, asks these what such a module gives, and so does a trace for Inductor. PyTorch's
 Python version makes one turn for each point of time: that takes Dynamo as long as all the rest of a
 small model, and Inductor minutes, where torch.compile leaves the LSTM to eager.
 
@@ -23,12 +21,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from . import cudnn_recurrent
 from .compile_lock import compile_lock
 from .private_names import (
     DispatchKey,
@@ -40,7 +39,7 @@ from .private_names import (
 )
 
 _LSTM = torch.ops.aten.lstm.input
-_asked = 0  # for eager's LSTM: by who traces, under the lock
+_asked = 0  # for eager's modules: by who traces, under the lock
 logger = logging.getLogger("gravure")
 
 
@@ -52,29 +51,33 @@ def trace_recurrent_modules(is_ours: Callable[[Any], bool]) -> None:
         logger.warning("this PyTorch breaks graphs at every LSTM: %r", error)
         return
     if is_there("DispatchKey") and is_there("tls"):
-        kernels = getattr(_LSTM, "py_kernels", {})
-        for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
-            if key in kernels and hasattr(_LSTM, "_op_dk"):
-                kernels[key] = _by_eagers_code(kernels[key], is_ours)
-                _LSTM._dispatch_cache.clear()
+        for op in cudnn_recurrent.MODES:
+            kernels = getattr(op, "py_kernels", {})
+            for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+                if key in kernels and hasattr(op, "_op_dk"):
+                    kernels[key] = _as_eager_runs(op, kernels[key], is_ours)
+                    op._dispatch_cache.clear()
 
 
-def _by_eagers_code(python: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Any:
+def _as_eager_runs(
+    op: Any, python: Callable[..., Any], is_ours: Callable[[Any], bool]
+) -> Callable[..., Any]:
     @functools.wraps(python)
-    def lstm(x: Tensor, *rest: Any, **named: Any) -> Any:
+    def run(x: Tensor, hidden: Any, weights: Sequence[Tensor], *rest: Any) -> Any:
         tx = getattr(tls, "current_tx", None)
-        wanted = _asked > 0 or (tx is not None and is_ours(tx.output.compiler_fn))
-        if not wanted or not _is_for_one_dnn(x):
-            return python(x, *rest, **named)
-        return _LSTM._op_dk(DispatchKey.CompositeImplicitAutograd, x, *rest, **named)
+        if _asked > 0 or (tx is not None and is_ours(tx.output.compiler_fn)):
+            if cudnn_recurrent.takes(x, weights):
+                return cudnn_recurrent.traced(op, x, hidden, weights, *rest)
+            if op is _LSTM and _is_for_one_dnn(x):
+                return op._op_dk(DispatchKey.CompositeImplicitAutograd, x, hidden, weights, *rest)
+        return python(x, hidden, weights, *rest)
 
-    return lstm
+    return run
 
 
 @contextlib.contextmanager
-def eager_lstm() -> Iterator[None]:
-    """Within, an LSTM that oneDNN runs in eager is traced so: for all threads, of which one
-    traces."""
+def eager_recurrent_modules() -> Iterator[None]:
+    """Within, what is one operator in eager is traced so: for all threads, of which one traces."""
     global _asked
     with compile_lock:
         _asked += 1
@@ -92,7 +95,7 @@ def _is_for_one_dnn(x: Tensor) -> bool:
 def _taking(wrap: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callable[..., Any]:
     @functools.wraps(wrap)
     def wrapped(self: Any, value: Any) -> Any:
-        if not isinstance(value, nn.LSTM) or not is_ours(self.tx.output.compiler_fn):
+        if not isinstance(value, nn.RNNBase) or not is_ours(self.tx.output.compiler_fn):
             return wrap(self, value)
         if not has_eagers_operators(value):
             return wrap(self, value)
@@ -102,8 +105,12 @@ def _taking(wrap: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callabl
     return wrapped
 
 
-def has_eagers_operators(module: nn.LSTM) -> bool:
+def has_eagers_operators(module: nn.RNNBase) -> bool:
     """Whether a trace of it has what eager runs."""
+    if cudnn_recurrent.takes_module(module):
+        return True
+    if not isinstance(module, nn.LSTM):
+        return False
     kinds = {(weight.device.type, weight.dtype) for weight in module.parameters()}
     if len(kinds) != 1:
         return False

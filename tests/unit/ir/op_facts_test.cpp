@@ -2,6 +2,7 @@
 #include "ir/facts/op_facts.h"
 
 #include "ir/facts/compiled_op.h"
+#include "ir/facts/recurrent_operators.h"
 #include "ir/facts/value_types.h"
 #include "ir/text/program_text.h"
 #include "tests/catch.h"
@@ -190,6 +191,38 @@ TEST_CASE("a random operator whose arguments keep it from drawing does not draw"
   CHECK(draws(attention + "(%x, %x, %x, None, 0.1)"));
   CHECK(draws("%y : Float(4, strides=[1], device=cpu) = aten::rand_like(%x)"));
   CHECK_FALSE(draws("%y : Float(4, strides=[1], device=cpu) = aten::neg(%x)"));
+}
+
+TEST_CASE(
+    "a recurrent module of cuDNN's with dropout draws by cuDNN's state, and so its backward") {
+  const std::string x = "%x : Float(2, 3, 4, strides=[12, 4, 1], device=cuda:0)";
+  const std::string kind = " : Float(2, 3, 4, strides=[12, 4, 1], device=cuda:0)";
+  const auto forward = [&](const std::string& dropout, const std::string& train) {
+    return "%y" + kind + ", %h" + kind + ", %c" + kind +
+           ", %r : Byte(8, strides=[1], device=cuda:0) = gravure::recurrent(%x, [%x], %x, None, 3, "
+           "True, 2, " +
+           dropout + ", " + train + ", False, False, 8, [0], 24)\nreturn ()";
+  };
+  const auto backward = [&](const std::string& dropout) {
+    return "%dx" + kind + ", %dh" + kind + ", %dc" + kind +
+           " = gravure::recurrent_backward(%x, [%x], %x, None, %x, %x, %x, None, None, 3, True, "
+           "2, " +
+           dropout + ", False, False, [0], 24, False)\nreturn ()";
+  };
+  const auto uses = [&](const std::string& statements) {
+    return usesCudnnDropout(nodeOf(program(statements, x), 0));
+  };
+  CHECK(recurrentCalls(nodeOf(program(forward("0.1", "True"), x), 0)) == 4);
+  CHECK(uses(forward("0.1", "True")));
+  CHECK(drawsRandom(nodeOf(program(forward("0.1", "True"), x), 0)));
+  CHECK_FALSE(uses(forward("0.", "True")));
+  CHECK_FALSE(uses(forward("0.1", "False")));
+  CHECK(uses(backward("0.1")));
+  CHECK_FALSE(drawsRandom(nodeOf(program(backward("0.1"), x), 0)));
+  CHECK_FALSE(uses(backward("0.")));
+  CHECK_FALSE(uses("%y" + kind +
+                   ", %m : Bool(2, 3, 4, strides=[12, 4, 1], device=cuda:0) = "
+                   "aten::native_dropout(%x, 0.1, True)\nreturn ()"));
 }
 
 TEST_CASE("an operator that repeats draws by seeds that it is given does not draw") {

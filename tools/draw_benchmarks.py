@@ -205,7 +205,7 @@ def models() -> Iterator[str]:
         "Where the GPU is full (GPT-2, Llama, BERT, T5, ResNet-50) capture alone saves the host "
         "and little time: [when to use what](when-to-use.md). With Inductor's kernels a step "
         "takes 0.95 to 1.01 of the better one of PyTorch's two ways, GPT-2's 0.61, the Llamas' "
-        "0.87 and 0.89, the LSTM's 1.19; memory after ten steps 0.76 to 1.02, the LSTM's 1.23. "
+        "0.87 and 0.89, the LSTMs' 0.47; memory after ten steps 0.76 to 1.02. "
         "Since then BERT has 6,944 MiB and T5 6,046, on an H100, where the better ones have "
         "7,664 and 6,520. Mamba has 6,890 since what the first steps leave idle in PyTorch's "
         "cache is given back; Wav2Vec2 reserves 3,528 MiB at most in its first steps (one H200, "

@@ -52,18 +52,18 @@ void Runtime::Impl::runRecorded(EntryState& entry) {
   shareRecording(entry);
 }
 
-/// Node by node, recording nothing. While other entries warm up, one that has warmed up goes on in their pool, where
-/// what it used lies idle else, and as much would be taken beside it. Not for ever, since those entries may
-/// never come.
+/// Node by node, recording nothing. Until the arena is laid out, one that has warmed up goes on in the pool, where
+/// what it used lies idle else, and as much would be taken beside it. Not for ever, since entries that still
+/// warm up may never come.
 void Runtime::Impl::runPlain(EntryState& entry) {
   const auto run = [&] { timed_ ? entry.executor->runTimed() : entry.executor->runUncaptured(); };
   if (callerCaptures_) return run();
-  const bool waits = entry.warmUp.complete && !layout_ && !allWarmedUp();
+  const bool waits = entry.warmUp.complete && !layout_;
   if (waits && entry.warmUp.runs < mostWarmUps()) {
     warmUp(entry, run);
     return;
   }
-  if (waits) device_->dropWarmUp();
+  if (waits && !allWarmedUp()) device_->dropWarmUp();
   run();
 }
 

@@ -60,6 +60,23 @@ TEST_CASE("steps run in the warm-up's pool until all entries are captured", "[me
   CHECK(pair.runtime->stats().captures == 2);
 }
 
+TEST_CASE("a backward that has warmed up before its forward goes on in the pool", "[memory]") {
+  WatchedPair pair;
+  ForwardBackward::Values values = pair.forward();
+  pair.backward(values);
+  pair.backward(values);
+  values = pair.forward();  // has warmed up now, too; the arena comes with the next one
+  const int64_t before = pair.pool.steps;
+  pair.backward(values);
+  CHECK(pair.pool.steps == before + 1);
+  CHECK(pair.pool.exists);
+  values = pair.forward();
+  CHECK(pair.pool.steps == before + 1);
+  CHECK_FALSE(pair.pool.exists);
+  pair.backward(values);
+  CHECK(pair.runtime->stats().captures == 2);
+}
+
 TEST_CASE("where an entry never comes, the pool is given back, and the others are captured",
           "[memory]") {
   WatchedPair pair;

@@ -150,7 +150,8 @@ recurrent(const Tensor& input, at::TensorList weights, const Tensor& hx, const O
       saved.reserve.defined(),
       "gravure::recurrent: cuDNN did not compute this, which it did when it was traced; was "
       "torch.backends.cudnn.enabled set to False?");
-  DropoutStates::all().keep(saved.dropoutState, input.get_device());
+  if (saved.dropoutState.defined())
+    DropoutStates::all().keep(saved.dropoutState, input.get_device());
   return {output.variable_data(), hy.variable_data(), cy.variable_data(),
           saved.reserve.variable_data()};
 }

@@ -193,6 +193,50 @@ def test_packed_sequences(kind: str) -> None:
         assert found[0] == found[1]
 
 
+def test_weights_that_are_flattened_in_each_call() -> None:
+    """As many models do, which moves them."""
+
+    class Flattening(Tagger):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            self.cells.flatten_parameters()
+            return super().forward(x)
+
+    same_as_eager(Flattening(nn.LSTM, num_layers=2).cuda(), rows(torch.float32), steps=12)
+
+
+def test_states_that_go_from_step_to_step() -> None:
+    cells, head = nn.LSTM(WIDTH, WIDTH).cuda(), nn.Linear(WIDTH, 5).cuda()
+    twins = copy.deepcopy(cells), copy.deepcopy(head)
+
+    def way(of: Any) -> Any:
+        def call(x: Tensor, state: Any) -> Any:
+            out, state = of[0](x, state)
+            return of[1](out).square().mean(), state
+
+        return call
+
+    pairs = [
+        (twins, way(twins)),
+        ((cells, head), torch.compile(way((cells, head)), backend="gravure")),
+    ]
+    found: list[list[Any]] = []
+    for of, call in pairs:
+        parameters = [*of[0].parameters(), *of[1].parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        state: Any = (torch.zeros(1, 4, WIDTH, device="cuda"),) * 2
+        seen = []
+        for step in range(10):
+            optimizer.zero_grad()
+            loss, state = call(rows(torch.float32)(step)[0], state)
+            loss.backward()
+            optimizer.step()
+            state = tuple(each.detach() for each in state)
+            seen += [bits(loss), *map(bits, state)]
+        found.append(seen + [bits(p) for p in parameters])
+    assert found[0] == found[1]
+    assert replays(gravure.report())
+
+
 def test_autocast_is_eagers() -> None:
     model = Tagger(nn.LSTM).cuda()
     twin, compiled = copy.deepcopy(model), torch.compile(model, backend="gravure")

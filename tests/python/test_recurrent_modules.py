@@ -10,6 +10,7 @@ import pytest
 import torch
 from running import bits, need_library
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from training import replays, same_as_eager
 
 need_library()
@@ -85,6 +86,23 @@ def test_law_1_a_projection_has_eagers_bits() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_law_1_an_lstm_on_a_gpu(dtype: torch.dtype) -> None:
     same_as_eager(Words(nn.LSTM, 0.3).to("cuda", dtype), lambda i: (words(i)[0].cuda(),))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_law_1_packed_sequences(kind: type[nn.RNNBase]) -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells, self.head = kind(8, 8), nn.Linear(8, 5)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+            return self.head(pad_packed_sequence(self.cells(packed)[0])[0])
+
+    def batch(i: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(6, 3, 8), torch.tensor([6, 2 + i % 3, 4])
+
+    same_as_eager(Packed(), batch)
 
 
 def test_other_backends_are_told_what_dynamo_says() -> None:

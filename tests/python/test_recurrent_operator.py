@@ -17,6 +17,8 @@ from gravure.torch_api import cudnn_recurrent
 from gravure.torch_api.dispatch import plainly
 from running import bits, need_library
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 from training import replays, same_as_eager
 
 need_library()
@@ -203,6 +205,42 @@ def test_evaluation_without_gradients_keeps_nothing() -> None:
             found, expected = compiled(*rows(seed)), model(*rows(seed))
             assert [bits(value) for value in found] == [bits(value) for value in expected]
     assert in_one_graph(gravure.report()) and replays(gravure.report())
+
+
+@pytest.mark.parametrize("codegen", ["aten", "inductor"])
+def test_a_block_that_is_recomputed(codegen: str) -> None:
+    class Model(Tagger):
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    model = Model("lstm", num_layers=2)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="gravure", options={"codegen": codegen})
+    for seed in range(6):
+        found = []
+        for call, of in ((twin, twin), (compiled, model)):
+            of.zero_grad()
+            scores, hidden, _ = call(*rows(seed))
+            (scores.square().mean() + hidden.sum()).backward()
+            found.append([scores, *(p.grad for p in of.parameters())])
+        torch.testing.assert_close(found[0], found[1])
+        if codegen == "aten":
+            assert [bits(value) for value in found[0]] == [bits(value) for value in found[1]]
+    assert replays(gravure.report())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_law_1_packed_sequences_are_eagers(kind: str) -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells, self.head = KINDS[kind](WIDTH, WIDTH), nn.Linear(WIDTH, 5)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+            return self.head(pad_packed_sequence(self.cells(packed)[0])[0])
+
+    same_as_eager(Packed(), lambda i: (*rows(i), torch.tensor([7, 2 + i % 3, 4, 1])))
 
 
 def test_a_compiled_step_has_it_too() -> None:

@@ -10,6 +10,8 @@ Dynamo, too, asks these what such a module gives, and so does a trace for Induct
 Python version makes one turn for each point of time: that takes Dynamo as long as all the rest of a
 small model, and Inductor minutes, where torch.compile leaves the LSTM to eager.
 
+At packed sequences Dynamo breaks the graph: their lengths lie on the host, and are read there.
+
 Private: Dynamo's `VariableBuilder` refuses such modules where the setting `allow_rnn` of `_dynamo`
 is off. Without it graphs break there. An operator's `py_kernels` hold the Python version by
 `DispatchKey`, `_dispatch_cache` what was found there, and `_op_dk` calls the C++; `tls` knows for
@@ -39,6 +41,13 @@ from .private_names import (
 )
 
 _LSTM = torch.ops.aten.lstm.input
+_PAD = torch.ops.aten._pad_packed_sequence.default
+_OF_PACKED = (
+    torch.ops.aten.lstm.data,
+    torch.ops.aten.gru.data,
+    torch.ops.aten.rnn_tanh.data,
+    torch.ops.aten.rnn_relu.data,
+)
 _asked = 0  # for eager's modules: by who traces, under the lock
 logger = logging.getLogger("gravure")
 
@@ -51,12 +60,31 @@ def trace_recurrent_modules(is_ours: Callable[[Any], bool]) -> None:
         logger.warning("this PyTorch breaks graphs at every LSTM: %r", error)
         return
     if is_there("DispatchKey") and is_there("tls"):
-        for op in cudnn_recurrent.MODES:
+        for op in (*cudnn_recurrent.MODES, *_OF_PACKED):
             kernels = getattr(op, "py_kernels", {})
             for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
                 if key in kernels and hasattr(op, "_op_dk"):
-                    kernels[key] = _as_eager_runs(op, kernels[key], is_ours)
+                    change = _breaking if op in _OF_PACKED else _as_eager_runs
+                    kernels[key] = change(op, kernels[key], is_ours)
                     op._dispatch_cache.clear()
+        if hasattr(_PAD, "_op_dk"):  # torch 2.11 has an error there, and no break
+            key = DispatchKey.CompositeImplicitAutograd
+            _PAD.py_kernels[key] = _breaking(_PAD, functools.partial(_PAD._op_dk, key), is_ours)
+            _PAD._dispatch_cache.clear()
+
+
+def _breaking(
+    op: Any, python: Callable[..., Any], is_ours: Callable[[Any], bool]
+) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        tx = getattr(tls, "current_tx", None)
+        if tx is not None and is_ours(tx.output.compiler_fn):  # Dynamo breaks the graph on this
+            raise NotImplementedError(
+                f"{op} of a packed sequence is eager's: its lengths are read on the host"
+            )
+        return python(*args)
+
+    return run
 
 
 def _as_eager_runs(

@@ -8,9 +8,9 @@ from typing import Any
 import gravure
 import pytest
 import torch
+from recurrent import KINDS, Packed, Tagger, in_one_graph
 from running import bits, need_library
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from training import replays, same_as_eager
 
 need_library()
@@ -26,21 +26,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "both directions, no biases": {"bidirectional": True, "bias": False},
     "all at once": {"num_layers": 3, "dropout": 0.1, "bidirectional": True, "batch_first": True},
 }
-KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
-
-
-class Tagger(nn.Module):
-    """Something before and behind the cells; returns scores and the last states."""
-
-    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
-        super().__init__()
-        self.first, self.cells = nn.Linear(WIDTH, WIDTH), kind(WIDTH, WIDTH, **settings)
-        made = settings.get("proj_size", 0) or WIDTH
-        self.head = nn.Linear(made * (2 if settings.get("bidirectional") else 1), 5)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        out, last = self.cells(torch.relu(self.first(x)))
-        return self.head(out), *(last if isinstance(last, tuple) else (last,))
 
 
 def rows(dtype: torch.dtype) -> Any:
@@ -51,19 +36,11 @@ def rows(dtype: torch.dtype) -> Any:
     return batch
 
 
-def in_one_graph(report: Any) -> bool:
-    """No break, and each entry one partition."""
-    (graph,) = report.graphs
-    assert graph.graph_break == ""
-    (program,) = graph.programs
-    return all(len(states) == 1 for states in program.partitions.values())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_law_1_a_module_is_captured(kind: str, settings: str, dtype: torch.dtype) -> None:
-    model = Tagger(KINDS[kind], **SETTINGS[settings]).to("cuda", dtype)
+    model = Tagger(kind, WIDTH, **SETTINGS[settings]).to("cuda", dtype)
     report = same_as_eager(model, rows(dtype))
     assert in_one_graph(report)
     if not SETTINGS[settings].get("dropout"):  # else each step is seeded, and so uncaptured
@@ -72,13 +49,13 @@ def test_law_1_a_module_is_captured(kind: str, settings: str, dtype: torch.dtype
 
 def test_law_1_a_projection() -> None:
     for biases in (True, False):
-        model = Tagger(nn.LSTM, proj_size=8, bias=biases).cuda()
+        model = Tagger("lstm", WIDTH, proj_size=8, bias=biases).cuda()
         torch._dynamo.reset()
         assert replays(same_as_eager(model, rows(torch.float32)))
 
 
 def test_law_1_weights_that_do_not_lie_together() -> None:
-    model = Tagger(nn.LSTM).cuda()
+    model = Tagger("lstm", WIDTH).cuda()
     for weight in model.cells.parameters():
         weight.data = weight.data.clone()
     assert replays(same_as_eager(model, rows(torch.float32)))
@@ -154,7 +131,7 @@ def test_evaluation_with_gradients_is_eagers() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lengths_that_vary(kind: str) -> None:
-    model = Tagger(KINDS[kind]).cuda()
+    model = Tagger(kind, WIDTH).cuda()
     twin, compiled = copy.deepcopy(model), torch.compile(model, backend="gravure")
     for length in (7, 7, 7, 9, 9, 5, 7, 9, 5, 11, 9, 11, 5):
         drawn = torch.randn(length, 4, WIDTH, generator=torch.Generator().manual_seed(length))
@@ -170,16 +147,7 @@ def test_lengths_that_vary(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences(kind: str) -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cells, self.head = KINDS[kind](WIDTH, WIDTH), nn.Linear(WIDTH, 5)
-
-        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-            return self.head(pad_packed_sequence(self.cells(packed)[0])[0])
-
-    model = Packed().cuda()
+    model = Packed(kind, WIDTH).cuda()
     twin, compiled = copy.deepcopy(model), torch.compile(model, backend="gravure")
     for step in range(5):
         x = torch.randn(6, 3, WIDTH, generator=torch.Generator().manual_seed(step)).cuda()
@@ -201,7 +169,7 @@ def test_weights_that_are_flattened_in_each_call() -> None:
             self.cells.flatten_parameters()
             return super().forward(x)
 
-    same_as_eager(Flattening(nn.LSTM, num_layers=2).cuda(), rows(torch.float32), steps=12)
+    same_as_eager(Flattening("lstm", WIDTH, num_layers=2).cuda(), rows(torch.float32), steps=12)
 
 
 def test_states_that_go_from_step_to_step() -> None:
@@ -238,7 +206,7 @@ def test_states_that_go_from_step_to_step() -> None:
 
 
 def test_autocast_is_eagers() -> None:
-    model = Tagger(nn.LSTM).cuda()
+    model = Tagger("lstm", WIDTH).cuda()
     twin, compiled = copy.deepcopy(model), torch.compile(model, backend="gravure")
     for step in range(4):
         found = []
@@ -253,7 +221,7 @@ def test_autocast_is_eagers() -> None:
 
 def test_without_cudnn() -> None:
     """Said between steps: the program was made for cuDNN."""
-    model = Tagger(nn.GRU).cuda()
+    model = Tagger("gru", WIDTH).cuda()
     twin, compiled = copy.deepcopy(model), torch.compile(model, backend="gravure")
     for step in range(9):
         with torch.backends.cudnn.flags(enabled=step not in (4, 5, 6)):
@@ -270,7 +238,7 @@ def test_a_training_loop_by_inductor_learns_the_same() -> None:
     losses = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = Tagger(nn.LSTM, num_layers=2).cuda()
+        model = Tagger("lstm", WIDTH, num_layers=2).cuda()
         call: Any = model
         if compiled:
             call = torch.compile(model, backend="gravure", options={"codegen": "inductor"})

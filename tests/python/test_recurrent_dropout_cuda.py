@@ -7,6 +7,7 @@ from collections.abc import Callable
 import gravure
 import pytest
 import torch
+from recurrent import KINDS
 from running import bits, need_library
 from torch import Tensor, nn
 
@@ -15,8 +16,6 @@ pytestmark = [
     pytest.mark.usefixtures("fresh"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-
-KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 
 
 class Words(nn.Module):

@@ -8,9 +8,9 @@ from typing import Any
 import gravure
 import pytest
 import torch
+from recurrent import KINDS, Packed
 from running import bits, need_library
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from training import replays, same_as_eager
 
 need_library()
@@ -88,21 +88,12 @@ def test_law_1_an_lstm_on_a_gpu(dtype: torch.dtype) -> None:
     same_as_eager(Words(nn.LSTM, 0.3).to("cuda", dtype), lambda i: (words(i)[0].cuda(),))
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_law_1_packed_sequences(kind: type[nn.RNNBase]) -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cells, self.head = kind(8, 8), nn.Linear(8, 5)
-
-        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-            return self.head(pad_packed_sequence(self.cells(packed)[0])[0])
-
+@pytest.mark.parametrize("kind", KINDS)
+def test_law_1_packed_sequences(kind: str) -> None:
     def batch(i: int) -> tuple[Tensor, Tensor]:
         return torch.randn(6, 3, 8), torch.tensor([6, 2 + i % 3, 4])
 
-    same_as_eager(Packed(), batch)
+    same_as_eager(Packed(kind, 8), batch)
 
 
 def test_other_backends_are_told_what_dynamo_says() -> None:

@@ -15,9 +15,9 @@ import torch
 from gravure.library.load import program_class
 from gravure.torch_api import cudnn_recurrent
 from gravure.torch_api.dispatch import plainly
+from recurrent import KINDS, Packed, Tagger, in_one_graph
 from running import bits, need_library
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 from training import replays, same_as_eager
 
@@ -25,7 +25,6 @@ need_library()
 pytestmark = pytest.mark.usefixtures("fresh", "played_cudnn")
 
 WIDTH, BYTES, FILL = 8, 48, 7
-KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 EAGERS = [torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru]  # by cuDNN's number of the mode
 
 
@@ -87,28 +86,8 @@ def played_cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     library._destroy()
 
 
-class Tagger(nn.Module):
-    """Something before and behind the cells; returns scores and the last states."""
-
-    def __init__(self, kind: str, **settings: Any) -> None:
-        super().__init__()
-        self.first, self.cells = nn.Linear(WIDTH, WIDTH), KINDS[kind](WIDTH, WIDTH, **settings)
-        self.head = nn.Linear(WIDTH * (2 if settings.get("bidirectional") else 1), 5)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        out, last = self.cells(torch.relu(self.first(x)))
-        return self.head(out), *(last if isinstance(last, tuple) else (last,))
-
-
 def rows(seed: int, length: int = 7) -> tuple[Tensor]:
     return (torch.randn(length, 4, WIDTH, generator=torch.Generator().manual_seed(seed)),)
-
-
-def in_one_graph(report: gravure.Report) -> bool:
-    """No break, and each entry one partition."""
-    (graph,) = report.graphs
-    programs = [program.partitions.values() for program in graph.programs]
-    return not graph.graph_break and all(len(s) == 1 for states in programs for s in states)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +97,7 @@ def in_one_graph(report: gravure.Report) -> bool:
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_law_1_a_module_is_one_operator(kind: str, settings: dict[str, Any]) -> None:
-    report = same_as_eager(Tagger(kind, **settings), rows)
+    report = same_as_eager(Tagger(kind, WIDTH, **settings), rows)
     assert replays(report)
     assert in_one_graph(report)
 
@@ -131,7 +110,7 @@ def test_law_1_dropout_draws_in_order() -> None:
             found = super().forward(nn.functional.dropout(x, 0.2))
             return (nn.functional.dropout(found[0], 0.2), *found[1:])
 
-    model = Model("gru", num_layers=2, dropout=0.3)
+    model = Model("gru", WIDTH, num_layers=2, dropout=0.3)
     compiled = torch.compile(model, backend="gravure")
     for seed in range(6):
         found = []
@@ -165,7 +144,7 @@ def test_law_1_gradients_of_states(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("codegen", ["aten", "inductor"])
 def test_law_1_lengths_that_vary(codegen: str) -> None:
     """Sizes become open at the second one; each program knows how much its backward reads."""
-    model = Tagger("gru")
+    model = Tagger("gru", WIDTH)
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend="gravure", options={"codegen": codegen})
     for seed, length in enumerate((7, 7, 7, 9, 9, 5, 7, 9, 5, 5, 11, 9, 11, 5, 7, 9)):
@@ -198,7 +177,7 @@ def test_evaluation_with_gradients_is_captured_and_its_backward_fails() -> None:
 
 
 def test_evaluation_without_gradients_keeps_nothing() -> None:
-    model = Tagger("lstm", num_layers=2).eval()
+    model = Tagger("lstm", WIDTH, num_layers=2).eval()
     compiled = torch.compile(model, backend="gravure")
     with torch.no_grad():
         for seed in range(5):
@@ -213,7 +192,7 @@ def test_a_block_that_is_recomputed(codegen: str) -> None:
         def forward(self, x: Tensor) -> Any:
             return checkpoint(super().forward, x, use_reentrant=False)
 
-    model = Model("lstm", num_layers=2)
+    model = Model("lstm", WIDTH, num_layers=2)
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend="gravure", options={"codegen": codegen})
     for seed in range(6):
@@ -231,20 +210,11 @@ def test_a_block_that_is_recomputed(codegen: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_law_1_packed_sequences_are_eagers(kind: str) -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cells, self.head = KINDS[kind](WIDTH, WIDTH), nn.Linear(WIDTH, 5)
-
-        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-            return self.head(pad_packed_sequence(self.cells(packed)[0])[0])
-
-    same_as_eager(Packed(), lambda i: (*rows(i), torch.tensor([7, 2 + i % 3, 4, 1])))
+    same_as_eager(Packed(kind, WIDTH), lambda i: (*rows(i), torch.tensor([7, 2 + i % 3, 4, 1])))
 
 
 def test_a_compiled_step_has_it_too() -> None:
-    model = Tagger("rnn", num_layers=2)
+    model = Tagger("rnn", WIDTH, num_layers=2)
     twin = copy.deepcopy(model)
     step = gravure.compile_step(lambda x: model(x)[0].square().mean())
     for seed in range(5):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..library.load import program_class
+from ..torch_api.cudnn_recurrent import RECURRENT, RECURRENT_BACKWARD
 from ..torch_api.operators import higher_order_name, pytree, schema_of
 from .known_numbers import KnownNumbers
 
@@ -31,8 +32,8 @@ _INDUCTORS_OWN = ("flex_attention", "flex_attention_backward", "triton_kernel_wr
 _RECURRENT = (
     "aten::mkldnn_rnn_layer",
     "aten::mkldnn_rnn_layer_backward",
-    "gravure::recurrent",
-    "gravure::recurrent_backward",
+    RECURRENT,
+    RECURRENT_BACKWARD,
 )
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)  # whose schemas do not say so
 
@@ -49,8 +50,8 @@ def is_recurrent(node: fx.Node) -> bool:
     In Inductor's code oneDNN's keeps nothing for its backward, and the runtime would not see that
     cuDNN's has dropout.
     """
-    name = getattr(node.target, "name", None)
-    return node.op == "call_function" and callable(name) and name() in _RECURRENT
+    found = schema(node)
+    return found is not None and found.name in _RECURRENT
 
 
 def has_effects(node: fx.Node) -> bool:

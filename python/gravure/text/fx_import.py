@@ -14,6 +14,7 @@ from ..errors import ExportError
 from ..graphs.compiled_ops import CompiledCode
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
+from ..graphs.node_facts import number_of
 from ..torch_api.cudnn_recurrent import RECURRENT, reserve_bytes
 from ..torch_api.eager_kernels import BERNOULLI_LIKE
 from ..torch_api.operators import OpOverload, opname_of
@@ -291,13 +292,9 @@ class EntryWriter:
         if op.text != RECURRENT:
             return UNTRUE_TYPES.get(op.text, ())
         given = fx.node.map_arg(args, lambda node: node.meta["val"])
-        count = reserve_bytes(given, self._size)
+        count = reserve_bytes(given, lambda size: number_of(size, self.known))
         size = "*" if count is None else str(count)
         return ((3, f"Byte({size}, strides=[1], device={example[3].device})"),)
-
-    def _size(self, size: int | torch.SymInt) -> int | None:
-        number = size if isinstance(size, int) else self.known.number(size)
-        return None if number is None else int(number)
 
     def _bernoulli(self, node: fx.Node, args: tuple[Any, ...], example: Any, rng: str) -> str:
         kind, suffix = self.types.of(example), self.locations.suffix(node)
@@ -307,13 +304,7 @@ class EntryWriter:
         return self.define("bernoulli", kind, call, suffix)
 
     def _several(
-        self,
-        wanted: str,
-        op: Operator,
-        call: str,
-        suffix: str,
-        example: Any,
-        untrue: UntrueTypes = (),
+        self, wanted: str, op: Operator, call: str, suffix: str, example: Any, untrue: UntrueTypes
     ) -> Ref:
         """An operator with several returns, or one list of known length: one output a member."""
         lists: tuple[bool, ...] = op.returns_lists

@@ -31,6 +31,7 @@ from .dispatch import plainly, without_modes
 from .fake_tensors import has_open_sizes
 
 RECURRENT = "gravure::recurrent"
+RECURRENT_BACKWARD = "gravure::recurrent_backward"
 _LSTM = 2
 # cuDNN's numbers for them.
 MODES = {
@@ -158,7 +159,7 @@ def _asked(
     hx: Tensor,
     cx: Tensor | None,
     settings: _Settings,
-    known: Callable[[Any], int],
+    known: Callable[[Any], Any],
 ) -> _Asked:
     """`known`: the number that a size is."""
 
@@ -171,17 +172,15 @@ def _asked(
     return _Asked(x.device, x.dtype, sizes(x), sizes(hx), of_cx, shapes, settings, choices)
 
 
-def reserve_bytes(arguments: Sequence[Any], known: Callable[[Any], int | None]) -> int | None:
+def reserve_bytes(arguments: Sequence[Any], known: Callable[[Any], Any]) -> int | None:
     """Of a call of gravure::recurrent with stand-ins for tensors, where its sizes were open when it
     was traced: the bytes of its last result. `known`: the number that a size is by now. None where
     one is unknown; 0 where nothing is kept."""
     x, weights, hx, cx, mode, *rest, reserve, _, _ = arguments
     if reserve != _OPEN:
         return reserve
-    if any(known(size) is None for each in (x, hx) for size in each.shape):
-        return None
-    asked = _asked(x, weights, hx, cx, _Settings(mode, *rest), lambda size: known(size) or 0)
-    return _layout(asked).reserve
+    asked = _asked(x, weights, hx, cx, _Settings(mode, *rest), known)
+    return None if None in (*asked.x, *asked.hx) else _layout(asked).reserve
 
 
 # ---- the operators' stand-ins, and what autograd calls
@@ -192,7 +191,7 @@ def _operator() -> Any:
     """gravure::recurrent, which the library defines, ready to be traced."""
     program_class()
     torch.library.register_fake(RECURRENT, _fake, lib=LIBRARY)
-    torch.library.register_fake("gravure::recurrent_backward", _fake_backward, lib=LIBRARY)
+    torch.library.register_fake(RECURRENT_BACKWARD, _fake_backward, lib=LIBRARY)
     torch.library.register_autograd(RECURRENT, _backward, setup_context=_save, lib=LIBRARY)
     return torch.ops.gravure.recurrent.default
 

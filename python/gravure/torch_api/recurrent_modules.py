@@ -57,7 +57,7 @@ def trace_recurrent_modules(is_ours: Callable[[Any], bool]) -> None:
     try:
         VariableBuilder._wrap = _taking(VariableBuilder._wrap, is_ours)
     except (AttributeError, MissingName) as error:
-        logger.warning("this PyTorch breaks graphs at every LSTM: %r", error)
+        logger.warning("this PyTorch breaks graphs at every LSTM, GRU and RNN: %r", error)
         return
     if is_there("DispatchKey") and is_there("tls"):
         for op in (*cudnn_recurrent.MODES, *_OF_PACKED):
@@ -73,12 +73,16 @@ def trace_recurrent_modules(is_ours: Callable[[Any], bool]) -> None:
             _PAD._dispatch_cache.clear()
 
 
+def _dynamo_traces_for(is_ours: Callable[[Any], bool]) -> bool:
+    tx = getattr(tls, "current_tx", None)
+    return tx is not None and is_ours(tx.output.compiler_fn)
+
+
 def _breaking(
     op: Any, python: Callable[..., Any], is_ours: Callable[[Any], bool]
 ) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        tx = getattr(tls, "current_tx", None)
-        if tx is not None and is_ours(tx.output.compiler_fn):  # Dynamo breaks the graph on this
+        if _dynamo_traces_for(is_ours):  # and breaks the graph on this
             raise NotImplementedError(
                 f"{op} of a packed sequence is eager's: its lengths are read on the host"
             )
@@ -92,8 +96,7 @@ def _as_eager_runs(
 ) -> Callable[..., Any]:
     @functools.wraps(python)
     def run(x: Tensor, hidden: Any, weights: Sequence[Tensor], *rest: Any) -> Any:
-        tx = getattr(tls, "current_tx", None)
-        if _asked > 0 or (tx is not None and is_ours(tx.output.compiler_fn)):
+        if _asked > 0 or _dynamo_traces_for(is_ours):
             if cudnn_recurrent.takes(x, weights):
                 return cudnn_recurrent.traced(op, x, hidden, weights, *rest)
             if op is _LSTM and _is_for_one_dnn(x):

@@ -8,7 +8,7 @@
 
 namespace gravure {
 
-/// The operator calls that `node` stands for, at least 2 a layer, where it is one of the two: cuDNN launches
+/// The operator calls that `node` counts as, 2 for each layer, where it is one of the two: cuDNN launches
 /// several kernels for each layer and point of time. 0 if it is something else.
 int64_t recurrentCalls(const Node* node);
 

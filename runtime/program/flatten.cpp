@@ -40,6 +40,8 @@ class Flattener {
     }
     findViewsOfInputs();
     findWrittenInputs();
+    forEachNode(graph.block(),
+                [this](const Node* node) { code_.hasCudnnDropout |= usesCudnnDropout(node); });
     return std::move(code_);
   }
 
@@ -220,11 +222,10 @@ class Flattener {
 
   /// Inputs whose memory some node of this entry writes, through any alias: the version of these moves
   /// each step. What `forward` writes and saves is not written again by `backward`. Those that are
-  /// donated are among them: who still needs one is told by its version. And what else is asked of nodes.
+  /// donated are among them: who still needs one is told by its version.
   void findWrittenInputs() {
     llvm::DenseSet<int64_t> written, donated;
     forEachNode(code_.entry->graph->block(), [&](const Node* node) {
-      code_.hasCudnnDropout |= usesCudnnDropout(node);
       for (const Value* value : donatedOperands(node)) donated.insert(timeline_.storageOf(value));
       for (const Value* value : writtenInputs(node)) written.insert(timeline_.storageOf(value));
     });

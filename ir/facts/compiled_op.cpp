@@ -2,6 +2,7 @@
 
 #include "ir/core/args.h"
 #include "ir/facts/op_facts.h"
+#include "ir/facts/recurrent_operators.h"
 
 #include <llvm/ADT/STLExtras.h>
 
@@ -55,7 +56,8 @@ llvm::SmallVector<InnerCollective, 4> innerCollectives(const Node* node) {
 }
 
 llvm::SmallVector<Value*, 2> donatedOperands(const Node* node) {
-  return donates(node) ? writtenInputs(node) : llvm::SmallVector<Value*, 2>();
+  const bool takes = donates(node) || isDonatedReserve(node);
+  return takes ? writtenInputs(node) : llvm::SmallVector<Value*, 2>();
 }
 
 }  // namespace gravure

@@ -6,7 +6,8 @@
 //
 // `mode` is cuDNN's: 0 relu, 1 tanh, 2 LSTM, 3 GRU. `offsets`: where cuDNN has each weight in one buffer of
 // `flat` elements, for the backward; an nn.LSTM on a GPU keeps its weights so. `reserve_bytes`: the size of
-// the last result.
+// the last result. cuDNN's backward writes over it: it is given a copy, or, in the form that is donated the
+// reserve, which nobody needs behind it, the reserve itself.
 // python/gravure/torch_api/cudnn_recurrent.py finds these out, and traces.
 
 #include "ir/facts/recurrent_operators.h"
@@ -178,8 +179,11 @@ Tensor inOneBuffer(at::TensorList weights, at::IntArrayRef offsets, int64_t flat
   return buffer;
 }
 
+enum class Reserve { Kept, Donated };
+
 /// Gradients of the input, `hx` and `cx` (empty but for an LSTM), and where `of_weights`, of each weight.
 /// Every one has memory of its own: cuDNN's are parts of one buffer.
+template <Reserve kReserve>
 std::vector<Tensor> recurrentBackward(const Tensor& input, at::TensorList weights, const Tensor& hx,
                                       const OptionalTensor& cx, const Tensor& output,
                                       const Tensor& reserve, const OptionalTensor& ofOutput,
@@ -195,12 +199,12 @@ std::vector<Tensor> recurrentBackward(const Tensor& input, at::TensorList weight
   const int64_t projected = width != hx.size(2) ? hx.size(2) : 0;
   const int64_t aLayer = (hasBiases ? 4 : 2) + (projected ? 1 : 0);
   const Tensor state = DropoutStates::all().of(input.get_device());
-  // It writes over the reserve, which may be read once more.
+  const Tensor scratch = kReserve == Reserve::Donated ? reserve : reserve.clone();
   auto [ofInput, ofHx, ofCx, parts] = at::_cudnn_rnn_backward(
       input, weights, aLayer, inOneBuffer(weights, offsets, flat), hx, lstm ? cx : OptionalTensor(),
       output, ofOutput, ofHy, ofCy, mode, width, projected, layers, batchFirst, dropout,
       /*train=*/true, bidirectional, /*batch_sizes=*/{},
-      state.defined() ? OptionalTensor(state) : std::nullopt, reserve.clone(),
+      state.defined() ? OptionalTensor(state) : std::nullopt, scratch,
       {true, true, lstm, ofWeights});
   std::vector<Tensor> found{ofInput, ofHx, lstm ? ofCx : at::empty({0}, hx.options())};
   for (const Tensor& part : parts) found.push_back(part.clone(at::MemoryFormat::Contiguous));
@@ -221,8 +225,15 @@ torch::Library* define() {
       "Tensor reserve, Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, int mode, "
       "bool has_biases, int num_layers, float dropout, bool bidirectional, bool batch_first, "
       "int[] offsets, int flat, bool of_weights) -> Tensor[]");
-  library->impl("recurrent", torch::dispatch(c10::DispatchKey::CUDA, recurrent));
-  library->impl("recurrent_backward", torch::dispatch(c10::DispatchKey::CUDA, recurrentBackward));
+  library->def(
+      "recurrent_backward_donated(Tensor input, Tensor[] weights, Tensor hx, Tensor? cx, "
+      "Tensor output, Tensor(a!) reserve, Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, "
+      "int mode, bool has_biases, int num_layers, float dropout, bool bidirectional, "
+      "bool batch_first, int[] offsets, int flat, bool of_weights) -> Tensor[]");
+  const auto on = [](auto* kernel) { return torch::dispatch(c10::DispatchKey::CUDA, kernel); };
+  library->impl("recurrent", on(recurrent));
+  library->impl("recurrent_backward", on(recurrentBackward<Reserve::Kept>));
+  library->impl("recurrent_backward_donated", on(recurrentBackward<Reserve::Donated>));
   return library;
 }
 
@@ -237,12 +248,17 @@ enum class Half { None, Forward, Backward };
 Half halfOf(const Node* node) {
   static const c10::Symbol forward = c10::Symbol::fromQualString("gravure::recurrent");
   static const c10::Symbol backward = c10::Symbol::fromQualString("gravure::recurrent_backward");
-  return node->kind() == forward    ? Half::Forward
-         : node->kind() == backward ? Half::Backward
-                                    : Half::None;
+  if (node->kind() == forward) return Half::Forward;
+  return node->kind() == backward || isDonatedReserve(node) ? Half::Backward : Half::None;
 }
 
 }  // namespace
+
+bool isDonatedReserve(const Node* node) {
+  static const c10::Symbol kind =
+      c10::Symbol::fromQualString("gravure::recurrent_backward_donated");
+  return node->kind() == kind;
+}
 
 int64_t recurrentCalls(const Node* node) {
   if (halfOf(node) == Half::None) return 0;

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from .calls.step_clock import StepClock
 from .drop_captures import drop_captures
 from .errors import ExportError
 from .graphs.cached_casts import has_reentrant_part
+from .graphs.codegen import make_ready
 from .library.load import program_class
 from .library.progress import under_way
 from .options import CompileOptions
@@ -25,7 +27,7 @@ from .page.graph_words import frame_of, read_break
 from .text.dynamo_graph import label_of, resumed_at
 from .torch_api.aot_errors import is_of_aot
 from .torch_api.autograd import saved_tensor_hooks_are_set
-from .torch_api.compilations import show_compilations
+from .torch_api.compilations import surround_compilations
 from .torch_api.dispatch import in_autocast
 from .torch_api.dynamo import runs_as_it_is
 from .torch_api.dynamo_errors import first_line
@@ -61,12 +63,24 @@ def _options(options: Mapping[str, Any] | None) -> CompileOptions:
     return chosen
 
 
+def _by_keywords(keywords: Mapping[str, Any]) -> CompileOptions:
+    try:
+        return _options(_given(keywords.get("options"), keywords.get("mode")))
+    except (TypeError, ValueError):  # the backend says it
+        return CompileOptions()
+
+
 def _answer(keywords: Mapping[str, Any]) -> Answer:
     """What code is told that asks whether it is compiled."""
-    try:
-        return _options(_given(keywords.get("options"), keywords.get("mode"))).answer
-    except (TypeError, ValueError):  # the backend says it
-        return Answer.EAGERS
+    return _by_keywords(keywords).answer
+
+
+@contextlib.contextmanager
+def _around(what: str, keywords: Mapping[str, Any]) -> Iterator[None]:
+    """Around a compilation by Dynamo."""
+    make_ready(_by_keywords(keywords))
+    with under_way(what):
+        yield
 
 
 @partial(traces_as_eager, answer=_answer)
@@ -106,6 +120,7 @@ def _compiled(
     graph: fx.GraphModule, inputs: list[Any], chosen: CompileOptions
 ) -> Callable[..., Any]:
     program_class()
+    make_ready(chosen)
     label = label_of(graph)
     ends = graph_break_of(graph, label)
     chosen = as_told(chosen, label)
@@ -115,7 +130,7 @@ def _compiled(
         clock = StepClock(frame_of(label), ends_at=ends_at, resumes_at=resumes_at)
     request = FrameRequest(graph, label, chosen, graph_break=ends, clock=clock)
     call = _call_of(request, inputs)
-    show_compilations(compile_graph, under_way)  # Dynamo's reset forgets it
+    surround_compilations(compile_graph, _around)  # Dynamo's reset forgets it
     return call if clock is None else clock.around(call)
 
 
@@ -136,7 +151,7 @@ def _call_of(request: FrameRequest, inputs: list[Any]) -> Callable[..., Any]:
 
 def _check(*, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:
     _options(_given(options, mode))
-    show_compilations(compile_graph, under_way)
+    surround_compilations(compile_graph, _around)
 
 
 def _reset() -> None:

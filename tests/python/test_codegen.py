@@ -23,6 +23,7 @@ from gravure.graphs.known_numbers import KnownNumbers
 from region_compiler import RegionCompiler
 from running import DEVICES, bits, need_library
 from torch import Tensor, fx
+from torch._inductor import async_compile
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from training import (
@@ -42,6 +43,36 @@ need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
 
 INDUCTOR = {"codegen": "inductor"}
+
+
+@pytest.mark.parametrize("way", ["backend", "step"])
+def test_processes_that_compile_kernels_start_before_the_tracing(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take seconds to start. Here the model says when Dynamo traces it."""
+    seen: list[str] = []
+
+    @torch.compiler.assume_constant_result
+    def trace() -> int:
+        seen.append("traces")
+        return 1
+
+    def step(x: Tensor) -> Tensor:
+        return (x * trace()).square().mean()
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(async_compile, "maybe_warm_pool", lambda: seen.append("starts"))
+    x = torch.ones(4, requires_grad=True)
+    for options in ({}, INDUCTOR):
+        if way == "step":
+            gravure.compile_step(step, options=options)(x)
+        else:
+            torch._dynamo.reset()
+            torch.compile(step, backend="gravure", options=options)(x)
+        assert seen[0] == ("starts" if options else "traces")
+        assert ("starts" in seen) == bool(options)
+        seen.clear()
 
 
 class Mixed(nn.Module):

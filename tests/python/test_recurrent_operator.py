@@ -6,6 +6,7 @@ On a GPU cuDNN runs it (test_cudnn_recurrent_cuda.py). Here eager's modules on t
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -71,7 +72,20 @@ def _backward(
 
 
 @pytest.fixture
-def played_cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def played_cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often each of the two backwards ran."""
+    ran: Counter[str] = Counter()
+
+    def kept(*args: Any) -> list[Tensor]:
+        ran["kept"] += 1
+        return _backward(*args)
+
+    def donated(*args: Any) -> list[Tensor]:
+        ran["donated"] += 1
+        found = _backward(*args)
+        args[5].fill_(FILL + 1)  # as cuDNN writes over it
+        return found
+
     def layout(asked: Any) -> Any:
         reserve = BYTES * asked.x[0] * asked.x[1] if asked.settings.train else 0
         return cudnn_recurrent._Layout(tuple(range(len(asked.weights))), 100, reserve)
@@ -81,8 +95,9 @@ def played_cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cudnn_recurrent, "_layout", layout)
     library = torch.library.Library("gravure", "IMPL", "CPU")
     library.impl("recurrent", _forward)
-    library.impl("recurrent_backward", _backward)
-    yield
+    library.impl("recurrent_backward", kept)
+    library.impl("recurrent_backward_donated", donated)
+    yield ran
     library._destroy()
 
 
@@ -100,6 +115,47 @@ def test_law_1_a_module_is_one_operator(kind: str, settings: dict[str, Any]) -> 
     report = same_as_eager(Tagger(kind, WIDTH, **settings), rows)
     assert replays(report)
     assert in_one_graph(report)
+
+
+@pytest.mark.parametrize("codegen", ["aten", "inductor"])
+def test_a_backward_writes_over_what_was_left_for_it(
+    codegen: str, played_cudnn: Counter[str]
+) -> None:
+    """No step copies it; one whose graph is kept finds it as it was, also behind such steps."""
+    model = Tagger("lstm", WIDTH, num_layers=2)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="gravure", options={"codegen": codegen})
+    for seed, backwards in enumerate((1, 1, 1, 1, 2, 1, 3, 1)):
+        found = []
+        for call, of in ((twin, twin), (compiled, model)):
+            of.zero_grad()
+            scores, hidden, _ = call(*rows(seed))
+            loss = scores.square().mean() + hidden.sum()
+            for left in reversed(range(backwards)):
+                loss.backward(retain_graph=left > 0)
+            found.append([scores, hidden, *(p.grad for p in of.parameters())])
+        torch.testing.assert_close(found[0], found[1])
+        if codegen == "aten":
+            assert [bits(value) for value in found[0]] == [bits(value) for value in found[1]]
+    assert set(played_cudnn) == {"donated"}
+    assert in_one_graph(gravure.report())
+
+
+def test_what_a_hook_on_saved_tensors_sees_stays_as_it_was(played_cudnn: Counter[str]) -> None:
+    model, seen = Tagger("gru", WIDTH), []
+    compiled = torch.compile(model, backend="gravure")
+
+    def pack(value: Tensor) -> Tensor:
+        seen.append(value)
+        return value
+
+    for seed in range(4):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            scores, last = compiled(*rows(seed))
+        (scores.square().mean() + last.sum()).backward()
+    reserves = [value for value in seen if value.dtype == torch.uint8]
+    assert reserves and all(bool((value == FILL).all()) for value in reserves)
+    assert "donated" not in played_cudnn
 
 
 def test_law_1_dropout_draws_in_order() -> None:
@@ -213,7 +269,7 @@ def test_law_1_packed_sequences_are_eagers(kind: str) -> None:
     same_as_eager(Packed(kind, WIDTH), lambda i: (*rows(i), torch.tensor([7, 2 + i % 3, 4, 1])))
 
 
-def test_a_compiled_step_has_it_too() -> None:
+def test_a_compiled_step_has_it_too(played_cudnn: Counter[str]) -> None:
     model = Tagger("rnn", WIDTH, num_layers=2)
     twin = copy.deepcopy(model)
     step = gravure.compile_step(lambda x: model(x)[0].square().mean())
@@ -224,3 +280,4 @@ def test_a_compiled_step_has_it_too() -> None:
         assert [bits(p.grad) for p in model.parameters()] == [
             bits(p.grad) for p in twin.parameters()
         ]
+    assert set(played_cudnn) == {"donated"}

@@ -21,6 +21,7 @@ from ..torch_api.inductor import (
     cut_for_inductor,
     decompositions,
     must_draw_by_seeds,
+    start_compiling_processes,
 )
 from ..torch_api.recurrent_modules import eager_recurrent_modules
 from .compiled_ops import CompiledCode
@@ -90,6 +91,12 @@ class Style:
 
 
 ATEN = Style()
+
+
+def make_ready(options: CompileOptions) -> None:
+    """Starts what compiling by these options will wait for. Called ahead of the tracing."""
+    if options.codegen == "inductor":
+        start_compiling_processes()
 
 
 def styles(options: CompileOptions, *, symbolic: bool) -> list[Style]:

@@ -1,4 +1,4 @@
-"""What compiled code may write over: values that a forward saves for its backward alone."""
+"""What a backward may write over: values that a forward saves for it alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Iterator
 
 from torch import Tensor, fx
 
+from ..torch_api.cudnn_recurrent import RECURRENT
 from ..torch_api.fake_tensors import storage_key
-from .node_facts import facts, is_view, schema, takes_member, tensors
+from .node_facts import facts, is_recurrent, is_view, schema, takes_member, tensors
 from .traced_graphs import TracedGraphs
 
 # Operators whose schemas say whether a result is memory of its own; nobody promises it of others.
-_TRUSTED = ("aten::", "prims::")
+_TRUSTED = ("aten::", "prims::", RECURRENT)
 
 
 def donatable(traced: TracedGraphs, private: Collection[int] | None = None) -> frozenset[fx.Node]:
@@ -39,6 +40,16 @@ def donatable(traced: TracedGraphs, private: Collection[int] | None = None) -> f
         if is_own and _makes_memory(source_of(node)) and _has_own_places(_value(placeholder)):
             found.add(placeholder)
     return frozenset(found)
+
+
+def given_to_operators(
+    traced: TracedGraphs, private: Collection[int] | None = None
+) -> frozenset[fx.Node]:
+    """What is donatable, where the backward has an operator that would make use of it."""
+    backward = traced.backward
+    if backward is None or not any(map(is_recurrent, backward.graph.nodes)):
+        return frozenset()
+    return donatable(traced, private)
 
 
 def source_of(node: fx.Node) -> fx.Node:

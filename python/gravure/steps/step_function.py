@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import ExportError
+from ..graphs.codegen import make_ready
 from ..torch_api.compile_lock import compile_lock
 from ..torch_api.discarded_output import discarding_output
 from ..torch_api.dynamo import (
@@ -72,6 +73,8 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
         return result if scale is None else result[1]
 
     def once(args: Any, kwargs: Any) -> Any:
+        if not compiler.programs:
+            make_ready(compiler.options)
         try:
             with step_settings:
                 result = compiled(*args, **kwargs)

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ..errors import ExportError
+from ..graphs.donated import given_to_operators
 from ..graphs.functional import reinplace_custom_operators
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec
@@ -201,6 +202,7 @@ def _write_backward(writer: EntryWriter, traced: TracedGraphs, forward: _Forward
         tangents.append(writer.define("d_loss", writer.types.of(tangent.example), call))
     generators = [writer.add_input(spec, "Generator") for spec in traced.generators]
     saved = traced.as_backward_takes(forward.saved)
+    writer.given = given_to_operators(traced)
     return writer.add_graph(backward, saved + tangents + generators)
 
 
@@ -268,7 +270,8 @@ def graph_entries(
     own = traced.own_results
     roles = [f'output "{i}"' for i in range(own)] + [_SAVED] * len(traced.saved)
     name = "step" if traced.backward is None else "forward"
-    text, forward = _graph_entry(name, traced, traced.forward, traced.inputs, roles, known, {})
+    forward_writer, writer = EntryWriter(traced.namer, known), EntryWriter(traced.namer, known)
+    text, forward = _graph_entry(name, forward_writer, traced.forward, traced.inputs, roles, {})
     if traced.backward is None:
         return f"{HEADER}\n{text}", [forward]
 
@@ -282,9 +285,9 @@ def graph_entries(
     count = len(traced.backward.graph.output_node().args[0])
     roles = [f"gradient {quoted(name)}" for name in names[:count]]
     roles += [f'output "{i}"' for i in range(len(names), count)]
-    back, backward = _graph_entry(
-        "backward", traced, traced.backward, specs, roles, known, forward.kinds
-    )
+    if traced.metadata is not None:  # else another compiler keeps its graphs as it likes
+        writer.given = given_to_operators(traced, traced.bundled_inputs)
+    back, backward = _graph_entry("backward", writer, traced.backward, specs, roles, forward.kinds)
     return f"{HEADER}\n{text}\n{back}", [forward, backward]
 
 
@@ -301,22 +304,20 @@ def _saved_specs(values: Sequence[str]) -> list[InputSpec | int | None]:
 
 def _graph_entry(
     name: str,
-    traced: TracedGraphs,
+    writer: EntryWriter,
     graph: fx.GraphModule,
     specs: Sequence[InputSpec | int | None],
     roles: Sequence[str],
-    known: KnownNumbers,
     kinds: Mapping[str, str],
 ) -> tuple[str, Call]:
     """An entry that takes and returns what its graph does. `roles`: of each of its results."""
     reinplace_custom_operators(graph)
-    writer = EntryWriter(traced.namer, known)
     writer.carries_python = True
     bound = _bind_inputs(writer, graph, specs, kinds)
     placeholders = graph.graph.find_nodes(op="placeholder")
     call = Call(name, len(placeholders))
     for i, (node, spec) in enumerate(zip(placeholders, specs, strict=True)):
-        if not isinstance(spec, InputSpec) or known.number(node.meta.get("val")) is not None:
+        if not isinstance(spec, InputSpec) or writer.known.number(node.meta.get("val")) is not None:
             continue
         call.taken.append(i)
         call.only_tensors &= isinstance(node.meta.get("val"), torch.Tensor)

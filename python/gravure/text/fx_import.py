@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..graphs.compiled_ops import CompiledCode
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
 from ..graphs.node_facts import number_of
-from ..torch_api.cudnn_recurrent import RECURRENT, reserve_bytes
+from ..torch_api.cudnn_recurrent import RECURRENT, reserve_bytes, with_reserve
 from ..torch_api.eager_kernels import BERNOULLI_LIKE
 from ..torch_api.operators import OpOverload, opname_of
 from . import higher_order
@@ -58,6 +59,7 @@ class EntryWriter:
         # The outermost node that each statement was written for; None for statements of the entry.
         self.owners: list[fx.Node | None] = []
         self.carries_python = False  # operators that only Python has are called as they are
+        self.given: Collection[fx.Node] = ()  # placeholders that their last reader may write over
         self.held: list[CompiledCode] = []  # what a program of this text calls by name
         self._owner: fx.Node | None = None
         self._input_names: set[str] = set()
@@ -224,6 +226,7 @@ class EntryWriter:
                 self.env[node] = self.env[node.args[0]]
                 return
             example = node.meta.get("val")
+            target = with_reserve(target, node.args, self.given) if self.given else target
             self.env[node] = self.operator(node, target, node.args, node.kwargs, example)
         elif target is operator.getitem:
             self._getitem(node)

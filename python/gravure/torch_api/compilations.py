@@ -1,7 +1,8 @@
-"""When Dynamo begins and ends to compile a function for us: what takes long is shown.
+"""When Dynamo begins and ends to compile a function for us.
 
 Private: `callback_handler`, which calls back at both, and the variables of the function that does:
-`compiler_fn`, the backend, and `code`. Without them nothing is shown while Dynamo traces.
+`compiler_fn`, the backend, and `code`. Without them nothing is shown while Dynamo traces, and
+nothing is made ready meanwhile.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
 from . import private_names
+from .backend_layers import with_keywords
 
 _DEEPEST = 12  # frames between a callback and the function that compiles
 
-Around = Callable[[str], contextlib.AbstractContextManager[None]]
+Keywords = Mapping[str, Any]
+Around = Callable[[str, Keywords], contextlib.AbstractContextManager[None]]
 _open: list[contextlib.ExitStack] = []  # of the compilation under way; Dynamo holds a lock
 
 
-def show_compilations(backend: Callable[..., Any], around: Around) -> None:
+def surround_compilations(backend: Callable[..., Any], around: Around) -> None:
     """From now on, until Dynamo is reset, each compilation for `backend` runs inside of
-    `around("tracing forward at model.py:12")`."""
+    `around("tracing forward at model.py:12", keywords)`: those that the backend will be given."""
     if not private_names.is_there("callback_handler"):
         return
     handler = private_names.callback_handler
@@ -31,12 +34,13 @@ def show_compilations(backend: Callable[..., Any], around: Around) -> None:
         return
 
     def begin(*_: Any) -> None:
-        code = _code_for(backend)
+        found = _compiled_for(backend)
         stack = contextlib.ExitStack()
         _open.append(stack)
-        if code is not None:
+        if found is not None:
+            code, keywords = found
             what = f"{code.co_name} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-            stack.enter_context(around(f"tracing {what}"))
+            stack.enter_context(around(f"tracing {what}", keywords))
 
     def end(*_: Any) -> None:
         if _open:
@@ -47,8 +51,8 @@ def show_compilations(backend: Callable[..., Any], around: Around) -> None:
     handler.register_end_callback(end)
 
 
-def _code_for(backend: Callable[..., Any]) -> CodeType | None:
-    """What is compiled, where it is for `backend`."""
+def _compiled_for(backend: Callable[..., Any]) -> tuple[CodeType, Keywords] | None:
+    """What is compiled, and the backend's keywords, where it is for `backend`."""
     frame = sys._getframe(1)
     for _ in range(_DEEPEST):
         if frame.f_back is None:
@@ -56,16 +60,6 @@ def _code_for(backend: Callable[..., Any]) -> CodeType | None:
         frame = frame.f_back
         compiler, code = frame.f_locals.get("compiler_fn"), frame.f_locals.get("code")
         if compiler is not None and isinstance(code, CodeType):
-            return code if _innermost(compiler) is backend else None
+            given = (keywords for layer, keywords in with_keywords(compiler) if layer is backend)
+            return next(((code, keywords) for keywords in given), None)
     return None
-
-
-def _innermost(compiler: Any) -> Any:
-    """The backend in what torch.compile wraps around it."""
-    for _ in range(_DEEPEST):
-        inner = getattr(compiler, "_torchdynamo_orig_backend", None)
-        inner = inner if inner is not None else getattr(compiler, "compiler_fn", None)
-        if inner is None:
-            break
-        compiler = inner
-    return compiler

@@ -18,7 +18,7 @@ host, and all inside autocast, which casts the weights.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,12 @@ from ..library.load import program_class
 from ..library.namespace import LIBRARY
 from .dispatch import plainly, without_modes
 from .fake_tensors import has_open_sizes
+from .operators import OpOverload
 
 RECURRENT = "gravure::recurrent"
 RECURRENT_BACKWARD = "gravure::recurrent_backward"
+_DONATED = "recurrent_backward_donated"  # the same, which may write over its reserve
+_RESERVE = 5  # its position among the arguments
 _LSTM = 2
 # cuDNN's numbers for them.
 MODES = {
@@ -181,6 +184,16 @@ def reserve_bytes(arguments: Sequence[Any], known: Callable[[Any], Any]) -> int 
         return reserve
     asked = _asked(x, weights, hx, cx, _Settings(mode, *rest), known)
     return None if None in (*asked.x, *asked.hx) else _layout(asked).reserve
+
+
+def with_reserve(overload: OpOverload, args: Sequence[Any], given: Collection[Any]) -> OpOverload:
+    """`overload`, a call of the graph with these `args`; or the one that writes over its reserve,
+    where this is `given` to its last reader, and has no other."""
+    if overload.name() != RECURRENT_BACKWARD or args[_RESERVE] not in given:
+        return overload
+    if len(args[_RESERVE].users) > 1:
+        return overload
+    return getattr(torch.ops.gravure, _DONATED).default
 
 
 # ---- the operators' stand-ins, and what autograd calls

@@ -27,12 +27,12 @@ eager's. `_foreach_lerp_` is torch.optim's own operator.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MethodType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from .backend_layers import layers, with_keywords
 from .compile_lock import one_at_a_time
 from .constant_branches import decide_constant_branches
 from .eager_kernels import GROUPED_MM, fake_grouped_mm
@@ -57,8 +57,6 @@ from .whether_compiled import Answer, answer_as_eager, trace_with_the_truth
 _MARK = "_gravure_traces_as_eager"
 _OURS = "_gravure_handles"
 _ANSWERS = "_gravure_answers"
-# What wrappers of Dynamo's, torch.compile's, functools' and DDPOptimizer call what they wrap.
-_WRAPPED = ("_torchdynamo_orig_backend", "compiler_fn", "func", "backend_compile_fn")
 
 
 def _as_eager(_: Mapping[str, Any]) -> Answer:
@@ -77,28 +75,15 @@ def traces_as_eager(backend: Any, answer: Callable[[Mapping[str, Any]], Answer] 
     return backend
 
 
-def _layers(backend: Any) -> Iterator[Any]:
-    """What Dynamo and torch.compile wrap a backend in, from the outside, and the backend."""
-    while backend is not None:
-        yield backend
-        if isinstance(backend, MethodType):
-            backend = backend.__self__
-        found = (getattr(backend, name, None) for name in _WRAPPED)
-        backend = next((inner for inner in found if inner is not None), None)
-
-
 def _is_marked(backend: Any) -> bool:
-    return any(getattr(layer, _MARK, False) for layer in _layers(backend))
+    return any(getattr(layer, _MARK, False) for layer in layers(backend))
 
 
 def _answer_for(backend: Any) -> Answer:
     """What code is told that asks whether it is compiled."""
-    given: dict[str, Any] = {}
-    for layer in _layers(backend):
-        keywords = getattr(layer, "kwargs", None) or getattr(layer, "keywords", None) or {}
-        given = dict(keywords) | given
+    for layer, keywords in with_keywords(backend):
         if getattr(layer, _MARK, False):
-            return getattr(layer, _ANSWERS)(given)
+            return getattr(layer, _ANSWERS)(keywords)
     return Answer.TRUTH
 
 

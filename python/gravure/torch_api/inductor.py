@@ -10,7 +10,7 @@ refused, and eager's kernels remain. `inductor_prims` draw by a seed: without th
 refused. `replace_node_with_constant` makes a node a tensor that the graph holds: without it
 constants are copied in each step. `decompose_auto_functionalized`: below. What `regional_inductor`
 leaves in a graph is known by the module of its class. `_micro_pipeline_tp` and the like are looked
-up: a release that lacks one does not communicate so.
+up: a release that lacks one does not communicate so. `maybe_warm_pool`: below.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .private_names import (
     detect_fake_mode,
     functorch_config,
     inductor_config,
+    is_there,
     preserve_rng_state,
     replace_node_with_constant,
     tracing,
@@ -49,6 +50,7 @@ __all__ = [
     "replace_node_with_constant",
     "setting_that_replaces_collectives",
     "settings_of",
+    "start_compiling_processes",
 ]
 
 # The runtime captures, not Inductor.
@@ -150,6 +152,19 @@ def _cached_apart(donated: Sequence[int]) -> contextlib.AbstractContextManager[N
     config = torch.compiler.config
     tag = f"{config.cache_key_tag} gravure, donated: {list(donated)}"
     return config.patch(cache_key_tag=tag)  # type: ignore[no-any-return]
+
+
+def start_compiling_processes() -> None:
+    """Has Inductor start its processes, which compile kernels of a GPU, while the caller goes on.
+
+    They need seconds to start, and what comes before they are there this process compiles, a kernel
+    at a time. They also end after a minute without work. Without `maybe_warm_pool` they start with
+    the first kernel.
+    """
+    if torch.cuda.is_initialized() and is_there("maybe_warm_pool"):
+        from .private_names import maybe_warm_pool
+
+        maybe_warm_pool()
 
 
 def must_draw_by_seeds() -> None:

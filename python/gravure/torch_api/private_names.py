@@ -59,6 +59,7 @@ class Without(enum.Enum):
     FUNCTIONAL = "a graph with an operator of the user's own that writes runs as it is"
     INDUCTOR = 'codegen="inductor" is refused'
     FUSED = '"fused_random" is refused'
+    PROCESSES = "Inductor's processes start with the first kernel, and first calls take longer"
     LOOKS = "what a step takes is looked up in each call"
     BUNDLES = "saved values pass autograd one by one"
     KEPT_GRAPHS = "backwards run uncaptured, as if their graphs were kept"
@@ -378,6 +379,7 @@ _ROWS = (
     Private("torch._inductor.compile_fx", "compile_fx_inner", Without.INDUCTOR),
     Private("torch._inductor.compile_fx", "partition_fn", Without.INDUCTOR),
     Private("torch._inductor.decomposition", "select_decomp_table", Without.INDUCTOR),
+    Private("torch._inductor.async_compile", "maybe_warm_pool", Without.PROCESSES),
     Private("torch._inductor", "inductor_prims", Without.FUSED, "seeds"),
     Private("torch._inductor.virtualized", "V", Without.INDUCTOR, "set_fake_mode"),
     Private("torch._dynamo.utils", "preserve_rng_state", Without.INDUCTOR),

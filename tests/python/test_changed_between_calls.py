@@ -188,6 +188,11 @@ class Block(Base):
         return x
 
 
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
 class Net(nn.Module):
     """Modules, and what they hold."""
 
@@ -667,6 +672,12 @@ def another_class(m: Net, patch: pytest.MonkeyPatch) -> None:
 
 
 @row
+def another_class_of_a_layer(m: Net, patch: pytest.MonkeyPatch) -> None:
+    """No dictionary changes by it."""
+    m.blocks[1].linear.__class__ = Doubled
+
+
+@row
 def another_module(m: Net, patch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(7)
     m.blocks[0] = Block()
@@ -864,6 +875,35 @@ def test_a_lambda_that_each_call_makes_anew_is_compiled_once() -> None:
             assert torch.equal(fn(torch.ones(4), lambda x: x * 2), torch.full((4,), 2.0))
 
     assert graphs_of(calls) == 1
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+
+
+def test_modules_of_one_kind_share_a_graph_though_some_of_them_go() -> None:
+    def calls(fn: Callable[..., Tensor]) -> None:
+        for _ in range(12):
+            model, x = layers(), torch.ones(2, 4)
+            for _ in range(3):
+                assert torch.equal(fn(x, model), model(x))
+
+    assert graphs_of(calls) == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_class_of_a_layer_in_any_of_them_is_looked_at(first: int) -> None:
+    def calls(fn: Callable[..., Tensor]) -> None:
+        models, x = [layers(), layers()], torch.ones(2, 4)
+        for _ in range(3):
+            for model in models:
+                assert torch.equal(fn(x, model), model(x))
+        models[first][1][0].__class__ = Doubled
+        for _ in range(3):
+            for model in models:
+                assert torch.equal(fn(x, model), model(x))
+
+    assert graphs_of(calls) == 2
 
 
 def test_its_defaults_are_looked_at() -> None:

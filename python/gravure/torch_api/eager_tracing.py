@@ -14,7 +14,8 @@
 - What NumPy draws at random NumPy draws (numpy_draws.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
-- What code may change behind the first call is looked for in each one (further_guards.py).
+- What code may change behind the first call is looked for in each one (further_guards.py), and a
+  tree of modules in one look (module_guards.py).
 
 Dynamo is changed for what Gravure compiles alone.
 
@@ -38,6 +39,7 @@ from .constant_branches import decide_constant_branches
 from .eager_kernels import GROUPED_MM, fake_grouped_mm
 from .further_guards import guard_further
 from .log_calls import log_behind_graphs
+from .module_guards import skip_unchanged_modules
 from .numpy_draws import draw_from_numpy
 from .private_names import (
     NAMES,
@@ -108,6 +110,7 @@ def _change_dynamo() -> MissingName | None:
     trace_recurrent_modules(_is_marked)
     keep_recurrent_dropout(_is_marked)
     guard_further(_is_marked)
+    skip_unchanged_modules(_is_marked)
     log_behind_graphs(_is_marked)
     try:
         TensorVariable.unpack_var_sequence = _unbinding(TensorVariable.unpack_var_sequence)

@@ -354,11 +354,15 @@ _ROWS = (
         "GuardBuilder",
         Without.LOOKS,
         "get_guard_manager_from_source ID_MATCH CONSTANT_MATCH CLOSURE_MATCH DICT_CONTAINS "
-        "SEQUENCE_LENGTH EMPTY_NN_MODULE_HOOKS_DICT",
+        "SEQUENCE_LENGTH EMPTY_NN_MODULE_HOOKS_DICT TYPE_MATCH get",
     ),
     Private("torch._dynamo.guards", "GuardManagerType", Without.LOOKS, "GUARD_MANAGER"),
     Private(
-        "torch._dynamo.guards", "GuardManagerWrapper", Without.LOOKS, "find_tag_safe_roots", "root"
+        "torch._dynamo.guards",
+        "GuardManagerWrapper",
+        Without.LOOKS,
+        "find_tag_safe_roots finalize",
+        "root",
     ),
     Private("torch._dynamo.guards", "_get_closure_vars", Without.LOOKS),
     Private("torch._dynamo.source", "GlobalSource", Without.LOOKS),

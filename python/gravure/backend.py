@@ -19,7 +19,7 @@ from .calls.step_clock import StepClock
 from .drop_captures import drop_captures
 from .errors import ExportError
 from .graphs.cached_casts import has_reentrant_part
-from .graphs.codegen import make_ready
+from .graphs.codegen import load_compiler, make_ready
 from .library.load import program_class
 from .library.progress import under_way
 from .options import CompileOptions
@@ -150,7 +150,7 @@ def _call_of(request: FrameRequest, inputs: list[Any]) -> Callable[..., Any]:
 
 
 def _check(*, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:
-    _options(_given(options, mode))
+    load_compiler(_options(_given(options, mode)))
     surround_compilations(compile_graph, _around)
 
 

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .compile_optimizer import NOT_FOR_OPTIMIZERS, compile_optimizer
 from .errors import ExportError
+from .graphs.codegen import load_compiler
 from .options import CompileOptions
 from .steps.clip_programs import ClipPrograms
 from .steps.clipping import Clipping
@@ -75,6 +76,7 @@ def compile_step(
                 "raises ExportError where it cannot"
             )
     chosen = CompileOptions.parse(options)
+    load_compiler(chosen)
     name = getattr(fn, "__name__", type(fn).__name__)
     if optimizer is None:
         _refuse_without_optimizer(scheduler, max_norm, clip_value, scaler, accumulate)

@@ -6,6 +6,8 @@ import copy
 import logging
 import operator
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +75,20 @@ def test_processes_that_compile_kernels_start_before_the_tracing(
         assert seen[0] == ("starts" if options else "traces")
         assert ("starts" in seen) == bool(options)
         seen.clear()
+
+
+@pytest.mark.parametrize("way", ["torch.compile(f, backend='gravure', ", "gravure.compile_step(f, "])
+def test_inductor_is_imported_where_it_is_asked_for(way: str) -> None:
+    """As torch.compile does, and not in the first call; not for ATen's kernels."""
+    code = f"""
+import sys, torch, gravure
+f = lambda x: x.sum()
+for options in ({{}}, {{"codegen": "inductor"}}):
+    {way}options=options)
+    print("torch._inductor.compile_fx" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True"]
 
 
 class Mixed(nn.Module):

@@ -20,6 +20,7 @@ from ..torch_api.inductor import (
     compile_region,
     cut_for_inductor,
     decompositions,
+    load_inductor,
     must_draw_by_seeds,
     start_compiling_processes,
 )
@@ -91,6 +92,12 @@ class Style:
 
 
 ATEN = Style()
+
+
+def load_compiler(options: CompileOptions) -> None:
+    """Imports what these options need. Called where a user says what is to be compiled."""
+    if options.codegen == "inductor":
+        load_inductor()
 
 
 def make_ready(options: CompileOptions) -> None:

@@ -46,6 +46,7 @@ __all__ = [
     "decompose_auto_functionalized",
     "decompositions",
     "is_compiled_region",
+    "load_inductor",
     "must_draw_by_seeds",
     "replace_node_with_constant",
     "setting_that_replaces_collectives",
@@ -152,6 +153,14 @@ def _cached_apart(donated: Sequence[int]) -> contextlib.AbstractContextManager[N
     config = torch.compiler.config
     tag = f"{config.cache_key_tag} gravure, donated: {list(donated)}"
     return config.patch(cache_key_tag=tag)  # type: ignore[no-any-return]
+
+
+def load_inductor() -> None:
+    """Imports what compiles: some seconds, which PyTorch's own backend takes in torch.compile(), and
+    not in the first call."""
+    from .private_names import compile_fx_inner, select_decomp_table
+
+    _ = compile_fx_inner, select_decomp_table
 
 
 def start_compiling_processes() -> None:

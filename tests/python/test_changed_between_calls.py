@@ -891,6 +891,17 @@ def test_modules_of_one_kind_share_a_graph_though_some_of_them_go() -> None:
     assert graphs_of(calls) == 1
 
 
+def test_a_part_that_is_not_used_may_be_another_one_in_each_call() -> None:
+    def calls(fn: Callable[..., Tensor]) -> None:
+        model, x = layers(), torch.ones(2, 4)
+        model[1].unused = nn.Linear(4, 4)
+        for _ in range(12):
+            assert torch.equal(fn(x, model), model(x))
+            model[1].unused = nn.Linear(4, 4)
+
+    assert graphs_of(calls) == 1
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_class_of_a_layer_in_any_of_them_is_looked_at(first: int) -> None:
     def calls(fn: Callable[..., Tensor]) -> None:

@@ -77,7 +77,9 @@ def test_processes_that_compile_kernels_start_before_the_tracing(
         seen.clear()
 
 
-@pytest.mark.parametrize("way", ["torch.compile(f, backend='gravure', ", "gravure.compile_step(f, "])
+@pytest.mark.parametrize(
+    "way", ["torch.compile(f, backend='gravure', ", "gravure.compile_step(f, "]
+)
 def test_inductor_is_imported_where_it_is_asked_for(way: str) -> None:
     """As torch.compile does, and not in the first call; not for ATen's kernels."""
     code = f"""

@@ -156,8 +156,8 @@ def _cached_apart(donated: Sequence[int]) -> contextlib.AbstractContextManager[N
 
 
 def load_inductor() -> None:
-    """Imports what compiles: some seconds, which PyTorch's own backend takes in torch.compile(), and
-    not in the first call."""
+    """Imports what compiles. It takes seconds, for which PyTorch's own backend does not wait in the
+    first call, but in torch.compile()."""
     from .private_names import compile_fx_inner, select_decomp_table
 
     _ = compile_fx_inner, select_decomp_table

@@ -93,7 +93,14 @@ class _Seen:
         return [*map(type, map(_call, self._all))]
 
     def is_same(self) -> bool:
-        return self._now() == self._classes
+        if self._now() == self._classes:
+            return True
+        both = zip(self._all, self._classes, strict=True)
+        pairs = [(each, kind) for each, kind in both if each() is not None]
+        same = all(type(each()) is kind for each, kind in pairs)
+        if same:  # some have gone, which other guards look at where it matters
+            self._all, self._classes = [each for each, _ in pairs], [kind for _, kind in pairs]
+        return same
 
 
 class Classes:

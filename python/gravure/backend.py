@@ -23,7 +23,7 @@ from .graphs.codegen import load_compiler, make_ready
 from .library.load import program_class
 from .library.progress import under_way
 from .options import CompileOptions
-from .page.graph_words import frame_of, read_break
+from .page.graph_words import frame_of, read_break, with_remedy
 from .text.dynamo_graph import label_of, resumed_at
 from .torch_api.aot_errors import is_of_aot
 from .torch_api.autograd import saved_tensor_hooks_are_set
@@ -122,7 +122,7 @@ def _compiled(
     program_class()
     make_ready(chosen)
     label = label_of(graph)
-    ends = graph_break_of(graph, label)
+    ends = with_remedy(graph_break_of(graph, label))
     chosen = as_told(chosen, label)
     clock = None
     if chosen.is_timed:

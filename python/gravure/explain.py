@@ -38,7 +38,7 @@ from .torch_api.dynamo_errors import first_line
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
 from .torch_api.fake_run import faked, forgotten
 from .torch_api.fake_tensors import DataDependentOutputException, unset_fake_temporarily
-from .torch_api.left_frames import Left, left_frames
+from .torch_api.left_frames import Left, left_frames, short_reason
 from .torch_api.modules import uncompiled
 
 
@@ -249,9 +249,9 @@ def _with_lines(
     told = [read_break(text).why for text in located] + [each.why for each in left]
     found = dict(located)
     for reason, times in reasons.items():
-        first = reason.partition("\n")[0]
-        if not any(why.startswith(first) or first in why for why in told):
-            found[first] = times
+        first, short = reason.partition("\n")[0], short_reason(reason)
+        if not any(first in why or why.startswith(short) for why in told):
+            found[short] = times
     return found
 
 

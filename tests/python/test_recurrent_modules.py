@@ -164,3 +164,28 @@ def test_law_1_a_step_has_eagers_bits(
         assert bits(step(x)) == bits(expected)
         gradients = [bits(p.grad) for p in cells.parameters()]
         assert gradients == [bits(p.grad) for p in twin.parameters()]
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_where_a_graph_ends_at_a_module_the_report_names_it_with_a_cure(
+    kind: type[nn.RNNBase],
+) -> None:
+    model = Words(kind)
+    compiled = torch.compile(model, backend="gravure")
+    compiled(*words(0)).sum().backward()
+    for said in (str(gravure.report()), str(gravure.explain(model, *words(0)))):
+        (line,) = [line for line in said.splitlines() if "`self.cells`" in line]
+        assert "test_recurrent_modules.py:" in line and "nn.GRU or nn.RNN" in line
+        assert "gravure.compile_step takes it" in line and "(delayed)" not in said
+
+
+def test_its_cure_holds() -> None:
+    model = Words(nn.GRU)
+    twin = copy.deepcopy(model)
+    step = gravure.compile_step(lambda ids: model(ids).square().mean())
+    for i in range(4):
+        ids = words(i)[0]
+        expected = twin(ids).square().mean()
+        expected.backward()
+        assert bits(step(ids)) == bits(expected)
+    assert [bits(p.grad) for p in model.parameters()] == [bits(p.grad) for p in twin.parameters()]

@@ -63,7 +63,8 @@ class GraphReport:
     """One graph. `failure` says why calls run as they are: some of them, or all of them where it
     has no program.
 
-    `graph_break` says where Dynamo ended it before its function did, and why; "" where it did not.
+    `graph_break` says where Dynamo ended it before its function did, why, and what helps; "" where
+    it did not.
     """
 
     number: int  # graphs are numbered as they are compiled

@@ -27,6 +27,12 @@ _BREAKS = (
         "what breaks the graph belongs outside of try, with and comprehensions; "
         "TORCH_LOGS=graph_breaks names it",
     ),
+    (
+        "nn.LSTM, nn.GRU or nn.RNN",
+        "gravure.compile_step takes it; on a GPU call it without autocast, and with padded "
+        "sequences in place of packed ones",
+    ),
+    ("ed_sequence", "padded sequences and a mask, or leave them to eager as they are"),
     ("comprehension", "a loop in place of the comprehension; TORCH_LOGS=graph_breaks names it"),
     ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
     ("logging", "log what is constant, without keywords, or behind the step"),
@@ -77,6 +83,13 @@ def read_break(text: str) -> Break:
     location = found[1] if found else ""
     why, _, remedy = text[found.end() if found else 0 :].partition("; ")
     return Break(location, why, remedy or remedy_of(why))
+
+
+def with_remedy(text: str) -> str:
+    """Such a text that has a remedy; "" for none."""
+    found = read_break(text)
+    where = f"{found.location}: " if found.location else ""
+    return f"{where}{found.why}; {found.remedy}" if text else ""
 
 
 def remedy_of(why: str) -> str:

@@ -23,7 +23,7 @@ from .findings import (
     speed_of,
     time_of,
 )
-from .graph_words import REASONS
+from .graph_words import REASONS, read_break
 from .plotly_script import plotly_script
 from .step_data import Missed, Step, alive_at_peak, held_by_module, holder, makers
 
@@ -438,10 +438,11 @@ def _row(program: ShownProgram) -> list[str]:
         ]
         states = [f"{escape(e)}: {n} planned" for e, n in zip(step.entries, counts, strict=True)]
     label = program.graph["label"]
-    ends = program.graph.get("graph_break")
+    ends = read_break(program.graph.get("graph_break") or "")
     theirs = program.graph.get("kernels") or ""
     label = escape(label) + (f"<br><small>{escape(theirs)}</small>" if theirs else "")
-    label += f"<br><small>ends at {escape(ends)}</small>" if ends else ""
+    if ends.why:
+        label += f"<br><small>ends at {escape(f'{ends.location}: {ends.why}')}</small>"
     times = [program.least(path) for path in ("replayed", "uncaptured")]
     return [
         label,

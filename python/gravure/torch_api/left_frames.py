@@ -29,9 +29,13 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 # AOTAutograd meets an operator whose stand-in cannot know the size of its result.
 _SIZED_BY_DATA = re.compile(r"failed with (aten\.\w+)\.")
 _NAMED = re.compile(r"^\s*Explanation: .*?`([\w.]+?)\.?`", re.MULTILINE)
+# What Dynamo says of a recurrent module: L['self']._modules['cells'].
+_RECURRENT = re.compile(r"calling `(.+?)`\. Reason: Dynamo does not support RNN, GRU, or LSTM")
+_PART_OF_PATH = re.compile(r"(?:\bL|\._modules)?\['([^']+)'\]")
 
 _ALL = range(1, 1 << 30)  # lines
 
+RECURRENT = "an nn.LSTM, nn.GRU or nn.RNN that no graph holds"
 LIMIT = "it was compiled as often as Dynamo's recompile limit allows"
 
 
@@ -242,6 +246,9 @@ def short_reason(text: str) -> str:
         return f"{LIMIT}, so that calls which differ once more run as they are"
     if first == "Backend compiler exception" and (found := _SIZED_BY_DATA.search(text)):
         return f"the size of what {found[1]} makes depends on data"
+    if recurrent := _RECURRENT.search(text):
+        path = _PART_OF_PATH.sub(r".\1", recurrent[1]).lstrip(".")
+        return f"{RECURRENT}, `{path}`"
     named = _NAMED.search(text)
     return first if named is None or named[1] in first else f"{first} `{named[1]}`"
 

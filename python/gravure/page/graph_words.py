@@ -9,6 +9,10 @@ from typing import NamedTuple
 
 _READ = "torch._dynamo.config.capture_scalar_outputs = True"
 _BRANCH = "torch.where(condition, a, b) instead of a branch on values"
+_RECURRENT = (
+    "gravure.compile_step takes it; on a GPU call it without autocast, and with padded sequences "
+    "in place of packed ones"
+)
 # What Dynamo says of a break, and what to write.
 _BREAKS = (
     ("torch.compiler.disable", "take that off the function, or call it behind the step"),
@@ -27,11 +31,8 @@ _BREAKS = (
         "what breaks the graph belongs outside of try, with and comprehensions; "
         "TORCH_LOGS=graph_breaks names it",
     ),
-    (
-        "nn.LSTM, nn.GRU or nn.RNN",
-        "gravure.compile_step takes it; on a GPU call it without autocast, and with padded "
-        "sequences in place of packed ones",
-    ),
+    ("nn.LSTM, nn.GRU or nn.RNN", _RECURRENT),
+    ("RNN, GRU, or LSTM", _RECURRENT),  # with torch 2.11, which names no module
     ("ed_sequence", "padded sequences and a mask, or leave them to eager as they are"),
     ("comprehension", "a loop in place of the comprehension; TORCH_LOGS=graph_breaks names it"),
     ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),

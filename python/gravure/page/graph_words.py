@@ -88,9 +88,11 @@ def read_break(text: str) -> Break:
 
 def with_remedy(text: str) -> str:
     """Such a text that has a remedy; "" for none."""
-    found = read_break(text)
-    where = f"{found.location}: " if found.location else ""
-    return f"{where}{found.why}; {found.remedy}" if text else ""
+    if not text:
+        return ""
+    location, why, remedy = read_break(text)
+    where = f"{location}: " if location else ""
+    return f"{where}{why}; {remedy}"
 
 
 def remedy_of(why: str) -> str:

@@ -60,6 +60,8 @@ def _compiled_for(backend: Callable[..., Any]) -> tuple[CodeType, Keywords] | No
         frame = frame.f_back
         compiler, code = frame.f_locals.get("compiler_fn"), frame.f_locals.get("code")
         if compiler is not None and isinstance(code, CodeType):
-            given = (keywords for layer, keywords in with_keywords(compiler) if layer is backend)
-            return next(((code, keywords) for keywords in given), None)
+            for layer, keywords in with_keywords(compiler):
+                if layer is backend:
+                    return code, keywords
+            return None
     return None

@@ -33,8 +33,7 @@ from .operators import OpOverload
 
 RECURRENT = "gravure::recurrent"
 RECURRENT_BACKWARD = "gravure::recurrent_backward"
-_DONATED = "recurrent_backward_donated"  # the same, which may write over its reserve
-_RESERVE = 5  # its position among the arguments
+_RESERVE = 5  # the position of its reserve among the arguments
 _LSTM = 2
 # cuDNN's numbers for them.
 MODES = {
@@ -189,11 +188,12 @@ def reserve_bytes(arguments: Sequence[Any], known: Callable[[Any], Any]) -> int 
 def with_reserve(overload: OpOverload, args: Sequence[Any], given: Collection[Any]) -> OpOverload:
     """`overload`, a call of the graph with these `args`; or the one that writes over its reserve,
     where this is `given` to its last reader, and has no other."""
-    if overload.name() != RECURRENT_BACKWARD or args[_RESERVE] not in given:
+    if overload.name() != RECURRENT_BACKWARD:
         return overload
-    if len(args[_RESERVE].users) > 1:
+    reserve = args[_RESERVE]
+    if reserve not in given or len(reserve.users) > 1:
         return overload
-    return getattr(torch.ops.gravure, _DONATED).default
+    return torch.ops.gravure.recurrent_backward_donated.default
 
 
 # ---- the operators' stand-ins, and what autograd calls

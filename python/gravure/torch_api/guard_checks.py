@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +42,17 @@ def never() -> bool:
     return False
 
 
+def finder_in(
+    names: dict[str, Any], sources: Sequence[Any]
+) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """Finds what is at these of Dynamo's sources, in a frame of these locals and the globals
+    `names`."""
+    text = ", ".join(source.name for source in sources)
+    code = compile(f"[{text}]", "<sources>", "eval")
+    known = {**_get_closure_vars(), "G": names}
+    return lambda local: eval(code, known, {"L": local})
+
+
 class Scope:
     """What a function finds under the names of a frame that calls it, `L['fn']`, and of globals."""
 
@@ -64,10 +75,8 @@ class Scope:
 
     def finder(self, sources: Sequence[Any]) -> Callable[[], list[Any]]:
         """Finds what is at these of Dynamo's sources."""
-        text = ", ".join(source.name for source in sources)
-        code = compile(f"[{text}]", "<sources>", "eval")
-        names = {**_get_closure_vars(), "G": self._globals}
-        return lambda: eval(code, names, {"L": self._locals()})
+        find = finder_in(self._globals, sources)
+        return lambda: find(self._locals())
 
     def watch(self, sources: Sequence[Any], found: Sequence[Any]) -> Check:
         """Whether `found` is still at `sources`. Who asks must keep it alive."""

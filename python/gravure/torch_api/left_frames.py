@@ -35,7 +35,6 @@ _PART_OF_PATH = re.compile(r"(?:\bL|\._modules)?\['([^']+)'\]")
 
 _ALL = range(1, 1 << 30)  # lines
 
-RECURRENT = "an nn.LSTM, nn.GRU or nn.RNN that no graph holds"
 LIMIT = "it was compiled as often as Dynamo's recompile limit allows"
 
 
@@ -248,7 +247,7 @@ def short_reason(text: str) -> str:
         return f"the size of what {found[1]} makes depends on data"
     if recurrent := _RECURRENT.search(text):
         path = _PART_OF_PATH.sub(r".\1", recurrent[1]).lstrip(".")
-        return f"{RECURRENT}, `{path}`"
+        return f"an nn.LSTM, nn.GRU or nn.RNN that no graph holds, `{path}`"
     named = _NAMED.search(text)
     return first if named is None or named[1] in first else f"{first} `{named[1]}`"
 

@@ -10,8 +10,8 @@ A module that is given another class (`module.__class__ = Other`) has the same d
 classes of all modules are compared beside, in each call, also where Dynamo skips by itself.
 
 Private: `GuardBuilder` and `GuardManagerWrapper`, which makes that tree and ends it in `finalize`;
-`_get_closure_vars` is what guards read besides, and `_dynamo` has the setting. Without them guards
-are as for other backends.
+`_dynamo` has the setting. Without them, or what guard_checks.py looks up by, guards are as for
+other backends.
 """
 
 from __future__ import annotations
@@ -25,13 +25,8 @@ from typing import Any
 
 import torch
 
-from .private_names import (
-    GuardBuilder,
-    GuardManagerWrapper,
-    _dynamo,
-    _get_closure_vars,
-    is_there,
-)
+from .guard_checks import finder_in
+from .private_names import GuardBuilder, GuardManagerWrapper, _dynamo, is_there
 
 IsOurs = Callable[[Any], bool]
 
@@ -50,7 +45,8 @@ def skip_unchanged_modules(is_ours: IsOurs) -> None:
     @functools.wraps(of_type)
     def guard_type(self: Any, guard: Any) -> None:
         graph = self.check_fn_manager.output_graph
-        if is_ours(getattr(graph, "compiler_fn", None)):
+        skipping = _WATCHES or _skips_by_itself()
+        if skipping and is_ours(getattr(graph, "compiler_fn", None)):
             value = self.get(guard)
             if isinstance(value, torch.nn.Module):
                 made = vars(self.guard_manager).setdefault(_CLASSES, Classes(self.scope["G"]))
@@ -60,9 +56,8 @@ def skip_unchanged_modules(is_ours: IsOurs) -> None:
     @functools.wraps(finalize)
     def finish(self: Any) -> None:
         classes = vars(self).pop(_CLASSES, None)
-        skips = getattr(_dynamo.config, "use_recursive_dict_tags_for_guards", False)
-        if classes is not None and (skips or _WATCHES):
-            if not skips:
+        if classes is not None:
+            if not _skips_by_itself():
                 self.find_tag_safe_roots()
             words = ["modules have the classes that they had"]
             self.root.add_lambda_guard(classes.are_same, words, None)
@@ -70,6 +65,10 @@ def skip_unchanged_modules(is_ours: IsOurs) -> None:
 
     GuardBuilder.TYPE_MATCH = guard_type
     GuardManagerWrapper.finalize = finish
+
+
+def _skips_by_itself() -> bool:
+    return bool(getattr(_dynamo.config, "use_recursive_dict_tags_for_guards", False))
 
 
 def _outermost(builder: Any, source: Any) -> Any:
@@ -112,20 +111,20 @@ class Classes:
 
     def __init__(self, names: dict[str, Any]) -> None:
         """`names`: the globals of the frame."""
-        self._names = {**_get_closure_vars(), "G": names}
-        self._places: dict[str, None] = {}
-        self._find: Any = None  # code that looks all places up
+        self._names = names
+        self._places: dict[str, Any] = {}  # Dynamo's sources, by name
+        self._find: Callable[[Any], list[Any]] | None = None
         self._seen: dict[int, _Seen] = {}
 
     def add(self, source: Any) -> None:
-        self._places[source.name if isinstance(source.name, str) else source.name()] = None
+        self._places[source.name] = source
 
     def are_same(self, frame: Any) -> bool:
         """`frame`: the locals of the one that is called."""
         if self._find is None:
-            self._find = compile(f"[{', '.join(self._places)}]", "<modules>", "eval")
+            self._find = finder_in(self._names, [*self._places.values()])
         try:
-            found = eval(self._find, self._names, {"L": frame})
+            found = self._find(frame)
         except Exception:  # other things are there: the guards on these say so
             return True
         return all(map(self._is_same, found))

@@ -23,7 +23,7 @@ from typing import Any
 from torch import fx
 
 from .calls.graph_passes import GraphPasses
-from .graphs.marked_regions import RegionEffects
+from .graphs.marked_regions import RegionEffects, warn_of
 from .graphs.saved_bundle import bundling
 from .kernel_names import annotate_trace, kernel_annotations
 from .torch_api.aot_autograd import default_partition
@@ -78,12 +78,8 @@ def cudagraph_pass(
 
 
 def _allow_regions(gm: fx.GraphModule, regions: RegionEffects) -> None:
-    if regions.allow(gm) and regions.obstacle:
-        logger.warning(
-            "the regions that Inductor compiled cannot be captured: %s; leave these operators out "
-            "of them, or leave out the passes that compile regions",
-            regions.obstacle,
-        )
+    regions.allow(gm)
+    warn_of(regions.obstacle)
 
 
 def _look_at_regions_pass(

@@ -50,7 +50,9 @@ std::shared_ptr<Slab> ArenaPages::make(const ArenaShape& shape,
 
 /// Addresses for an arena, and nothing behind them.
 std::shared_ptr<Slab> ArenaPages::makeUnfit(const ArenaShape& shape) {
-  auto made = std::make_unique<PagedSlab>(*this, shape);
+  const auto saves = [](const PagedSlab* each) { return each->saves(); };
+  const bool amongMany = llvm::count_if(slabs_, saves) > 1;
+  auto made = std::make_unique<PagedSlab>(*this, shape, amongMany);
   const auto wants = made->wants(source_->largePage(), source_->smallPage());
   int64_t bytes = 0;
   for (const auto& want : wants) bytes += want.bytes;
@@ -204,8 +206,8 @@ void ArenaPages::takeNewSizes(PagedSlab& slab) {
 void ArenaPages::joinInFlight(PagedSlab& slab, std::shared_ptr<const void> with) {
   const std::lock_guard lock(mutex_);
   if (slab.isInFlightWith(with)) return;
+  slab.ofOldSizes = !slab.endsPagesAtHeld();
   slab.setInFlightWith(std::move(with));
-  slab.ofOldSizes = true;
 }
 
 void ArenaPages::destroyUnused() {

@@ -15,7 +15,9 @@ namespace gravure {
 /// Alive as long as its Slab handle, or a tensor that was retained by its address.
 class PagedSlab final : public Slab {
  public:
-  PagedSlab(ArenaPages& owner, const ArenaShape& shape) : owner_(owner), shape_(shape) {}
+  /// `amongMany`: several arenas of other programs save values.
+  PagedSlab(ArenaPages& owner, const ArenaShape& shape, bool amongMany)
+      : owner_(owner), shape_(shape), amongMany_(amongMany) {}
 
   char* base() const override { return base_; }
   int64_t bytes() const override { return shape_.bytes; }
@@ -59,8 +61,7 @@ class PagedSlab final : public Slab {
     std::vector<PageSharing::Want> pages;
     const int64_t all = (shape_.bytes + small - 1) / small * small;
     for (int64_t at = 0; at < all;) {
-      const bool fits =
-          all - at >= large && (!shape_.inFlightWith || isOfOneKind(at, large, small));
+      const bool fits = all - at >= large && (!endsPagesAtHeld() || isOfOneKind(at, large, small));
       const int64_t size = fits ? large : small;
       pages.push_back({size, partsIn(at, at + size)});
       at += size;
@@ -74,6 +75,12 @@ class PagedSlab final : public Slab {
   bool isInFlightWith(const std::shared_ptr<const void>& with) const {
     return shape_.inFlightWith == with;
   }
+
+  /// Whether values pass from its first entry to the others.
+  bool saves() const { return !shape_.saved.empty(); }
+  /// Whether large pages end at what is held. The small ones behind it are shared with small ones alone: that
+  /// costs about a large page, and spares one in each arena but the first.
+  bool endsPagesAtHeld() const { return (amongMany_ && saves()) || shape_.inFlightWith; }
 
   // Guarded by the owner's mutex.
   PageSharing::Tenant tenant = -1;
@@ -92,8 +99,8 @@ class PagedSlab final : public Slab {
   char* base_ = nullptr;
 
  private:
-  /// Whether small pages there would all have the same held parts. Calls in flight share no page with a held
-  /// part, so a large page with a small one would cost each of them a whole page.
+  /// Whether small pages there would all have the same held parts. Other arenas share no page with what is
+  /// held meanwhile, so a large page with a little of it would cost each arena a whole page.
   bool isOfOneKind(int64_t begin, int64_t bytes, int64_t small) const {
     const auto heldIn = [&](int64_t at) {
       return partsIn(at, at + small) & (kSavedPart | kResultPart);
@@ -122,6 +129,7 @@ class PagedSlab final : public Slab {
 
   ArenaPages& owner_;
   ArenaShape shape_;
+  const bool amongMany_;
   const pid_t process_ = getpid();
   std::atomic<int64_t> references_{1};
 };

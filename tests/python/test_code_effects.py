@@ -16,7 +16,7 @@ import torch._functorch.config
 from gravure.calls.graph_passes import GraphPasses
 from gravure.graphs import code_effects, compiled_ops
 from gravure.graphs.code_effects import operators_of
-from gravure.graphs.marked_regions import RegionEffects
+from gravure.graphs.marked_regions import RegionEffects, communicated_by
 from gravure.torch_api.compiled_code import KeptCode, UnknownCode, kept_code
 from gravure.torch_api.private_names import MINOR
 from running import need_library
@@ -234,6 +234,8 @@ def test_code_that_computes(monkeypatch: pytest.MonkeyPatch, lines: str) -> None
     assert [node.meta.get("gravure_carried") for node in graph.graph.nodes] == [None, False, None]
 
 
+REDUCE = "torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')"
+WAIT = "torch.ops._c10d_functional.wait_tensor.default(buf0)"
 ON_A_GPU = """
 import torch
 import triton
@@ -286,8 +288,8 @@ def test_code_for_a_gpu(monkeypatch: pytest.MonkeyPatch, operands: str, reason: 
     """Is judged where there is none, too."""
     source = ON_A_GPU.replace("{}", operands)
     monkeypatch.setattr(code_effects, "kept_code", lambda _: KeptCode(source, {}))
-    assert reason in operators_of(None)[1]
-    assert bool(reason) == bool(operators_of(None)[1])
+    assert reason in operators_of(None, {})[1]
+    assert bool(reason) == bool(operators_of(None, {})[1])
 
 
 @pytest.mark.parametrize(
@@ -305,10 +307,11 @@ def test_code_for_a_gpu(monkeypatch: pytest.MonkeyPatch, operands: str, reason: 
             "buf1 = torch.ops.aten.index.Tensor(arg0_1, [arg0_1 > 0])",
             "aten.index.Tensor in them reads on the host",
         ),
-        (
-            "torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')",
-            "_c10d_functional.all_reduce_.default in them communicates",
-        ),
+        (REDUCE, "all_reduce_.default in them communicates, and is not waited for in them"),
+        (f"{REDUCE}\n{WAIT}\n{REDUCE}", "communicates, and is not waited for in them"),
+        (WAIT, "wait_tensor.default in them waits for what began before them"),
+        (f"{REDUCE}\n{WAIT}".replace("buf0", "arg0_1"), "all_reduce_.default in them may write"),
+        ("torch.ops.symm_mem.one_shot_all_reduce.default(arg0_1, 'sum', '0')", "communicates"),
         ("buf1 = empty_strided_p2p((4, ), (1, ), torch.float32)", "empty_strided_p2p"),
         ("extern_kernels.theirs(buf0)", "call theirs, a kernel that is not known"),
         ("torch.cuda.synchronize()", "call torch.cuda.synchronize, which is not known"),
@@ -332,6 +335,33 @@ def test_code_that_does_more(monkeypatch: pytest.MonkeyPatch, lines: str, reason
     assert not any("gravure_carried" in node.meta for node in graph.graph.nodes)
 
 
+def test_code_that_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each collective is waited for, by its result or by the memory that it writes; once, or once
+    for each of several."""
+    lines = f"""{REDUCE}
+{WAIT}
+buf1 = torch.ops._c10d_functional.all_gather_into_tensor.default(arg0_1, 2, '3')
+buf2, buf3 = torch.ops._c10d_functional.all_reduce_coalesced.default([arg0_1, buf0], 'max', '1')
+{WAIT.replace("buf0", "buf3")}
+{WAIT.replace("buf0", "buf1")}
+{WAIT.replace("buf0", "buf2")}
+{REDUCE}
+buf0 = torch.ops._c10d_functional.wait_tensor.default(buf0)"""
+    regions = RegionEffects()
+    graph = region(monkeypatch, lines)
+    assert regions.allow(graph) == 1
+    assert not regions.obstacle
+    (carried,) = (node for node in graph.graph.nodes if "gravure_carried" in node.meta)
+    reduced = ("0", "_c10d_functional.all_reduce_(float32[4, 4], 'sum')")
+    operands = "[float32[4, 4], float32[4, 4]]"
+    assert communicated_by(carried) == [
+        reduced,
+        ("3", "_c10d_functional.all_gather_into_tensor(float32[4, 4], 2)"),
+        ("1", f"_c10d_functional.all_reduce_coalesced({operands}, 'max')"),
+        reduced,
+    ]
+
+
 def test_code_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     regions = RegionEffects()
     graph = region(monkeypatch, "aten.randint.low_out(0, 9, [4, 4], out=buf0)")
@@ -353,7 +383,7 @@ def test_what_came_compiled_is_read_though_others_were_looked_at(
 def test_a_record_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, _ = compiled(lambda x, weight: [x @ weight])
     (target,) = (n.target for n in graph.graph.nodes if hasattr(n.target, "__wrapped__"))
-    assert operators_of(target)[1] == ""
+    assert operators_of(target, {})[1] == ""
     entry = target.__wrapped__.inner_fn.compiled_fn.serialize()
     code = entry.compiled_fw.result
     for owner, name in (
@@ -368,5 +398,5 @@ def test_a_record_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPatc
             without.delitem(vars(owner), name)
             with pytest.raises(UnknownCode):
                 kept_code(target)
-            assert "nobody knows" in operators_of(target)[1]
+            assert "nobody knows" in operators_of(target, {})[1]
     assert kept_code(target).source

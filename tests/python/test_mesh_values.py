@@ -10,11 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from gravure.calls.graph_passes import GraphPasses
+from gravure.graphs import code_effects, compiled_ops
+from gravure.graphs.marked_regions import RegionEffects
 from gravure.graphs.mesh_values import for_meshes, meshes_read
+from gravure.torch_api.compiled_code import KeptCode
 from gravure.torch_api.private_names import MINOR
 from running import bits, need_library
 from titan_model import replays
-from torch import fx
+from torch import Tensor, fx
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 need_library()
@@ -103,6 +106,100 @@ def test_groups_are_names_and_places_are_numbers(meshes: list[DeviceMesh]) -> No
     assert [node.args[2] for node in reduce] == [meshes[1]["b"].get_group().group_name]
     product = made.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
     assert [node.args[1] for node in product] == [1]
+
+
+REGION = """
+import torch
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1, = args
+        args.clear()
+        buf0 = torch.ops._dtensor.mesh_get_process_group.default(arg1_1, 0)
+        buf1 = buf0
+        buf2 = torch.ops._c10d_functional.all_reduce.default(arg0_1, 'sum', buf1)
+        torch.ops._c10d_functional.wait_tensor.default(buf2)
+        {}
+        return (buf2, )
+runner = Runner(partitions=[])
+call = runner.call
+def get_args():
+    from torch._dynamo.testing import rand_strided
+    arg0_1 = rand_strided((2, 3), (3, 1), device='cpu', dtype=torch.float32)
+    arg1_1 = None
+    return [arg0_1, arg1_1]
+"""
+
+
+class Code:
+    """Stands for Inductor's code of a region."""
+
+    __module__ = "torch._inductor.standalone_compile"
+
+
+def region(
+    monkeypatch: pytest.MonkeyPatch, line: str = ""
+) -> tuple[fx.GraphModule, list[DeviceMesh]]:
+    """A graph that is one call of code which takes its mesh, as torchtitan's artifacts have it; and
+    the meshes that the code was called with."""
+    source = REGION.format(line)
+    monkeypatch.setattr(code_effects, "kept_code", lambda _: KeptCode(source, {}))
+    met: list[DeviceMesh] = []
+
+    def target(x: Tensor, mesh: DeviceMesh) -> tuple[Tensor]:
+        met.append(mesh)
+        group = torch.ops._dtensor.mesh_get_process_group.default(mesh, 0)
+        started = torch.ops._c10d_functional.all_reduce.default(x, "sum", group)
+        return (torch.ops._c10d_functional.wait_tensor.default(started),)
+
+    target.__wrapped__ = Code()  # type: ignore[attr-defined]
+    graph = fx.Graph()
+    mesh, x = graph.placeholder("mesh"), graph.placeholder("x")
+    graph.output(
+        [graph.call_function(operator.getitem, (graph.call_function(target, (x, mesh)), 0))]
+    )
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    regions = RegionEffects()
+    assert regions.allow(module) == 1
+    assert not regions.obstacle
+    return module, met
+
+
+def test_compiled_code_is_judged_for_its_mesh(
+    monkeypatch: pytest.MonkeyPatch, meshes: list[DeviceMesh], passes: GraphPasses
+) -> None:
+    """Ranks compare its collectives, and each mesh has a program of its own."""
+    module, met = region(monkeypatch)
+    ours = passes.step(module, [])
+    for mesh in meshes[:2]:
+        met.clear()
+        group = mesh["a"].get_group().group_name
+        for _ in range(5):
+            x = torch.randn(2, 3)
+            (found,) = ours(mesh, x)
+            assert bits(found) == bits(x)
+        assert met and all(each is mesh for each in met)
+        *_, code = sorted(compiled_ops._LIVE.values(), key=lambda c: int(c.name.split("#")[1]))
+        assert code.operator is torch.ops.gravure.compiled_communicating.default
+        assert [group] in code.arguments(1, [], [])
+    assert replays() > 4
+    assert [graph.failure for graph in gravure.report().graphs] == ["", ""]
+
+
+def test_compiled_code_that_does_more_for_its_mesh_is_not_carried(
+    monkeypatch: pytest.MonkeyPatch,
+    meshes: list[DeviceMesh],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module, met = region(monkeypatch, "torch.ops.aten.add_.Tensor(arg0_1, 1)")
+    made = GraphPasses()
+    ours = made.step(module, [])
+    for _ in range(4):
+        x = torch.randn(2, 3)
+        assert bits(ours(meshes[0], x)[0]) == bits(x)
+    assert len(met) == 4 and replays() == 0
+    assert "aten.add_.Tensor in them may write" in caplog.text
+    assert "runs as it is" in caplog.text
+    made.shutdown()
 
 
 def test_a_mesh_that_is_only_handed_on_is_not_read(meshes: list[DeviceMesh]) -> None:

@@ -42,6 +42,7 @@ LLAMA = "graph_trainer_llama3_debugmodel_sdpa"
 DEEPSEEK = "graph_trainer_deepseek_v3_debugmodel_sdpa"
 FOUR = ("--parallelism.tensor_parallel_degree=2", "--parallelism.data_parallel_shard_degree=2")
 ONE = ("--parallelism.data_parallel_shard_degree=1",)
+needs_2_15 = pytest.mark.skipif(MINOR < 15, reason="graphs take meshes from torch 2.15 on")
 needs_2_13 = pytest.mark.skipif(MINOR < 13, reason="this part of torchtitan's needs torch 2.13")
 
 
@@ -178,6 +179,19 @@ def test_precompiled_without_us(tmp_path: Path) -> None:
     assert b"gravure_carried" not in artifact.read_bytes()
     (found,) = same_training(tmp_path, LLAMA, *given)
     assert found["ran"]["states"] == {"step": {"captured": 1}}
+
+
+@needs_2_15
+@pytest.mark.parametrize("maker", ["graph_trainer.llama3", "gravure.torchtitan"])
+def test_precompiled_code_that_communicates(tmp_path: Path, maker: str) -> None:
+    """By one process for two ranks, without us or with: the code asks its mesh for groups, and is
+    judged for the mesh of each rank. (Beside tensor parallelism torchtitan's own run fails.)"""
+    whole = ["--parallelism.data_parallel_shard_degree=2", "--compile.inductor_compilation=full"]
+    given = [*whole, f"--compile.precompile_artifact_dir={tmp_path / 'artifact'}"]
+    write_assets(tmp_path)
+    run(tmp_path, titan_precompile.__file__, maker, LLAMA, *given)
+    found = same_training(tmp_path, LLAMA, *given, ranks=2)
+    assert [each["ran"]["states"] for each in found] == [{"step": {"captured": 1}}] * 2
 
 
 @needs_2_13

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,9 +50,10 @@ _EXPRESSIONS = (
 _OWN = torch.ops.aten.empty.memory_format  # stands for who made an operand that is the code's own
 
 
-def operators_of(target: Any) -> tuple[list[fx.Node], str]:
+def operators_of(target: Any, known: Mapping[int, Any]) -> tuple[list[fx.Node], str]:
     """Calls of all operators that the code of a compiled region calls, on inputs as it was compiled
-    for. What it was given are placeholders, what it has made are results of a call.
+    for, each with an example of what it gives. What the code was given are placeholders, what it
+    has made are results of a call. `known`: inputs that are no tensors, by position.
 
     And what of it is not known; "" where all is. Then the calls are those before.
     """
@@ -60,10 +61,20 @@ def operators_of(target: Any) -> tuple[list[fx.Node], str]:
     try:
         with without_modes(), torch.no_grad(), FakeTensorMode() as mode:
             code = _Code(kept_code(target), mode, calls)
-            code.run(code.examples())
+            code.run([known.get(i, example) for i, example in enumerate(code.examples())])
     except UnknownCode as unknown:
         return calls.nodes, str(unknown)
     return calls.nodes, ""
+
+
+def takes_what_it_keeps_no_example_of(target: Any) -> bool:
+    """Whether a compiled region takes something that a file has no example of: a mesh."""
+    try:
+        with without_modes(), torch.no_grad(), FakeTensorMode() as mode:
+            examples = _Code(kept_code(target), mode, _Calls()).examples()
+            return any(example is None for example in examples)
+    except UnknownCode:
+        return False
 
 
 def results_of(target: Any, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -92,8 +103,9 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = kwargs or {}
         operands = pytree.tree_map_only(Tensor, self._stand_in, (args, kwargs))
-        self.nodes.append(self._graph.create_node("call_function", func, *operands))
-        made = func(*args, **kwargs)
+        node = self._graph.create_node("call_function", func, *operands)
+        self.nodes.append(node)
+        made = node.meta["val"] = func(*args, **kwargs)
         seen = [t for t in pytree.tree_leaves((args, kwargs, made)) if _is_tensor(t)]
         if len({tensor.device for tensor in seen}) > 1:
             raise UnknownCode(f"call {func} on more than one device")

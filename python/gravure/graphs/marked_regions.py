@@ -2,13 +2,15 @@
 
 `torch.fx.passes.regional_inductor` takes the marked nodes out and leaves one call of compiled code
 for each region. A program can carry such a call (compiled_ops.py) where the region only computes,
-or is all of the graph and communicates as a program might itself (region_collectives.py).
+or communicates as a program might itself (region_collectives.py), and then is all of the graph.
 That is seen in its nodes, and these are gone afterwards: so who calls that pass looks first. Of
-regions that came compiled, Inductor's code is asked (code_effects.py).
+regions that came compiled, Inductor's code is asked (code_effects.py), once it is known for which
+meshes.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 from typing import Any
 
@@ -17,8 +19,9 @@ from torch import Tensor, fx
 
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
-from .code_effects import operators_of
+from .code_effects import operators_of, takes_what_it_keeps_no_example_of
 from .examples import keep_example
+from .mesh_values import RegionFor
 from .node_facts import (
     COMMUNICATES,
     READS,
@@ -30,10 +33,13 @@ from .node_facts import (
     schema,
     writes,
 )
-from .region_collectives import Collective, collectives_of
+from .region_collectives import Collective, collectives_called, collectives_of
+
+logger = logging.getLogger("gravure")
 
 _MARK = "compile_with_inductor"  # PyTorch's, in meta["custom"]
 _CARRIED = "gravure_carried"  # in meta, also of files; its value: whether they draw
+_OPEN = "gravure_open"  # in meta: whether it is carried is said once its meshes are known
 
 
 class RegionEffects:
@@ -41,7 +47,7 @@ class RegionEffects:
 
     def __init__(self) -> None:
         # Why a program cannot carry them; "" if it can.
-        self.obstacle = "they were compiled elsewhere, so nobody knows what they write or draw"
+        self.obstacle = ""
         self.draws = False  # from the default generators, some of them
         self.collectives: list[Collective] = []  # of the one that is all of the graph
         self._looked = False
@@ -68,24 +74,57 @@ class RegionEffects:
         found = _compiled(module)
         unmarked = [n for n in found if not may_be_carried(n)]
         came = [n for n in unmarked if not self._looked or n.target in self._came_compiled]
-        if not unmarked or not self._looked:
+        if not unmarked:
             self.obstacle = ""
         if self.collectives and len(unmarked) - len(came) > 1:
             self.obstacle = self.obstacle or "it is not known which of them communicates"
-        drawing = {node: self._read(node) for node in came if not self.obstacle}
+        for node in came:
+            if self.obstacle:
+                break
+            if takes_what_it_keeps_no_example_of(node.target):
+                node.meta[_OPEN] = True
+            else:
+                self.obstacle = _judge(node)
         for node in unmarked if not self.obstacle else ():
-            node.meta[_CARRIED] = drawing.get(node, self.draws)
-            if self.collectives and node not in drawing:
-                node.meta[COMMUNICATES] = list(self.collectives)
+            if node not in came:
+                node.meta[_CARRIED] = self.draws
+                if self.collectives:
+                    node.meta[COMMUNICATES] = list(self.collectives)
             keep_example(node)
         return len(found)
 
-    def _read(self, node: fx.Node) -> bool:
-        """Looks at what the code of a region calls. Returns whether it draws."""
-        calls, unknown = operators_of(node.target)
-        found = next(filter(None, map(_obstacle_in_code, calls)), "")
-        self.obstacle = found or (f"they {unknown}" if unknown else "")
-        return any(map(is_random, calls))
+
+def judge_open(module: fx.GraphModule) -> str:
+    """Has a program carry regions whose meshes are known by now. Why it cannot, or ""."""
+    opened = [node for node in _compiled(module) if node.meta.pop(_OPEN, False)]
+    return next(filter(None, map(_judge, opened)), "")
+
+
+def _judge(node: fx.Node) -> str:
+    """Has a program carry a region by what its code calls. Why it cannot, or ""."""
+    known = node.target.known if isinstance(node.target, RegionFor) else {}
+    calls, unknown = operators_of(node.target, known)
+    if found := next(filter(None, (_obstacle(call, whole=True) for call in calls)), ""):
+        return found
+    if unknown:
+        return f"they {unknown}"
+    collectives, found = collectives_called(calls)
+    if found:
+        return found
+    node.meta[_CARRIED] = any(map(is_random, calls))
+    if collectives:
+        node.meta[COMMUNICATES] = collectives
+    return ""
+
+
+def warn_of(obstacle: str) -> None:
+    """Says why a program cannot carry the regions of a graph, if it cannot."""
+    if obstacle:
+        logger.warning(
+            "the regions that Inductor compiled cannot be captured: %s; leave these operators out "
+            "of them, or leave out the passes that compile regions",
+            obstacle,
+        )
 
 
 def may_be_carried(node: fx.Node) -> bool:
@@ -114,7 +153,7 @@ def _marked(module: fx.GraphModule, whole: bool) -> list[fx.Node]:
 
 
 def _obstacle(node: fx.Node, whole: bool) -> str:
-    if is_collective(node) and not whole:  # else collectives_of() has looked
+    if is_collective(node) and not whole:  # else region_collectives.py looks
         return f"{node.target} in them communicates"
     if is_random(node) and node.kwargs.get("generator") is not None:
         return f"{node.target} in them draws from a generator of its own"
@@ -126,13 +165,6 @@ def _obstacle(node: fx.Node, whole: bool) -> str:
     if not is_number and not is_inductors_own(node) and writes(node):
         return f"{node.target} in them may write"
     return ""
-
-
-def _obstacle_in_code(node: fx.Node) -> str:
-    """Of an operator that compiled code calls, whose own memory is its own affair."""
-    if is_collective(node):
-        return f"{node.target} in them communicates"
-    return _obstacle(node, whole=True)
 
 
 def _reads(node: fx.Node) -> bool:

@@ -8,31 +8,55 @@ constants: a program is for them.
     %y = _c10d_functional.all_gather_into_tensor(%x, 2, %group)      =>      …(%x, 2, "3")
     %device = coor::current_device()
     %z = aten::zeros([4], device=%device)                   =>      …([4], device="cuda:0")
+
+A region that Inductor compiled takes meshes and groups as other operands: it becomes a call of the
+region for these (RegionFor).
 """
 
 from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, fx
 
 from ..torch_api.aot_metadata import is_opaque
 from ..torch_api.dispatch import without_modes
+from ..torch_api.inductor import is_compiled_region
 
 _NAMESPACES = ("_dtensor", "device_mesh", "coor")  # of operators that tell of a mesh or a rank
+
+
+class RegionFor:
+    """A compiled region for some of its operands, as another region without these."""
+
+    def __init__(self, region: Callable[..., Any], known: Mapping[int, Any]) -> None:
+        """`known`: by position among the region's operands."""
+        self.known = known
+        self._region = region
+        self.__name__ = getattr(region, "__name__", "region")
+        self.__wrapped__ = region.__wrapped__  # type: ignore[attr-defined]
+
+    def __call__(self, *others: Any) -> Any:
+        rest = iter(others)
+        count = len(others) + len(self.known)
+        return self._region(
+            *(self.known[i] if i in self.known else next(rest) for i in range(count))
+        )
 
 
 def meshes_read(module: fx.GraphModule) -> list[int] | None:
     """Which arguments the graph reads as meshes; None where it asks nothing of any, nor of its
     rank."""
     known = _known(module)
-    if not known:
-        return None
     arguments = module.graph.find_nodes(op="placeholder")
     read = {operand for node in known for operand in node.all_input_nodes}
+    regions = [node for node in module.graph.nodes if is_compiled_region(node.target)]
+    read |= {operand for node in regions for operand in node.all_input_nodes if _is_mesh(operand)}
+    if not known and not read:
+        return None
     return [i for i, node in enumerate(arguments) if node in read]
 
 
@@ -54,6 +78,8 @@ def for_meshes(
             if node in known:
                 values[node] = _compute(module, node, values)
                 copies[node] = _as_operand(values[node])
+            elif is_compiled_region(node.target):
+                copies[node] = _region_for(graph, node, values, copies)
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
     results: Any = module.graph.output_node().args[0]
@@ -77,10 +103,24 @@ def _known(module: fx.GraphModule) -> set[fx.Node]:
     return known
 
 
+def _region_for(
+    graph: fx.Graph, node: fx.Node, values: Mapping[fx.Node, Any], copies: Mapping[fx.Node, Any]
+) -> fx.Node:
+    """A call in `graph` of the region for those operands that are known."""
+    known = {i: values[n] for i, n in enumerate(node.args) if n in values}  # type: ignore[index]
+    copy = graph.node_copy(node, copies.__getitem__)
+    if known:
+        copy.target = RegionFor(node.target, known)  # type: ignore[arg-type]
+        copy.args = tuple([arg for i, arg in enumerate(copy.args) if i not in known])
+    return copy
+
+
+def _is_mesh(operand: fx.Node) -> bool:
+    return operand.op == "placeholder" and is_opaque(operand.meta.get("val"))
+
+
 def _is_given(operand: fx.Node) -> bool:
-    if operand.op == "placeholder":
-        return is_opaque(operand.meta.get("val"))
-    return operand.op == "get_attr"  # the mesh's ranks
+    return _is_mesh(operand) or operand.op == "get_attr"  # the mesh's ranks
 
 
 def _is_arithmetic(node: fx.Node) -> bool:

@@ -1,8 +1,9 @@
-"""Collectives of a graph that Inductor compiles as a whole, and what ranks must have alike of them.
+"""Collectives of code that Inductor compiles, and what ranks must have alike of them.
 
 A program may hold code that communicates where all of it ends in the code: each collective is
 waited for there, and each wait is for one of them. Ranks compare a line for each
-(docs/distributed.md), as they do for collectives that stand in a program themselves.
+(docs/distributed.md), as they do for collectives that stand in a program themselves. They are read
+in a graph that is to be compiled as a whole, or in the calls of compiled code (code_effects.py).
 
     %gathered = _c10d_functional.all_gather_into_tensor(%shard, 2, "3")
     %whole = _c10d_functional.wait_tensor(%gathered)
@@ -11,17 +12,22 @@ waited for there, and each wait is for one of them. Ranks compare a line for eac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ..torch_api.fake_tensors import storage_key
 from ..torch_api.inductor import setting_that_replaces_collectives
+from ..torch_api.operators import pytree
 from .node_facts import facts, is_collective, schema, takes_member
 
 Collective = tuple[str, str]  # name of its group, and what all ranks must have alike
 
 _IN_ANOTHER = "communicates, in a graph that another operator calls"
+_NOT_WAITED_FOR = "communicates, and is not waited for in them"
+_WAITS_FOR_OTHERS = "waits for what began before them"
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
@@ -36,27 +42,61 @@ def collectives_of(module: fx.GraphModule) -> tuple[list[Collective], str]:
             if why:
                 return [], f"{node.target} in them {why}"
             if node.target is not _WAIT:
-                found.append((_group_of(node), _text_of(node)))
+                found.append((str(_group_of(node)), _text_of(node)))
     setting = setting_that_replaces_collectives() if found else ""
     if setting:
         return [], f"Inductor may communicate in another way, as its setting {setting} says"
     return found, ""
 
 
-def _why_not(node: fx.Node) -> str:
-    if node.target is _WAIT:
-        return "" if _begins_here(node.args[0]) else "waits for what began before them"
+def collectives_called(calls: Sequence[fx.Node]) -> tuple[list[Collective], str]:
+    """Those among the calls of compiled code, each with an example of its result; and why no
+    program can carry the code, or ""."""
+    found: list[Collective] = []
+    under_way: dict[int, fx.Node] = {}  # by the memory of what each gives
+    ended: set[int] = set()
+    for call in filter(is_collective, calls):
+        is_wait = call.target is _WAIT
+        seen = call.args[0] if is_wait else call  # a wait's stand-in gives other memory
+        places = {storage_key(tensor) for tensor in _tensors(seen.meta["val"])}  # type: ignore[union-attr]
+        if is_wait:
+            if not places <= under_way.keys() | ended:
+                return [], f"{_WAIT} in them {_WAITS_FOR_OTHERS}"
+            under_way = {place: each for place, each in under_way.items() if place not in places}
+            ended |= places
+            continue
+        if why := _why_never(call):
+            return [], f"{call.target} in them {why}"
+        under_way |= dict.fromkeys(places, call)
+        found.append((str(_group_of(call)), _text_of(call)))
+    left = next(iter(under_way.values()), None)
+    return ([], f"{left.target} in them {_NOT_WAITED_FOR}") if left else (found, "")
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _why_never(node: fx.Node) -> str:
+    """Why no code may have this collective, "" if it may."""
     flags = _flags(node)
     if "collective" not in flags or "blocking" in flags:
         return "communicates, and makes the host wait"
-    given = _given(node)
-    if not isinstance(given.get("group_name"), str):
+    if _group_of(node) is None:
         return "communicates, in a group that is known only at run time"
+    return ""
+
+
+def _why_not(node: fx.Node) -> str:
+    if node.target is _WAIT:
+        return "" if _begins_here(node.args[0]) else _WAITS_FOR_OTHERS
+    if why := _why_never(node):
+        return why
     operands = [n for n in node.all_input_nodes if not isinstance(n.meta.get("val"), Tensor)]
     if operands:
         return f"communicates, by %{operands[0].name}, which is known only at run time"
     if not all(any(user.target is _WAIT for user in r.users) for r in _results(node)):
-        return "communicates, and is not waited for in them"
+        return _NOT_WAITED_FOR
     return ""
 
 
@@ -72,8 +112,11 @@ def _given(node: fx.Node) -> dict[str, Any]:
     return dict(zip((p.name for p in parameters), node.args, strict=False)) | node.kwargs
 
 
-def _group_of(node: fx.Node) -> str:
-    return str(_given(node)["group_name"])
+def _group_of(node: fx.Node) -> str | None:
+    """The name of its group, where it is known."""
+    group = _given(node).get("group_name")
+    name = getattr(group, "group_name", group)  # of a group itself
+    return name if isinstance(name, str) else None
 
 
 def _results(node: fx.Node) -> list[fx.Node | _Missing]:

@@ -275,6 +275,25 @@ TEST_CASE("the first step on given pages comes after older work on the pages bes
   CHECK(device.source->ordered == Order{{2, 1}});
 }
 
+TEST_CASE("what each of several arenas holds costs the others no more than its own pages") {
+  Counted device;
+  ArenaShape holding = shapeOf(12);
+  holding.saved = {{0, 5 * 4096}};  // a large page, and one page of the next
+  std::vector<float> memory(4);
+  std::vector<std::shared_ptr<Slab>> arenas;
+  std::vector<at::Tensor> lent;
+  for (int i = 0; i < 6; ++i) {
+    holding.savedBook = std::make_shared<LoanBook>();
+    arenas.push_back(device.pages.make(holding));
+    REQUIRE(enter(*arenas.back()));
+    arenas.back()->leave();
+    const at::Tensor saved = at::from_blob(memory.data(), {4});
+    lent.push_back(Lender(arenas.back()).lend(saved, holding.savedBook));
+  }
+  // From the third on. What nobody holds is a large page, and three beside what is held.
+  CHECK(device.pages.bytes() == (2 * 8 + 4 * 5 + 4 + 3) * 4096);
+}
+
 TEST_CASE("a step on pages that have moved comes after older work on those that came") {
   using Order = std::vector<std::pair<int64_t, int64_t>>;
   Counted device;

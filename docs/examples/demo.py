@@ -38,7 +38,9 @@ def show_plan(path: Path) -> None:
     tool = gravure_native.tool_path()
     remarks_file = path / "remarks.json"
     command = [tool, "plan", path, "--json", f"--remarks-file={remarks_file}"]
-    plan = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    environment = gravure_native.tool_environment()  # it finds the libraries of torch there
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    plan = json.loads(ran.stdout)
     for entry in plan["entries"]:
         say(
             f"  {entry['calls']} operator calls: {entry['program_order_partitions']} partitions in "

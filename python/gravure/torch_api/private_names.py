@@ -314,13 +314,13 @@ _ROWS = (
     Private(_C, "DisableTorchFunction", Without.BRANCHES),
     Private("torch.utils._python_dispatch", "TorchDispatchMode", Without.BRANCHES),
     # What Dynamo does not look for after the first call. Attributes of a class are read by another
-    # method from 2.15 on.
+    # method from 2.14 on.
     Private(f"{_VARIABLES}.base", "VariableTracker", Without.GUARDS, "build", "source"),
     Private(
         f"{_VARIABLES}.user_defined",
         "UserDefinedClassVariable",
         Without.GUARDS,
-        "var_getattr<15 tp_getattro_impl>=15",
+        "var_getattr<14 tp_getattro_impl>=14",
     ),
     Private(
         f"{_VARIABLES}.user_defined",

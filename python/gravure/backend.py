@@ -15,6 +15,7 @@ from .calls.autocast_call import AutocastCall
 from .calls.frame import FrameRequest
 from .calls.graph_break import as_told, graph_break_of
 from .calls.live_graphs import drop_converted
+from .calls.replaced_memory import CURE, replaces_memory
 from .calls.step_clock import StepClock
 from .drop_captures import drop_captures
 from .errors import ExportError
@@ -107,6 +108,10 @@ def compile_graph(
             raise ExportError("its optimizer", _OPTIMIZER, "call gravure.compile_optimizer")
         leave_functions_alone()
         runs_as_it_is(f"{_OPTIMIZER}; gravure.compile_optimizer(optimizer) captures its step")
+    if replaced := replaces_memory(graph):
+        if chosen.on_missed == "raise":
+            raise ExportError(label_of(graph), replaced, CURE)
+        runs_as_it_is(f"{replaced}; {CURE}")
     try:
         must_trace_as_eager()
         return _compiled(graph, inputs, chosen)

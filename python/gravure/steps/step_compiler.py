@@ -15,6 +15,7 @@ from torch import fx
 from ..calls.compiled_graph import CompiledGraph
 from ..calls.graph_break import as_told
 from ..calls.live_graphs import follow
+from ..calls.replaced_memory import CURE, replaces_memory
 from ..calls.reports import trace_program
 from ..errors import ExportError
 from ..graphs.codegen import CompiledRegions, Style, compile_graphs, in_first_style
@@ -205,6 +206,8 @@ class StepCompiler:
                     'use torch.compile(backend="gravure") and gravure.compile_optimizer, which '
                     "take it, or plain tensors",
                 )
+        if replaced := replaces_memory(graph):
+            raise ExportError(self.name, replaced, CURE)
         label = f"{self.name}, {label_of(graph)}"
         specs = [input_spec(n, self.namer) for n in graph.graph.find_nodes(op="placeholder")]
         returned = _loss_first(graph, self.name)

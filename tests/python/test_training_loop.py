@@ -473,10 +473,14 @@ def test_what_a_scaler_waits_for_is_said(caplog: pytest.LogCaptureFixture) -> No
     assert "fused=True" in said
 
 
-def test_step_counts_on_another_device_are_said_in_words() -> None:
-    """As AdamW's on a GPU: meta stands for it."""
+@pytest.mark.parametrize(
+    ("make", "cure"),
+    [(optim.AdamW, "take fused=True"), (optim.NAdam, "take an optimizer that has `fused=True`")],
+)
+def test_step_counts_on_another_device_are_said_in_words(make: Any, cure: str) -> None:
+    """As AdamW's on a GPU: meta stands for it. Not all can be fused."""
     parameter = nn.Parameter(torch.zeros(4, device="meta"))
-    optimizer = optim.AdamW([parameter])
+    optimizer = make([parameter])
     parameter.grad = torch.zeros(4, device="meta")
     optimizer.step()
     grad_scaler = scaler()
@@ -484,7 +488,7 @@ def test_step_counts_on_another_device_are_said_in_words() -> None:
     held = state_of(optimizer, [parameter])
     assert {each.tensor.device.type for each in held} == {"cpu", "meta"}
     scaling = Scaling(grad_scaler, unscales=False)
-    with pytest.raises(gravure.ExportError, match="take fused=True"):
+    with pytest.raises(gravure.ExportError, match=cure):
         record_step(optimizer, [parameter], [parameter.grad], held, [], scaler=scaling)
 
 

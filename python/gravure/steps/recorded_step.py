@@ -19,7 +19,8 @@ from .scaling import Scaling, decides_itself
 from .settings import counted_in
 from .twin import ChangesNumbers, run_step, twin_of
 
-_WAITS = "counts on the host, so that GradScaler waits for the device; take fused=True"
+_WAITS = "counts on the host, so that GradScaler waits for the device"
+_OTHER = "an optimizer that has `fused=True`, as AdamW, or no scaler: bfloat16 needs none"
 
 # Stands between what computes gradients and what uses them, and is in no capture: numbers are not
 # written into one that draws random numbers. The library runs it.
@@ -157,11 +158,13 @@ def record_step(
 
     asks = scaler is not None and not decides_itself(optimizer)  # the host, whether a step is due
     devices = {each.tensor.device for each in held} - {p.device for p in parameters}
+    has_fused = "fused" in optimizer.defaults
+    waits = f"{_WAITS}; take {'fused=True' if has_fused else _OTHER}"
     if asks and devices:
-        raise Unrecorded("its step", _WAITS, OWN_STEP)
+        raise Unrecorded("its step", waits, OWN_STEP)
     update = record(run, tensors, numbers)
     if asks and update.reads:
-        raise Unrecorded("its step", _WAITS, OWN_STEP)
+        raise Unrecorded("its step", waits, OWN_STEP)
     return replace(update, after=after)
 
 

@@ -11,7 +11,8 @@
   which is another formula, before the graph comes here and is left to eager (optimizers.py).
 - An LSTM need not break the graph (recurrent_modules.py).
 - A recurrent module's dropout goes on behind a trace (random_states.py).
-- What NumPy draws at random NumPy draws (numpy_draws.py).
+- What NumPy draws at random NumPy draws (numpy_draws.py), and Python what its own `random` draws
+  (python_draws.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
 - What code may change behind the first call is looked for in each one (further_guards.py), and a
@@ -52,6 +53,7 @@ from .private_names import (
     op_implementations_dict,
     tls,
 )
+from .python_draws import draw_from_python
 from .random_states import keep_recurrent_dropout
 from .recurrent_modules import trace_recurrent_modules
 from .whether_compiled import Answer, answer_as_eager, trace_with_the_truth
@@ -123,6 +125,7 @@ def _change_dynamo() -> MissingName | None:
         OptimizerVariable._set_capturable = _undone(OptimizerVariable._set_capturable)
         OptimizerVariable.move_step_if_cpu = _left_out(OptimizerVariable.move_step_if_cpu)
         draw_from_numpy(_is_marked)
+        draw_from_python(_is_marked)
         return _without_effect()
     except MissingName as error:
         return error

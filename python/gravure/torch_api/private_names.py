@@ -283,7 +283,7 @@ _ROWS = (
     ),
     Private(f"{_VARIABLES}.misc", "NumpyVariable", Without.BITS, "call_function"),
     Private(f"{_VARIABLES}.misc", "RandomVariable", Without.BITS, "call_method"),
-    Private(f"{_VARIABLES}.user_defined", "RandomCallOnSource", Without.BITS, since=15),
+    Private(f"{_VARIABLES}.user_defined", "RandomCallOnSource", Without.BITS, met=True, since=15),
     Private("torch._dynamo.exc", "unimplemented", Without.BITS),
     Private("torch._dynamo.symbolic_convert", "tls", Without.BITS),
     Private("torch", "_foreach_lerp_", Without.BITS),

@@ -25,6 +25,7 @@ from .given_arguments import arguments_of, refuse_misplaced
 from .options import CompileOptions
 from .torch_api.left_frames import left_frames
 from .torch_api.modules import uncompiled
+from .torch_api.optimizers import can_be_fused
 
 _FEWEST = 4  # steps: two to warm up, one to capture, one to replay
 
@@ -175,7 +176,7 @@ class _Visit:
         ]
         graphs.sort(key=lambda graph: graph.number)
         changes = list(watch.changes.values())
-        names = [type(each).__name__ for each in self._optimizers]
+        names = [type(each).__name__ for each in self._optimizers if can_be_fused(each)]
         held = list(self._held.values())
         left = left_frames() - skipped
         if not left and not _followed_since(before):

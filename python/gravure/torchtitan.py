@@ -23,7 +23,7 @@ from typing import Any
 from torch import fx
 
 from .calls.graph_passes import GraphPasses
-from .graphs.marked_regions import RegionEffects, warn_of
+from .graphs.marked_regions import RegionEffects, warn_of_regions
 from .graphs.saved_bundle import bundling
 from .kernel_names import annotate_trace, kernel_annotations
 from .torch_api.aot_autograd import default_partition
@@ -79,7 +79,7 @@ def cudagraph_pass(
 
 def _allow_regions(gm: fx.GraphModule, regions: RegionEffects) -> None:
     regions.allow(gm)
-    warn_of(regions.obstacle)
+    warn_of_regions(regions.obstacle)
 
 
 def _look_at_regions_pass(

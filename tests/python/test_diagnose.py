@@ -123,6 +123,13 @@ def test_an_optimizer_that_reads_on_the_host() -> None:
     assert "AdamW(…, fused=True)" in only(found, "host-sync").instead
 
 
+def test_an_optimizer_that_cannot_be_fused_is_not_told_to_be() -> None:
+    model = Plain()
+    optimizer = torch.optim.NAdam(model.parameters())
+    step = gravure.compile_step(lambda x: model(x).square().mean(), optimizer=optimizer)
+    assert "fused=True" not in str(gravure.diagnose(step, torch.randn(8, 4)))
+
+
 def test_what_was_said_before_is_said_again() -> None:
     """A gradient that is held since long: the runtime says it once."""
     model = Plain()

@@ -17,7 +17,7 @@ from torch import fx
 
 from ..graphs.constants import fold_constants
 from ..graphs.examples import add_examples, complete_examples, has_examples
-from ..graphs.marked_regions import judge_open, warn_of
+from ..graphs.marked_regions import judge_open, warn_of_regions
 from ..graphs.mesh_values import for_meshes, meshes_read
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.traced_graphs import TracedGraphs, backward_inputs, input_specs
@@ -100,7 +100,7 @@ class GraphPasses:
         return _replaced(module, lambda *args: run(list(args)), is_boxed=False)
 
     def _step(self, module: fx.GraphModule, kept: set[int]) -> Run:
-        warn_of(judge_open(module))
+        warn_of_regions(judge_open(module))
         graph = self._new_graph("step")
         handed_on = _handed_on(module)
         step = _without_results(module, handed_on) if handed_on else _copy(module)

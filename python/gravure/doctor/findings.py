@@ -84,7 +84,9 @@ def causes(
 ) -> list[Cause]:
     """Worst first: what keeps all from capture, then what costs captures again and again, then
     what stays on the host in each step. `held`: step, result, and who held it. `optimizers`: names
-    of those that are part of a program. `skipped`: what Dynamo left as it is, and why."""
+    of those that are part of a program and can be fused. `skipped`: what Dynamo left as it is, and
+    why.
+    """
     # What a limit ends comes behind what differs from call to call, which brings it about.
     limited = [left for left in skipped if left.why.startswith(LIMIT)]
     found = [*_of_skipped(left for left in skipped if left not in limited), *_of_graphs(graphs)]

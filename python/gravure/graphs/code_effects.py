@@ -50,10 +50,13 @@ _EXPRESSIONS = (
 _OWN = torch.ops.aten.empty.memory_format  # stands for who made an operand that is the code's own
 
 
-def operators_of(target: Any, known: Mapping[int, Any]) -> tuple[list[fx.Node], str]:
+def operators_of(
+    target: Any, known: Mapping[int, Any] | None = None
+) -> tuple[list[fx.Node], str] | None:
     """Calls of all operators that the code of a compiled region calls, on inputs as it was compiled
     for, each with an example of what it gives. What the code was given are placeholders, what it
-    has made are results of a call. `known`: inputs that are no tensors, by position.
+    has made are results of a call. `known`: inputs that are no tensors, by position; without it
+    None for code that takes such a one, as a mesh, of which nobody keeps an example.
 
     And what of it is not known; "" where all is. Then the calls are those before.
     """
@@ -61,20 +64,13 @@ def operators_of(target: Any, known: Mapping[int, Any]) -> tuple[list[fx.Node], 
     try:
         with without_modes(), torch.no_grad(), FakeTensorMode() as mode:
             code = _Code(kept_code(target), mode, calls)
-            code.run([known.get(i, example) for i, example in enumerate(code.examples())])
+            examples = code.examples()
+            if known is None and any(each is None for each in examples):
+                return None
+            code.run([(known or {}).get(i, each) for i, each in enumerate(examples)])
     except UnknownCode as unknown:
         return calls.nodes, str(unknown)
     return calls.nodes, ""
-
-
-def takes_what_it_keeps_no_example_of(target: Any) -> bool:
-    """Whether a compiled region takes something that a file has no example of: a mesh."""
-    try:
-        with without_modes(), torch.no_grad(), FakeTensorMode() as mode:
-            examples = _Code(kept_code(target), mode, _Calls()).examples()
-            return any(example is None for example in examples)
-    except UnknownCode:
-        return False
 
 
 def results_of(target: Any, args: Sequence[Any]) -> tuple[Any, ...]:

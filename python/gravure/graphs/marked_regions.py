@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from ..torch_api.inductor import is_compiled_region
 from ..torch_api.operators import higher_order_name
-from .code_effects import operators_of, takes_what_it_keeps_no_example_of
+from .code_effects import operators_of
 from .examples import keep_example
 from .mesh_values import RegionFor
 from .node_facts import (
@@ -71,39 +71,45 @@ class RegionEffects:
         Those of a graph from a file carry a mark of it, where they were looked at before. Others
         that nobody looked at are judged by their code.
         """
-        found = _compiled(module)
-        unmarked = [n for n in found if not may_be_carried(n)]
+        compiled = _compiled(module)
+        unmarked = [n for n in compiled if not may_be_carried(n)]
         came = [n for n in unmarked if not self._looked or n.target in self._came_compiled]
-        if not unmarked:
+        if not unmarked or not self._looked:
             self.obstacle = ""
         if self.collectives and len(unmarked) - len(came) > 1:
             self.obstacle = self.obstacle or "it is not known which of them communicates"
         for node in came:
             if self.obstacle:
                 break
-            if takes_what_it_keeps_no_example_of(node.target):
+            found = operators_of(node.target)
+            if found is None:
                 node.meta[_OPEN] = True
             else:
-                self.obstacle = _judge(node)
+                self.obstacle = _judge(node, *found)
         for node in unmarked if not self.obstacle else ():
             if node not in came:
                 node.meta[_CARRIED] = self.draws
                 if self.collectives:
                     node.meta[COMMUNICATES] = list(self.collectives)
             keep_example(node)
-        return len(found)
+        return len(compiled)
 
 
 def judge_open(module: fx.GraphModule) -> str:
     """Has a program carry regions whose meshes are known by now. Why it cannot, or ""."""
-    opened = [node for node in _compiled(module) if node.meta.pop(_OPEN, False)]
-    return next(filter(None, map(_judge, opened)), "")
+    for node in _compiled(module):
+        if not node.meta.pop(_OPEN, False):
+            continue
+        known = node.target.known if isinstance(node.target, RegionFor) else {}
+        found = operators_of(node.target, known)
+        assert found is not None
+        if obstacle := _judge(node, *found):
+            return obstacle
+    return ""
 
 
-def _judge(node: fx.Node) -> str:
+def _judge(node: fx.Node, calls: list[fx.Node], unknown: str) -> str:
     """Has a program carry a region by what its code calls. Why it cannot, or ""."""
-    known = node.target.known if isinstance(node.target, RegionFor) else {}
-    calls, unknown = operators_of(node.target, known)
     if found := next(filter(None, (_obstacle(call, whole=True) for call in calls)), ""):
         return found
     if unknown:
@@ -117,7 +123,7 @@ def _judge(node: fx.Node) -> str:
     return ""
 
 
-def warn_of(obstacle: str) -> None:
+def warn_of_regions(obstacle: str) -> None:
     """Says why a program cannot carry the regions of a graph, if it cannot."""
     if obstacle:
         logger.warning(

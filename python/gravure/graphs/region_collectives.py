@@ -20,8 +20,7 @@ from torch import Tensor, fx
 
 from ..torch_api.fake_tensors import storage_key
 from ..torch_api.inductor import setting_that_replaces_collectives
-from ..torch_api.operators import pytree
-from .node_facts import facts, is_collective, schema, takes_member
+from .node_facts import facts, is_collective, schema, takes_member, tensors
 
 Collective = tuple[str, str]  # name of its group, and what all ranks must have alike
 
@@ -58,7 +57,7 @@ def collectives_called(calls: Sequence[fx.Node]) -> tuple[list[Collective], str]
     for call in filter(is_collective, calls):
         is_wait = call.target is _WAIT
         seen = call.args[0] if is_wait else call  # a wait's stand-in gives other memory
-        places = {storage_key(tensor) for tensor in _tensors(seen.meta["val"])}  # type: ignore[union-attr]
+        places = {storage_key(tensor) for tensor in tensors(seen)}  # type: ignore[arg-type]
         if is_wait:
             if not places <= under_way.keys() | ended:
                 return [], f"{_WAIT} in them {_WAITS_FOR_OTHERS}"
@@ -71,10 +70,6 @@ def collectives_called(calls: Sequence[fx.Node]) -> tuple[list[Collective], str]
         found.append((str(_group_of(call)), _text_of(call)))
     left = next(iter(under_way.values()), None)
     return ([], f"{left.target} in them {_NOT_WAITED_FOR}") if left else (found, "")
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _why_never(node: fx.Node) -> str:

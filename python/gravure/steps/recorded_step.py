@@ -14,6 +14,7 @@ from ..graphs.recorded_numbers import OWN_STEP, Number, Unrecorded, literal
 from ..graphs.update_recorder import RecordedUpdate, record
 from ..library.namespace import LIBRARY
 from ..torch_api.dtensors import local_of, locals_of, spec_of
+from ..torch_api.optimizers import can_be_fused
 from .clipping import Clipping
 from .scaling import Scaling, decides_itself
 from .settings import counted_in
@@ -158,8 +159,7 @@ def record_step(
 
     asks = scaler is not None and not decides_itself(optimizer)  # the host, whether a step is due
     devices = {each.tensor.device for each in held} - {p.device for p in parameters}
-    has_fused = "fused" in optimizer.defaults
-    waits = f"{_WAITS}; take {'fused=True' if has_fused else _OTHER}"
+    waits = f"{_WAITS}; take {'fused=True' if can_be_fused(optimizer) else _OTHER}"
     if asks and devices:
         raise Unrecorded("its step", waits, OWN_STEP)
     update = record(run, tensors, numbers)

@@ -86,6 +86,11 @@ def chooses_foreach(kind: type[Optimizer], group: dict[str, Any], taken: list[Te
     return foreach
 
 
+def can_be_fused(optimizer: Optimizer) -> bool:
+    """Whether its class takes `fused=True`."""
+    return "fused" in optimizer.defaults
+
+
 def steps_optimizer(graph: fx.GraphModule) -> bool:
     """Whether a graph of Dynamo's has what an optimizer's step runs, in the way that torch.optim
     takes while it is traced.

@@ -18,10 +18,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .numpy_draws import REMEDY
 from .private_names import RandomVariable, is_there, unimplemented
 
 WHY = "Python draws random numbers here"
-REMEDY = "draw outside of the compiled function and pass the numbers in, or draw with torch"
 _MADE_ANEW = ("random", "randint", "randrange", "uniform")
 
 

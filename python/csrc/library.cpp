@@ -8,6 +8,7 @@
 #include "python/csrc/planning/planned_sections.h"
 #include "python/csrc/planning/planning.h"
 #include "python/csrc/same_objects.h"
+#include "python/csrc/warm_up_pool.h"
 #include "runtime/results/watched_operands.h"
 
 #include <torch/library.h>
@@ -105,6 +106,8 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("inject_fault", &LoadedProgram::injectFault)
       .def("repeat_results", &LoadedProgram::repeatResults)
       .def("synchronize", &LoadedProgram::synchronize)
+      .def_static("enter_warm_up_pool", &enterWarmUpPool)
+      .def_static("leave_warm_up_pool", &leaveWarmUpPool)
       .def_static("release_memory", &LoadedProgram::releaseMemory)
       .def_static("take_dropout_restart", &LoadedProgram::takeDropoutRestart)
       .def_static("watch_operands", &watchOperands)

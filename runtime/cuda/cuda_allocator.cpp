@@ -26,6 +26,29 @@ std::atomic<CudaAllocator*> installed{nullptr};
 
 thread_local int bypasses = 0;
 
+/// Whether PyTorch's cache had no block for what this thread has just allocated, so that it asked the driver.
+thread_local bool askedDriver = false;
+
+/// PyTorch calls it then, with its lock held: so it is noted here, and looked at behind the allocation.
+class NoteOfDriver final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    askedDriver = true;
+    return false;  // nothing was given back
+  }
+};
+using c10::FreeCudaMemoryCallbacksRegistry;
+using c10::RegistererFreeCudaMemoryCallbacksRegistry;
+REGISTER_FREE_MEMORY_CALLBACK("gravure", NoteOfDriver)
+
+/// What PyTorch's cache takes from the driver for `bytes`: the sizes of its segments.
+int64_t segmentBytes(size_t bytes) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  const auto wanted = static_cast<int64_t>(bytes);
+  if (wanted <= kMiB) return 2 * kMiB;
+  return std::max(20 * kMiB, (wanted + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB));
+}
+
 /// The session that takes this thread's CUDA allocations, nullptr if there is none.
 ArenaSession* cudaSession() {
   if (bypasses > 0 || ArenaSession::current() == nullptr) return nullptr;
@@ -165,8 +188,20 @@ void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
 
 c10::DataPtr CudaAllocator::allocate(size_t bytes) {
   ArenaSession* session = bytes == 0 ? nullptr : cudaSession();
-  if (session == nullptr) return orFromIdle(*base_, [&] { return base_->allocate(bytes); });
+  if (session == nullptr) return forOthers(bytes);
   return session->recording() ? record(*session, bytes) : serve(*session, bytes);
+}
+
+/// PyTorch's memory for eager code.
+c10::DataPtr CudaAllocator::forOthers(size_t bytes) {
+  askedDriver = false;
+  c10::DataPtr data = orFromIdle(*base_, [&] { return base_->allocate(bytes); });
+  if (!askedDriver || isWarmingUp()) return data;
+  const UnseenByCaptures unseen;
+  const auto device = c10::cuda::current_device();
+  if (!isCapturing(c10::cuda::getCurrentCUDAStream(device)))
+    SparePools::of(device).makeRoom(*this, segmentBytes(bytes));
+  return data;
 }
 
 /// PyTorch's memory for a program: the error becomes a remark, which says how much is missing.

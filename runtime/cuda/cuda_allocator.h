@@ -124,6 +124,7 @@ class CudaAllocator final : public torch_private::NewerAllocator {
   c10::DataPtr record(ArenaSession& session, size_t bytes);
   c10::DataPtr serve(ArenaSession& session, size_t bytes);
   c10::DataPtr forProgram(size_t bytes);
+  c10::DataPtr forOthers(size_t bytes);
   static void deleteOurs(void* address) noexcept;
 
   const c10::DeleterFnPtr baseDeleter_;

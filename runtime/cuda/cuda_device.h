@@ -30,7 +30,7 @@ class CudaDevice final : public Device {
   int64_t releaseMemory() override;
   std::unique_ptr<Capture> beginCapture(const std::vector<at::Generator>& generators) override;
 
-  void beginWarmUp() override { warmUp_.begin(); }
+  void beginWarmUp(int64_t expected) override { warmUp_.begin(expected); }
   void endWarmUp() override { warmUp_.end(); }
   void dropWarmUp() override { spare_.giveBack(allocator_); }
 

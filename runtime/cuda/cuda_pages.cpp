@@ -49,6 +49,7 @@ class CudaPageSource final : public PageSource {
   std::vector<PageHandle> create(const std::vector<int64_t>& sizes) override {
     if (sizes.empty()) return {};
     const int64_t bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    SparePools::of(device()).makeRoom(CudaAllocator::install(), bytes);
     if (bytes > availableMemory(device())) {
       CudaAllocator& allocator = CudaAllocator::install();
       SparePools::of(device()).giveBack(allocator);

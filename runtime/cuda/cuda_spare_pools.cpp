@@ -19,6 +19,30 @@ namespace {
 /// which replay while others warm up, memory is only made anew then.
 constexpr int64_t kIdle = 12;
 
+/// Bytes of the one segment that `pool` should have for a run of `expected` bytes; 0 where something lies in
+/// it, it has such a segment, or that would not spare much.
+int64_t segmentFor(int64_t expected, CudaAllocator& allocator, const MemoryPool& pool) {
+  constexpr int64_t kLeast = int64_t{64} << 20;
+  constexpr int64_t kFew = 16;  // holes of less than a sixteenth stay
+  if (expected < kLeast) return 0;
+  int64_t has = 0;
+  for (const auto& segment : allocator.base().snapshot(pool.id, false).segments) {
+    const auto size = static_cast<int64_t>(segment.total_size);
+    if (segment.active_size > 0 || size >= expected) return 0;
+    has += size;
+  }
+  return has < expected || has > expected + expected / kFew ? expected : 0;
+}
+
+bool isMostlyFree(CudaAllocator& allocator, const MemoryPool& pool) {
+  size_t active = 0, total = 0;
+  for (const auto& segment : allocator.base().snapshot(pool.id, false).segments) {
+    active += segment.active_size;
+    total += segment.total_size;
+  }
+  return active <= total / 2;
+}
+
 bool isTime(int64_t call) { return (call & (call - 1)) == 0 || call % 1024 == 0; }
 
 /// True if a 16th of what PyTorch's allocator has, and 64 MiB at least, is in no use.
@@ -40,16 +64,31 @@ SparePools& SparePools::of(c10::DeviceIndex device) {
   return *all->at(static_cast<size_t>(device));
 }
 
-MemoryPool SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStream stream) {
+SparePools::Taken SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStream stream,
+                                   const void* who, int64_t expected) {
+  if (!isAlone(who, expected > 0)) expected = 0;
+  // Segments on pages alone: cudaFree would wait.
+  const bool paged = memory_.load(std::memory_order_acquire) != nullptr;
   if (auto known = takeKnown(stream)) {
-    // What earlier programs' warm-ups have freed since serves this one. Pages alone: cudaFree would wait.
-    if (memory_.load(std::memory_order_acquire) != nullptr) tidyHeld(allocator);
-    return *known;
+    const int64_t segment = paged ? segmentFor(expected, allocator, *known) : 0;
+    if (segment > 0) hold(allocator, {*known});
+    // What earlier programs' warm-ups have freed since serves this one.
+    if (paged) tidyHeld(allocator);
+    return {segment > 0 ? make(allocator) : *known, segment};
   }
   EndedPools::of(device_).giveBack();
   tidyHeld(allocator);
   if (isTimeToEmpty()) emptyIdleCache(allocator);
-  return make(allocator);
+  MemoryPool made = make(allocator);
+  return {std::move(made), paged ? segmentFor(expected, allocator, made) : 0};
+}
+
+/// Whether nobody but `who` has taken a pool since it last said what it expects.
+bool SparePools::isAlone(const void* who, bool expects) {
+  const std::lock_guard lock(mutex_);
+  othersTook_ |= lastTaker_ != nullptr && lastTaker_ != who;
+  lastTaker_ = who;
+  return expects ? !std::exchange(othersTook_, false) : false;
 }
 
 bool SparePools::isTimeToEmpty() {
@@ -91,23 +130,54 @@ void SparePools::put(MemoryPool pool, c10::cuda::CUDAStream stream) {
 }
 
 bool SparePools::letGo(CudaAllocator& allocator) {
+  return letGoOf(allocator, [](const Spare&) { return true; });
+}
+
+bool SparePools::letGoOf(CudaAllocator& allocator,
+                         const std::function<bool(const Spare&)>& isWanted) {
   std::vector<Spare> spare;
   {
     const std::lock_guard lock(mutex_);
     spare.swap(spare_);
   }
-  if (spare.empty()) return false;
-  for (const Spare& each : spare) allocator.releasePool(device_, each.pool.id);
+  const auto kept = std::stable_partition(spare.begin(), spare.end(), isWanted);
+  std::vector<MemoryPool> pools;
+  for (auto it = spare.begin(); it != kept; ++it) pools.push_back(std::move(it->pool));
+  {
+    const std::lock_guard lock(mutex_);
+    spare_.insert(spare_.begin(), std::make_move_iterator(kept),
+                  std::make_move_iterator(spare.end()));
+  }
+  if (pools.empty()) return false;
+  hold(allocator, std::move(pools));
+  return true;
+}
+
+/// Nobody allocates in them any more.
+void SparePools::hold(CudaAllocator& allocator, std::vector<MemoryPool> pools) {
+  for (const MemoryPool& each : pools) allocator.releasePool(device_, each.id);
   const std::lock_guard lock(mutex_);
-  for (Spare& each : spare) held_.push_back(std::move(each.pool));
+  held_.insert(held_.end(), std::make_move_iterator(pools.begin()),
+               std::make_move_iterator(pools.end()));
   tidied_ = 0;
   noteWhetherToTidy();
-  return true;
 }
 
 void SparePools::giveBack(CudaAllocator& allocator) {
   letGo(allocator);
   tidyHeld(allocator);
+}
+
+void SparePools::makeRoom(CudaAllocator& allocator, int64_t bytes) {
+  WarmUpMemory* memory = memory_.load(std::memory_order_acquire);
+  if (memory == nullptr) return;
+  if (!mayTidy_.load(std::memory_order_relaxed) && !memory->hasEnded()) return;
+  if (PartitionGraph::oneIsCaptured() || usesOtherGpus(allocator)) return;
+  // In the midst of a step most of a pool is in use: the rest is for what comes.
+  const auto isIdle = [&](const Spare& each) { return isMostlyFree(allocator, each.pool); };
+  (void)letGoOf(allocator, isIdle);
+  tidyHeld(allocator);
+  if (memory->hasEnded()) memory->giveBackWaiting(bytes);
 }
 
 void SparePools::tidyNow(CudaAllocator& allocator) {
@@ -136,11 +206,16 @@ void SparePools::tidyNow(CudaAllocator& allocator) {
 /// GPUs, so nothing is done where another one has memory: a wait for its work, which may itself wait for
 /// this thread's next launch, must not come out of a replay.
 void SparePools::emptyIdleCache(CudaAllocator& allocator) const {
+  if (usesOtherGpus(allocator)) return;
+  if (isWorthEmptying(allocator.statsWithoutArenas(device_))) (void)allocator.tryEmptyCache({0, 0});
+}
+
+bool SparePools::usesOtherGpus(CudaAllocator& allocator) const {
   for (c10::DeviceIndex other = 0; other < c10::cuda::device_count(); ++other) {
     if (other != device_ && allocator.statsWithoutArenas(other).reserved_bytes[0].current > 0)
-      return;
+      return true;
   }
-  if (isWorthEmptying(allocator.statsWithoutArenas(device_))) (void)allocator.tryEmptyCache({0, 0});
+  return false;
 }
 
 void SparePools::tidyHeld(CudaAllocator& allocator) {
@@ -149,8 +224,13 @@ void SparePools::tidyHeld(CudaAllocator& allocator) {
     const std::lock_guard lock(mutex_);
     held.swap(held_);
   }
+  WarmUpMemory* memory = memory_.load(std::memory_order_acquire);
   const auto isGone = [&](const MemoryPool& each) {
-    return allocator.tryEmptyCache(each.id) && each.segments.expired();
+    if (!allocator.tryEmptyCache(each.id)) return false;
+    if (each.segments.expired()) return true;
+    // A gradient in the midst of a segment holds the pages that it lies on, not those around it.
+    if (memory != nullptr) memory->endFreePages(allocator.base().snapshot(each.id, false).segments);
+    return false;
   };
   held.erase(std::remove_if(held.begin(), held.end(), isGone), held.end());
   const std::lock_guard lock(mutex_);

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -27,15 +28,30 @@ class SparePools {
  public:
   static SparePools& of(c10::DeviceIndex device);
 
-  /// One that was used on `stream`, whose blocks serve no other; else a new one. The caller's until
-  /// put().
-  MemoryPool take(CudaAllocator& allocator, c10::cuda::CUDAStream stream);
+  struct Taken {
+    MemoryPool pool;
+    int64_t segment = 0;  // bytes that are to be the first segment of a new one
+  };
+  /// One that was used on `stream`, whose blocks serve no other; else a new one. `who`'s until put().
+  /// `expected`: bytes that lie in it at once before it is empty again; 0 if that is not known. One that is
+  /// empty and has them in pieces alone is given back, and a new one taken: in many segments PyTorch's
+  /// allocator leaves more holes than in one. Not where others have taken pools since `who` last said what
+  /// it expects: what they need beside that is not known.
+  Taken take(CudaAllocator& allocator, c10::cuda::CUDAStream stream, const void* who,
+             int64_t expected);
   void put(MemoryPool pool, c10::cuda::CUDAStream stream);
 
   /// Gives back all that is free. What somebody holds is given back by tidy() once it is free.
   void giveBack(CudaAllocator& allocator);
   /// Leaves it to PyTorch to give that back, where it empties its cache. True if there was any.
   bool letGo(CudaAllocator& allocator);
+
+  /// The process is taking `bytes` from the driver: as much of what is spare, or was held, is given back.
+  /// Eager's optimizer makes its state in the memory that its first backward has left idle, and warm-ups
+  /// leave theirs here; an arena's small pages cannot be the large ones that a warm-up has left. Waits for
+  /// the work on that. Nothing is done while anybody captures, or where another GPU has memory of this
+  /// process: its work may wait for this thread's next launch.
+  void makeRoom(CudaAllocator& allocator, int64_t bytes);
 
   /// Called by each replay, wherever it comes from. Looks after what is spare if nobody took it for
   /// some calls, and after what was held in giveBack() in the 1st, 2nd, 4th, 8th… call from there on.
@@ -54,11 +70,15 @@ class SparePools {
   };
   explicit SparePools(c10::DeviceIndex device) : device_(device) {}
   std::optional<MemoryPool> takeKnown(c10::cuda::CUDAStream stream);
+  bool isAlone(const void* who, bool expects);
+  bool letGoOf(CudaAllocator& allocator, const std::function<bool(const Spare&)>& isWanted);
   MemoryPool make(CudaAllocator& allocator);
+  void hold(CudaAllocator& allocator, std::vector<MemoryPool> pools);
   void tidyNow(CudaAllocator& allocator);
   void tidyHeld(CudaAllocator& allocator);
   bool isTimeToEmpty();
   void emptyIdleCache(CudaAllocator& allocator) const;
+  bool usesOtherGpus(CudaAllocator& allocator) const;
   void noteWhetherToTidy() { mayTidy_.store(!spare_.empty() || !held_.empty() || warmedUp_); }
 
   const c10::DeviceIndex device_;
@@ -72,6 +92,8 @@ class SparePools {
   bool warmedUp_ = false;         // somebody did, since it was last quiet
   int64_t quiets_ = 0;            // times that it was
   int64_t made_ = 0;              // pools, since there was none to take
+  const void* lastTaker_ = nullptr;
+  bool othersTook_ = false;  // since the last taker said what it expects
 };
 
 }  // namespace gravure

@@ -14,6 +14,8 @@ namespace gravure {
 namespace {
 
 using c10::cuda::CUDAStream;
+using c10::cuda::CUDACachingAllocator::BlockInfo;
+using c10::cuda::CUDACachingAllocator::SegmentInfo;
 
 // What the caller keeps lies on small pages: little, as a loss.
 constexpr Reservation kLarge{int64_t{1} << 43, int64_t{1} << 41, int64_t{1} << 36};
@@ -117,11 +119,12 @@ void* WarmUpMemory::addSegment(size_t bytes) {
   for (int64_t i = first; i < end; ++i) {
     Page& page = range.pages.at(i);
     ++page.segments;
+    ++page.addresses;
     page.streams.insert(c10::cuda::getCurrentCUDAStream(driver_.device()));
   }
   range.open = at + size;
   uncounted_ -= size;
-  segments_.emplace(range.base + at, size);
+  segments_.emplace(range.base + at, Segment{size, {}});
   return range.base + at;
 }
 
@@ -159,16 +162,47 @@ void WarmUpMemory::dropSegment(void* address) {
   const auto segment = segments_.find(address);
   TORCH_INTERNAL_ASSERT(segment != segments_.end(), "no warm-up has memory there");
   Range& range = large_.contains(address) ? large_ : small_;
-  const int64_t at = static_cast<char*>(address) - range.base, size = segment->second;
+  const auto& [size, ended] = segment->second;
+  const int64_t at = static_cast<char*>(address) - range.base;
   for (int64_t i = at / range.page; i < pagesIn(at + size, range.page); ++i) {
     Page& page = range.pages.at(i);
-    if (--page.segments > 0) continue;
-    page.ended = true;
-    ++ended_;
-    if (range.open / range.page == i) range.open = (i + 1) * range.page;
+    --page.addresses;
+    if (ended.count(i) == 0) endPage(range, i);
+    if (page.unmapped && page.addresses == 0) range.pages.erase(i);
   }
   uncounted_ += size;
   segments_.erase(segment);
+}
+
+/// One segment fewer needs it.
+void WarmUpMemory::endPage(Range& range, int64_t number) {
+  Page& page = range.pages.at(number);
+  if (--page.segments > 0) return;
+  page.ended = true;
+  ++ended_;
+  if (range.open / range.page == number) range.open = (number + 1) * range.page;
+}
+
+void WarmUpMemory::endFreePages(const std::vector<SegmentInfo>& segments) {
+  std::lock_guard lock(mutex_);
+  for (const SegmentInfo& segment : segments) {
+    const auto known = segments_.find(reinterpret_cast<void*>(segment.address));
+    if (known == segments_.end()) continue;
+    Range& range = large_.contains(known->first) ? large_ : small_;
+    const int64_t at = static_cast<char*>(known->first) - range.base;
+    std::set<int64_t> used;
+    int64_t block = at;
+    for (const BlockInfo& each : segment.blocks) {
+      const int64_t end = block + static_cast<int64_t>(each.size);
+      for (int64_t i = block / range.page; each.active && i < pagesIn(end, range.page); ++i)
+        used.insert(i);
+      block = end;
+    }
+    auto& [size, ended] = known->second;
+    for (int64_t i = at / range.page; i < pagesIn(at + size, range.page); ++i) {
+      if (used.count(i) == 0 && ended.insert(i).second) endPage(range, i);
+    }
+  }
 }
 
 std::vector<PageHandle> WarmUpMemory::takeEnded(int64_t most, CUDAStream stream) {
@@ -186,7 +220,7 @@ std::vector<PageHandle> WarmUpMemory::take(Range& range, int64_t most, CUDAStrea
   std::vector<Page*> found;
   for (auto& [number, page] : range.pages) {
     if (static_cast<int64_t>(found.size()) == most) break;
-    if (!page.ended || page.taken || page.marks.empty()) continue;
+    if (!page.ended || page.taken || page.unmapped || page.marks.empty()) continue;
     for (const auto& mark : page.marks) {
       if (before.insert(mark.get()).second) mark->block(stream);
     }
@@ -215,14 +249,14 @@ void WarmUpMemory::markEnded() {
   };
   for (Range* range : {&large_, &small_}) {
     for (auto& [number, page] : range->pages) {
-      if (!page.ended || !page.marks.empty()) continue;
+      if (!page.ended || page.unmapped || !page.marks.empty()) continue;
       for (const CUDAStream stream : page.streams) page.marks.push_back(markOf(stream));
       if (std::count(page.marks.begin(), page.marks.end(), nullptr) > 0) page.marks.clear();
     }
   }
 }
 
-int64_t WarmUpMemory::unmapEnded(bool wait) {
+int64_t WarmUpMemory::unmapEnded(bool wait, int64_t most) {
   markEnded();
   int64_t freed = 0;
   std::unordered_map<const CudaEvent*, bool> done;  // a mark is that of hundreds of pages
@@ -234,8 +268,8 @@ int64_t WarmUpMemory::unmapEnded(bool wait) {
   };
   for (Range* range : {&large_, &small_}) {
     for (auto it = range->pages.begin(); it != range->pages.end();) {
-      const Page& page = it->second;
-      if (!page.ended || page.marks.empty() ||
+      Page& page = it->second;
+      if (freed >= most || !page.ended || page.unmapped || page.marks.empty() ||
           !std::all_of(page.marks.begin(), page.marks.end(), isDone)) {
         ++it;
         continue;
@@ -247,17 +281,18 @@ int64_t WarmUpMemory::unmapEnded(bool wait) {
         freed += range->page;
       }
       --ended_;
-      it = range->pages.erase(it);
+      page.unmapped = true;
+      it = page.addresses > 0 ? std::next(it) : range->pages.erase(it);
     }
   }
   return freed;
 }
 
-int64_t WarmUpMemory::giveBackEnded(bool wait) {
+int64_t WarmUpMemory::giveBackEnded(bool wait, int64_t most) {
   CudaAllocator::install().stats(driver_.device()).notePeaks();
   std::lock_guard lock(mutex_);
   const DeviceScope here(driver_.device());
-  return unmapEnded(wait);
+  return unmapEnded(wait, most);
 }
 
 void WarmUpMemory::openTo(c10::DeviceIndex device) {
@@ -265,8 +300,9 @@ void WarmUpMemory::openTo(c10::DeviceIndex device) {
   const DeviceScope here(driver_.device());
   if (!openTo_.insert(device).second) return;
   for (const Range* range : {&large_, &small_}) {
-    for (const auto& [number, page] : range->pages)
-      driver_.open(range->base + number * range->page, range->page, {device});
+    for (const auto& [number, page] : range->pages) {
+      if (!page.unmapped) driver_.open(range->base + number * range->page, range->page, {device});
+    }
   }
 }
 

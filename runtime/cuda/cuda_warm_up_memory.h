@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <atomic>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,12 +48,16 @@ class WarmUpMemory {
   /// `stream` gets next comes after the work on them.
   std::vector<PageHandle> takeEnded(int64_t most, c10::cuda::CUDAStream stream);
 
+  /// `segments`: what PyTorch's allocator has from here in a pool of which nobody will allocate any more.
+  /// A page ends once no block in use lies on it, and not only with the whole segment.
+  void endFreePages(const std::vector<c10::cuda::CUDACachingAllocator::SegmentInfo>& segments);
+
   /// Whether giveBack() might find something.
   bool hasEnded() const { return ended_.load(std::memory_order_relaxed) > 0; }
   /// Unmaps pages on which nothing lies and no work is left, and frees those that nobody took.
-  /// Returns the bytes freed. The second one waits for the work.
-  int64_t giveBack() { return giveBackEnded(false); }
-  int64_t giveBackWaiting() { return giveBackEnded(true); }
+  /// Returns the bytes freed. The second one waits for the work, and stops behind `most` bytes.
+  int64_t giveBack() { return giveBackEnded(false, kAll); }
+  int64_t giveBackWaiting(int64_t most = kAll) { return giveBackEnded(true, most); }
 
   /// Kernels on `device`, too, may use what lies here.
   void openTo(c10::DeviceIndex device);
@@ -62,13 +67,21 @@ class WarmUpMemory {
   int64_t largePage() const { return driver_.largePage(); }
 
  private:
+  static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
   struct Page {
     PageHandle handle = 0;
-    int32_t segments = 0;                               // that lie on it
-    bool ended = false;                                 // had some, and has none
+    int32_t segments = 0;                               // that need it
+    int32_t addresses = 0;                              // segments that have its addresses
+    bool ended = false;                                 // was needed, and is not any more
     bool taken = false;                                 // the handle is somebody else's
+    bool unmapped = false;                              // only addresses are left
     std::unordered_set<c10::cuda::CUDAStream> streams;  // that segments on it were made for
     std::vector<std::shared_ptr<CudaEvent>> marks;      // behind its last work, once ended
+  };
+  struct Segment {
+    int64_t bytes = 0;
+    std::set<int64_t> ended;  // pages that it does not need any more
   };
   /// Segments one behind the other, on pages of one size.
   struct Range {
@@ -89,18 +102,19 @@ class WarmUpMemory {
   /// nullptr if there is no memory for it.
   void* addSegment(size_t bytes);
   void dropSegment(void* address);
+  void endPage(Range& range, int64_t number);
   Range rangeOf(int64_t page, const Reservation& wanted) const;
   bool addPages(Range& range, int64_t first, int64_t end);
   std::vector<PageHandle> take(Range& range, int64_t most, c10::cuda::CUDAStream stream);
-  int64_t giveBackEnded(bool wait);
-  int64_t unmapEnded(bool wait);
+  int64_t giveBackEnded(bool wait, int64_t most);
+  int64_t unmapEnded(bool wait, int64_t most = kAll);
   void markEnded();
 
   const PageDriver driver_;
   const std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> segmentsOfPools_;
   mutable std::mutex mutex_;
   Range large_, small_;
-  std::map<void*, int64_t> segments_;  // bytes by address
+  std::map<void*, Segment> segments_;  // by address
   std::set<c10::DeviceIndex> openTo_;
   std::atomic<int64_t> ended_{0};  // pages
   std::atomic<int64_t> uncounted_{0};

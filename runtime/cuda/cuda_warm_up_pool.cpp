@@ -75,15 +75,30 @@ WarmUpPool::~WarmUpPool() {
   atEnd("the end of a warm-up", [this] { end(); });
 }
 
-void WarmUpPool::begin() {
+/// PyTorch's allocator keeps what it has no use for: a segment that all of the run comes to lie in.
+void WarmUpPool::makeSegment(int64_t bytes) {
+  const WarmUpMemory* memory = WarmUpMemory::known(device_);
+  const int64_t room = static_cast<int64_t>(allocator_.getMemoryInfo(device_).first) +
+                       (memory == nullptr ? 0 : memory->uncounted());
+  if (room < bytes) return;
+  try {
+    allocator_.base().raw_delete(allocator_.base().raw_alloc(static_cast<size_t>(bytes)));
+  } catch (const c10::OutOfMemoryError&) {
+    // The run takes segments as it needs them.
+  }
+}
+
+void WarmUpPool::begin(int64_t expected) {
   const auto stream = c10::cuda::getCurrentCUDAStream(device_);
-  taken_ = Taken{SparePools::of(device_).take(allocator_, stream), stream};
+  auto [pool, segment] = SparePools::of(device_).take(allocator_, stream, this, expected);
+  taken_ = Taken{std::move(pool), stream};
   try {
     routing_ = std::make_unique<PoolRouting>(allocator_, device_, taken_->pool.id,
                                              [](cudaStream_t) { return warmingUp > 0; });
     ++warmingUp;
     // A capture has others, for its own stream: those of a model that is captured whole would lie idle.
     c10::cuda::CUDAGuard guard(device_);
+    if (segment > 0) makeSegment(segment);
     workspaces_ = std::make_unique<PassingWorkspaces>();
   } catch (...) {
     end();

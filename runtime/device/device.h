@@ -195,8 +195,9 @@ class Device {
 
   /// Around a step that warms up, on its thread: what the thread allocates comes from a pool for
   /// warm-ups, so that they leave no holes where captures and eager code allocate. The programs of a
-  /// device warm up in it one after another.
-  virtual void beginWarmUp() {}
+  /// device warm up in it one after another. `expected`: bytes that this run and those up to the end of the
+  /// step take at once; 0 if that is not known.
+  virtual void beginWarmUp(int64_t /*expected*/) {}
   virtual void endWarmUp() {}
   /// Gives back what lies idle there, whoever left it; what is in use, once it is not. Idempotent.
   virtual void dropWarmUp() {}

@@ -24,7 +24,7 @@ class ForwardingDevice : public Device {
   }
   bool poisons() const override { return to_->poisons(); }
   void poison(void* address, int64_t bytes) override { to_->poison(address, bytes); }
-  void beginWarmUp() override { to_->beginWarmUp(); }
+  void beginWarmUp(int64_t expected) override { to_->beginWarmUp(expected); }
   void endWarmUp() override { to_->endWarmUp(); }
   void dropWarmUp() override { to_->dropWarmUp(); }
   bool callerCaptures() const override { return to_->callerCaptures(); }

@@ -115,6 +115,27 @@ class LayoutBuilder {
   }
 
   ArenaLayout build(const LayoutOptions& options) {
+    collect(options);
+    layout_.plan = planBuffers(std::move(buffers_), options.alignment);
+    placeLow(layout_.plan, saved_, staysOn_);
+    const std::string fault = layout_.plan.verify();
+    TORCH_INTERNAL_ASSERT(fault.empty(), fault);
+    for (size_t i = 0; i < offsets_.size(); ++i) *offsets_[i] = layout_.plan.buffers[i].offset;
+    noteDeaths();
+    noteOperands();
+    noteResting();
+    noteUsed();
+    return std::move(layout_);
+  }
+
+  int64_t load(const LayoutOptions& options) {
+    collect(options);
+    return peakLoad(buffers_, options.alignment);
+  }
+
+ private:
+  /// What is to be placed.
+  void collect(const LayoutOptions& options) {
     for (EntryCode& code : codes_) {
       code.forEachCall([&](Call& call) { joinAliases(call, code); });
     }
@@ -132,19 +153,8 @@ class LayoutBuilder {
       codes_[e].forEachCall([&](Call& call) { planCall(call, codes_[e], records_[e]); });
     }
     if (options.edit) options.edit(buffers_);
-    layout_.plan = planBuffers(std::move(buffers_), options.alignment);
-    placeLow(layout_.plan, rests_);
-    const std::string fault = layout_.plan.verify();
-    TORCH_INTERNAL_ASSERT(fault.empty(), fault);
-    for (size_t i = 0; i < offsets_.size(); ++i) *offsets_[i] = layout_.plan.buffers[i].offset;
-    noteDeaths();
-    noteOperands();
-    noteResting();
-    noteUsed();
-    return std::move(layout_);
   }
 
- private:
   void joinAliases(const Call& call, const EntryCode& code) {
     for (const RecordedTensor& tensor : call.recorded.tensors) {
       if (tensor.operandSlot == kNoSlot) continue;
@@ -302,7 +312,7 @@ class LayoutBuilder {
         {moments_->at(life.begin, life.beginAfter), end, bytes, -1, std::move(label)});
     staysOn_.push_back(life.reserved);
     born_.push_back(life.reserved ? life.born : life.begin);
-    rests_.push_back(life.reserved || crossesEntries(life));
+    saved_.push_back(!life.reserved && crossesEntries(life));
   }
 
   /// True if it is alive when one entry has run and the next one has not.
@@ -317,7 +327,7 @@ class LayoutBuilder {
   void noteResting() {
     for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
       const Buffer& buffer = layout_.plan.buffers[i];
-      if (!rests_[i]) continue;
+      if (!saved_[i] && !staysOn_[i]) continue;
       auto& extents = staysOn_[i] ? layout_.results : layout_.saved;
       extents.push_back({buffer.offset, buffer.offset + buffer.bytes});
     }
@@ -401,7 +411,7 @@ class LayoutBuilder {
   std::vector<Buffer> buffers_;
   std::vector<int64_t> born_;      // by buffer: Life::born
   std::vector<bool> staysOn_;      // by buffer: Life::reserved
-  std::vector<bool> rests_;        // by buffer: may be held between two steps
+  std::vector<bool> saved_;        // by buffer: alive from one entry to the next, and no result
   std::vector<int64_t*> offsets_;  // stable: rows are reserved before their members are claimed
 };
 
@@ -459,6 +469,13 @@ ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
                         const std::vector<CallPlanning>& planning, const LayoutOptions& options,
                         Remarks& remarks) {
   return LayoutBuilder(timeline, codes, records, planning, devices, remarks).build(options);
+}
+
+int64_t arenaLoad(const Timeline& timeline, std::vector<EntryCode>& codes,
+                  const std::vector<AllocationRecord>& records, const DeviceMap& devices,
+                  const std::vector<CallPlanning>& planning, const LayoutOptions& options) {
+  Remarks remarks;  // for whoever lays the arena out
+  return LayoutBuilder(timeline, codes, records, planning, devices, remarks).load(options);
 }
 
 }  // namespace gravure

@@ -70,4 +70,9 @@ ArenaLayout layOutArena(const Timeline& timeline, std::vector<EntryCode>& codes,
                         const std::vector<CallPlanning>& planning, const LayoutOptions& options,
                         Remarks& remarks);
 
+/// Bytes that are alive at once in that arena, at most: MemoryPlan::load, without a place for anything.
+int64_t arenaLoad(const Timeline& timeline, std::vector<EntryCode>& codes,
+                  const std::vector<AllocationRecord>& records, const DeviceMap& devices,
+                  const std::vector<CallPlanning>& planning, const LayoutOptions& options);
+
 }  // namespace gravure

@@ -10,7 +10,9 @@ namespace {
 using placement::Placement;
 using placement::Request;
 
-constexpr double kGrowth = 1.001;
+constexpr double kGrowth = 1.005;
+constexpr int64_t kWorth =
+    20;  // a byte more in the arena is worth so many that what is held ends lower
 constexpr int64_t kWork = 1'000'000;
 constexpr int64_t kWorkPerBuffer = 50;
 
@@ -28,37 +30,49 @@ Request requestOf(const MemoryPlan& plan) {
 
 }  // namespace
 
-void placeLow(MemoryPlan& plan, const std::vector<bool>& low) {
-  if (std::find(low.begin(), low.end(), true) == low.end()) return;
+void placeLow(MemoryPlan& plan, const std::vector<bool>& saved, const std::vector<bool>& results) {
+  const auto any = [](const std::vector<bool>& of) {
+    return std::find(of.begin(), of.end(), true) != of.end();
+  };
+  if (!any(saved) && !any(results)) return;
   const Request request = requestOf(plan);
-  const auto isLow = [&](int32_t i) { return low[i]; };
-  const auto endOf = [&](const std::vector<int64_t>& offsets) {
-    int64_t end = 0;
-    for (size_t i = 0; i < offsets.size(); ++i) {
-      if (low[i]) end = std::max(end, offsets[i] + request.size[i]);
+  const auto isSaved = [&](int32_t i) { return saved[i]; };
+  const auto isResult = [&](int32_t i) { return results[i]; };
+  const auto costOf = [&](const Placement& placed) {
+    int64_t savedEnd = 0, end = 0;
+    for (size_t i = 0; i < request.count(); ++i) {
+      const int64_t top = placed.offset[i] + request.size[i];
+      if (saved[i]) savedEnd = std::max(savedEnd, top);
+      if (saved[i] || results[i]) end = std::max(end, top);
     }
-    return end;
+    return savedEnd + end + kWorth * placed.top;
   };
   Placement best;
   for (const Buffer& buffer : plan.buffers) best.offset.push_back(buffer.offset / plan.alignment);
   best.top = plan.bytes / plan.alignment;
-  int64_t end = endOf(best.offset);
+  int64_t cost = costOf(best);
   const auto limit = static_cast<int64_t>(kGrowth * static_cast<double>(best.top)) + 1;
-  for (const bool latestFirst : {false, true}) {
-    for (auto* others : {placement::peakFirst, placement::heaviestFirst, placement::largestFirst}) {
-      int64_t work = kWork + kWorkPerBuffer * static_cast<int64_t>(request.count());
-      std::vector<int32_t> order = others(request);
-      const auto middle = std::stable_partition(order.begin(), order.end(), isLow);
-      std::stable_sort(order.begin(), middle, [&](int32_t a, int32_t b) {
-        return latestFirst ? request.begin[a] > request.begin[b]
-                           : request.begin[a] < request.begin[b];
-      });
-      Placement placed;
-      if (!placement::placeAtLowestGap(request, order, limit, &work, placed)) continue;
-      if (const int64_t top = endOf(placed.offset); top < end) {
-        end = top;
-        best = std::move(placed);
-      }
+  const auto tryOrder = [&](std::vector<int32_t> order, bool latestFirst, bool resultsToo) {
+    const auto inTime = [&](int32_t a, int32_t b) {
+      return latestFirst ? request.begin[a] > request.begin[b]
+                         : request.begin[a] < request.begin[b];
+    };
+    const auto behind = std::stable_partition(order.begin(), order.end(), isSaved);
+    std::stable_sort(order.begin(), behind, inTime);
+    if (resultsToo)
+      std::stable_sort(behind, std::stable_partition(behind, order.end(), isResult), inTime);
+    int64_t work = kWork + kWorkPerBuffer * static_cast<int64_t>(request.count());
+    Placement placed;
+    if (!placement::placeAtLowestGap(request, order, limit, &work, placed)) return;
+    if (const int64_t lower = costOf(placed); lower < cost) {
+      cost = lower;
+      best = std::move(placed);
+    }
+  };
+  for (const bool resultsToo : {true, false}) {
+    for (const bool latestFirst : {false, true}) {
+      for (auto* others : {placement::peakFirst, placement::heaviestFirst, placement::largestFirst})
+        tryOrder(others(request), latestFirst, resultsToo);
     }
   }
   for (size_t i = 0; i < plan.buffers.size(); ++i) {

@@ -165,6 +165,7 @@ class Runtime::Impl {
 
   // Warm-up and planning (warm_up.cpp).
   int64_t mostWarmUps() const;
+  int64_t expectedBytes(const EntryState& entry);
   void warmUp(EntryState& entry, llvm::function_ref<void()> run);
   void runRecorded(EntryState& entry);
   void runPlain(EntryState& entry);

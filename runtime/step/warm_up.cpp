@@ -14,7 +14,7 @@ namespace {
 
 class WarmUpScope {
  public:
-  explicit WarmUpScope(Device& device) : device_(device) { device_.beginWarmUp(); }
+  WarmUpScope(Device& device, int64_t expected) : device_(device) { device_.beginWarmUp(expected); }
   ~WarmUpScope() { device_.endWarmUp(); }
 
  private:
@@ -25,9 +25,23 @@ class WarmUpScope {
 
 int64_t Runtime::Impl::mostWarmUps() const { return std::max<int64_t>(options_.maxWarmups, 2); }
 
+/// Before `entry` warms up: what this run and those of the entries behind it take at once, as recorded in
+/// the last step; 0 where that is not known, or a step has begun.
+int64_t Runtime::Impl::expectedBytes(const EntryState& entry) {
+  if (&entry != &entries_.front() || layout_) return 0;
+  std::vector<AllocationRecord> records;
+  for (const EntryState& each : entries_) {
+    if (each.warmUp.record.empty()) return 0;
+    records.push_back(each.warmUp.record);
+  }
+  LayoutOptions options;
+  options.alignment = device_->alignment();
+  return arenaLoad(timeline_, codes_, records, devices_, planning_, options);
+}
+
 void Runtime::Impl::warmUp(EntryState& entry, llvm::function_ref<void()> run) {
   try {
-    const WarmUpScope pool(*device_);
+    const WarmUpScope pool(*device_, expectedBytes(entry));
     run();
   } catch (...) {
     // Out of memory perhaps: what the pool keeps would be missing to whoever handles that.

@@ -35,11 +35,11 @@ struct Things {
 
   Things() {
     device->installAllocator();
-    device->beginWarmUp();
+    device->beginWarmUp(0);
     (void)at::empty({32 * kMiB}, at::TensorOptions(kGpu)).fill_(1);
     device->endWarmUp();
     device->dropWarmUp();
-    device->beginWarmUp();
+    device->beginWarmUp(0);
     (void)at::empty({8 * kMiB}, at::TensorOptions(kGpu)).fill_(1);
     device->endWarmUp();
     slab = device->makeSlab(shapeOf(plan));

@@ -93,7 +93,7 @@ TEST_CASE("the arena takes over the warm-up's memory while work is still going o
   at::Tensor sum = readied({other, stream});
   const int64_t before = reserved(), freeBefore = freeMemory();
   at::Tensor kept;
-  device.beginWarmUp();
+  device.beginWarmUp(0);
   {
     const at::Tensor a = floats(100 * kMiB), b = floats(72 * kMiB);
     kept = at::full({1000}, 7.0, at::TensorOptions(kGpu));
@@ -151,7 +151,7 @@ TEST_CASE("a warm-up takes over the memory of an ended one while work is still g
   const auto stream = first.currentStream(), other = c10::cuda::getStreamFromPool(false, 0);
   at::Tensor sum = readied({other, stream}), next;
   const int64_t before = reserved();
-  first.beginWarmUp();
+  first.beginWarmUp(0);
   {
     const at::Tensor a = floats(160 * kMiB);
     at::cuda::sleep(kSecond);
@@ -161,7 +161,7 @@ TEST_CASE("a warm-up takes over the memory of an ended one while work is still g
   first.dropWarmUp();
   const int64_t warm = reserved();
   CHECK(warm >= before + 160 * kMiB);
-  second.beginWarmUp();
+  second.beginWarmUp(0);
   SECTION("on the same stream") { next = floats(150 * kMiB).fill_(2); }
   SECTION("on another stream") {
     c10::cuda::CUDAStreamGuard guard(other);
@@ -196,7 +196,7 @@ TEST_CASE("several warm-ups at once, and a second one after the first, lie apart
   };
   for (int round = 0; round < 3; ++round) {
     for (CudaDevice* device : {&first, &second}) {
-      device->beginWarmUp();
+      device->beginWarmUp(0);
       for (int64_t bytes : {kMiB, 3 * kMiB, 30 * kMiB, 70 * kMiB}) add(bytes);
       device->endWarmUp();
       if (round == 1) device->dropWarmUp();
@@ -215,7 +215,7 @@ TEST_CASE("programs that warm up one after another take what one of them takes")
   giveBackOthers();
   const int64_t before = reserved();
   const auto warmUp = [](CudaDevice& device) {
-    device.beginWarmUp();
+    device.beginWarmUp(0);
     (void)floats(160 * kMiB).fill_(1);
     device.endWarmUp();
   };
@@ -247,6 +247,154 @@ TEST_CASE("programs that warm up one after another take what one of them takes")
   CHECK(reserved() == before);
 }
 
+TEST_CASE("a warm-up of which the bytes are known lies in one segment") {
+  NEEDS_GPU();
+  CudaDevice device(0);
+  device.installAllocator();
+  (void)readied({device.currentStream()});
+  giveBackOthers();
+  const int64_t before = reserved();
+  device.beginWarmUp(0);
+  { const at::Tensor a = floats(64 * kMiB), b = floats(64 * kMiB), c = floats(96 * kMiB); }
+  device.endWarmUp();
+  const int64_t warm = reserved();
+  CHECK(warm >= before + 224 * kMiB);
+  at::Tensor kept;
+  SECTION("and so has no holes") {
+    device.beginWarmUp(188 * kMiB);
+    const at::Tensor a = floats(130 * kMiB).fill_(1), b = floats(58 * kMiB).fill_(2);
+    CHECK(reserved() == warm);
+    CHECK(a.sum().item<float>() == 130.f * kMiB / 4);
+    device.endWarmUp();
+  }
+  SECTION("but not where there were few holes") {
+    device.beginWarmUp(218 * kMiB);
+    const at::Tensor a = floats(130 * kMiB).fill_(1);  // lies in none of the three
+    CHECK(reserved() >= warm + 128 * kMiB);
+    device.endWarmUp();
+  }
+  SECTION("but not where something lies in the pool") {
+    device.beginWarmUp(0);
+    kept = floats(64 * kMiB).fill_(3);
+    device.endWarmUp();
+    device.beginWarmUp(188 * kMiB);
+    CHECK(reserved() == warm);
+    device.endWarmUp();
+    CHECK(kept.sum().item<float>() == 3.f * 64 * kMiB / 4);
+  }
+  SECTION("nor where another program warms up in the same step") {
+    CudaDevice other(0);
+    other.beginWarmUp(0);
+    other.endWarmUp();
+    device.beginWarmUp(188 * kMiB);
+    const at::Tensor a = floats(130 * kMiB).fill_(1);
+    CHECK(reserved() >= warm + 128 * kMiB);
+    device.endWarmUp();
+  }
+  SECTION("nor where the GPU has no room for it") {
+    device.beginWarmUp(int64_t{1} << 42);
+    const at::Tensor a = floats(64 * kMiB).fill_(1);
+    CHECK(a.sum().item<float>() == 64.f * kMiB / 4);
+    device.endWarmUp();
+  }
+  kept = at::Tensor();
+  device.synchronize();
+  emptyCache();
+  device.tidyWarmUp();
+  CHECK(reserved() == before);
+}
+
+TEST_CASE("what is kept of a warm-up holds its own pages, not those around it") {
+  NEEDS_GPU();
+  CudaDevice device(0);
+  device.installAllocator();
+  (void)readied({device.currentStream()});
+  giveBackOthers();
+  const int64_t before = reserved();
+  device.beginWarmUp(0);
+  (void)floats(kMiB);
+  device.endWarmUp();
+  at::Tensor kept;
+  device.beginWarmUp(384 * kMiB);
+  {
+    const at::Tensor a = floats(160 * kMiB);
+    kept = floats(20 * kMiB).fill_(5);
+    const at::Tensor b = floats(160 * kMiB).fill_(6);
+  }
+  device.endWarmUp();
+  const int64_t warm = reserved();
+  CHECK(warm >= before + 384 * kMiB);
+  device.dropWarmUp();
+  CHECK(reserved() == warm);
+  auto arena = device.makeSlab(shapeOfBytes(288 * kMiB));
+  CHECK(reserved() == warm);  // all of its pages are the warm-up's
+  std::string why;
+  REQUIRE(arena->enter(0, why));
+  const at::Tensor whole = all(*arena).fill_(3);
+  arena->leave();
+  device.synchronize();
+  device.tidyWarmUp();
+  CHECK(kept.sum().item<float>() == 5.f * 20 * kMiB / 4);
+  CHECK(whole.sum().item<float>() == 3.f * 288 * kMiB / 4);
+  CHECK(reserved() <= before + (288 + 64) * kMiB);  // kept lies on two pages at most
+  // Its addresses are still those of the segment: a later warm-up lies elsewhere.
+  device.beginWarmUp(0);
+  const at::Tensor later = floats(160 * kMiB).fill_(7);
+  device.endWarmUp();
+  CHECK(kept.sum().item<float>() == 5.f * 20 * kMiB / 4);
+  CHECK(later.sum().item<float>() == 7.f * 160 * kMiB / 4);
+}
+
+TEST_CASE("what PyTorch's cache takes from the driver is made room for where warm-ups lie idle") {
+  NEEDS_GPU();
+  NEEDS_OTHER_GPUS_EMPTY();
+  CudaDevice device(0);
+  device.installAllocator();
+  (void)readied({device.currentStream()});
+  giveBackOthers();
+  const int64_t before = reserved();
+  device.beginWarmUp(0);
+  (void)floats(320 * kMiB).fill_(1);
+  device.endWarmUp();
+  const int64_t warm = reserved();
+  std::vector<at::Tensor> state;
+  SECTION("by eager code") {
+    for (int i = 0; i < 4; ++i) state.push_back(floats(64 * kMiB).fill_(i));
+    CHECK(reserved() <= warm);
+    for (int i = 0; i < 4; ++i) CHECK(state[i].sum().item<float>() == 64.f * i * kMiB / 4);
+    device.beginWarmUp(0);
+    const at::Tensor again = floats(320 * kMiB).fill_(8);
+    device.endWarmUp();
+    CHECK(again.sum().item<float>() == 8.f * 320 * kMiB / 4);
+    for (int i = 0; i < 4; ++i) CHECK(state[i].sum().item<float>() == 64.f * i * kMiB / 4);
+  }
+  SECTION("but not in the midst of a step") {
+    device.beginWarmUp(0);
+    const at::Tensor saved = floats(200 * kMiB).fill_(4);
+    device.endWarmUp();
+    state.push_back(floats(64 * kMiB));
+    CHECK(reserved() == warm + 64 * kMiB);
+    CHECK(saved.sum().item<float>() == 4.f * 200 * kMiB / 4);
+  }
+  SECTION("but not while somebody captures") {
+    at::cuda::CUDAGraph graph;
+    c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, 0));
+    graph.capture_begin();  // which takes little itself, before it begins
+    const int64_t begun = reserved();
+    state.push_back(floats(64 * kMiB).fill_(1));
+    graph.capture_end();
+    CHECK(reserved() == begun + 64 * kMiB);
+    graph.replay();
+    device.synchronize();
+    CHECK(state[0].sum().item<float>() == 64.f * kMiB / 4);
+  }
+  state.clear();
+  device.synchronize();
+  emptyCache();
+  device.tidyWarmUp();
+  CHECK(reserved() == before);
+}
+
 TEST_CASE("a warm-up has what a program that was planned has freed since") {
   NEEDS_GPU();
   CudaDevice first(0), second(0);
@@ -254,7 +402,7 @@ TEST_CASE("a warm-up has what a program that was planned has freed since") {
   (void)readied({first.currentStream()});
   giveBackOthers();
   const auto warmUp = [](CudaDevice& device, int64_t bytes) {
-    device.beginWarmUp();
+    device.beginWarmUp(0);
     at::Tensor found = floats(bytes).fill_(1);
     device.endWarmUp();
     return found;
@@ -278,7 +426,7 @@ TEST_CASE("what the first steps left in PyTorch's cache is given back, once") {
   const int64_t before = reserved();
   const auto ofAStep = [] { (void)floats(256 * kMiB).fill_(1); };
   const auto warmUp = [&] {
-    device.beginWarmUp();
+    device.beginWarmUp(0);
     (void)floats(40 * kMiB).fill_(1);
     device.endWarmUp();
   };
@@ -315,7 +463,7 @@ TEST_CASE(
     emptyCache();  // with it the spare pool
     (void)floats(256 * kMiB).fill_(1);
     CHECK(reserved() >= before + 256 * kMiB);
-    device.beginWarmUp();
+    device.beginWarmUp(0);
     (void)floats(40 * kMiB).fill_(1);
     device.endWarmUp();
     REQUIRE(++made < 1024);
@@ -335,7 +483,7 @@ TEST_CASE(
   const int64_t before = reserved(), freeBefore = freeMemory();
   std::vector<at::Tensor> held;
   for (int round = 0; round < 2; ++round) {
-    device.beginWarmUp();
+    device.beginWarmUp(0);
     for (int64_t bytes : {1000l, 30 * kMiB, 70 * kMiB}) held.push_back(floats(bytes).fill_(1));
     device.endWarmUp();
     device.dropWarmUp();
@@ -360,11 +508,11 @@ TEST_CASE("a warm-up ends while somebody else's allocations are routed to a pool
   device.installAllocator();
   giveBackOthers();
   const int64_t before = reserved();
-  device.beginWarmUp();
+  device.beginWarmUp(0);
   (void)floats(100 * kMiB);
   device.endWarmUp();
   SECTION("another warm-up's, which is paused for that") {
-    other.beginWarmUp();
+    other.beginWarmUp(0);
     const at::Tensor first = floats(kMiB);
     device.dropWarmUp();
     const at::Tensor second = floats(kMiB);
@@ -398,7 +546,7 @@ TEST_CASE("whoever is out of memory gets that of an ended warm-up, and waits for
   device.installAllocator();
   const int64_t most = (freeMemory() - 2048 * kMiB) / (64 * kMiB) * 64 * kMiB;
   at::Tensor taken;
-  device.beginWarmUp();
+  device.beginWarmUp(0);
   {
     const at::Tensor big = floats(most);
     at::cuda::sleep(kSecond / 4);
@@ -413,7 +561,7 @@ TEST_CASE("whoever is out of memory gets that of an ended warm-up, and waits for
   }
   SECTION("another warm-up") {
     CudaDevice other(0);
-    other.beginWarmUp();
+    other.beginWarmUp(0);
     taken = floats(most).fill_(2);
     other.endWarmUp();
   }

@@ -7,6 +7,7 @@ the graph is compiled. Nor does anybody know which calls share the casts of eage
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +16,11 @@ import torch
 from torch.utils.hooks import unserializable_hook
 
 from ..graphs.cached_casts import cast_inputs
-from ..graphs.devices import give_back_cache
+from ..graphs.devices import give_back_cache, gpu_of
 from ..graphs.graph_as_it_is import as_it_is
+from ..library.warm_up_pool import in_warm_up_pool
 from ..text.entry_call import picker
-from ..torch_api.autograd import times_written
+from ..torch_api.autograd import at_end_of_backward, times_written
 from ..torch_api.dispatch import in_autocast
 from ..torch_api.fake_tensors import FakeTensor
 from .cast_cache import CastCache, CastCall, cache_of
@@ -54,6 +56,7 @@ class AutocastCall:
         cast = cast_inputs(inside.graph, inputs) if torch.is_autocast_cache_enabled() else []
         self._pick = picker(cast)
         self._device = inputs[cast[0]].device if cast else None
+        self._gpu = gpu_of(inputs)
         self._watched: CastCache | None = None  # in which it runs as it is
         # Where it was seen to share casts while its program ran: it is watched in the next cache.
         self._unwatched: CastCache | None = None
@@ -82,7 +85,7 @@ class AutocastCall:
             self._behind.passed_by("")
         if self._keeps_blocks:
             self._keeps_blocks = False
-            give_back_cache(args)
+            give_back_cache(self._gpu)
         if self._chosen is None:
             if not self._found:
                 return self._behind(*args)
@@ -130,17 +133,20 @@ class AutocastCall:
         if not self._stays and not self._was_called:
             self._watched = cache
         self._was_called = self._keeps_blocks = True
-        results = self._graph(*args)
+        with in_warm_up_pool(self._gpu):
+            results = self._graph(*args)
         self._follow(results, cache, call)
         return results
 
     def _follow(self, results: Any, cache: CastCache | None, call: CastCall | None) -> None:
-        found = self._found
+        found, gpu = self._found, self._gpu
 
         @unserializable_hook  # a result may be saved, without a word of this
         def note(_: torch.Tensor) -> None:
             if not found:
                 found.append(in_autocast())
+                # What an optimizer makes now would lie in blocks of which nobody asks for the rest.
+                at_end_of_backward(functools.partial(give_back_cache, gpu))
             if cache is not None and call is not None:
                 for each in call.differentiated(cache):
                     owner = each.owner()

@@ -39,17 +39,20 @@ _SPARE = 2  # arenas that are free when one more is made for a call in flight
 _MUCH = 64 << 20  # bytes of PyTorch's cache, for which emptying it is worth the wait
 
 
-def give_back_cache(values: Iterable[Any]) -> None:
-    """Empties PyTorch's cache of the devices of these values: it kept blocks for calls that ran as
-    they are, and programs have memory of their own.
+def gpu_of(values: Iterable[Any]) -> torch.device | None:
+    """That of the first tensor on one."""
+    return next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
+
+
+def give_back_cache(gpu: torch.device | None) -> None:
+    """Empties PyTorch's cache: it kept blocks for calls that ran as they are, and programs have
+    memory of their own.
 
     PyTorch does the same before a capture. Not where somebody captures, or little is kept.
     """
-    devices = {v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda}
-    if not devices or torch.cuda.is_current_stream_capturing():
+    if gpu is None or torch.cuda.is_current_stream_capturing():
         return
-    kept = (torch.cuda.memory_reserved(d) - torch.cuda.memory_allocated(d) for d in devices)
-    if max(kept) > _MUCH:
+    if torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu) > _MUCH:
         torch.cuda.empty_cache()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from .private_names import (
     MissingName,
+    Variable,
     _current_graph_task_id,
     _get_current_graph_task_keep_graph,
     _top_saved_tensors_default_hooks,
@@ -30,6 +31,14 @@ def keeps_graph() -> bool:
 def backward_number() -> int:
     """Of the backward that runs. Without it calls that share casts cannot be told: bits."""
     return _current_graph_task_id()
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """It is called once the backward that runs has ended. Without it, it is not called."""
+    try:
+        Variable._execution_engine.queue_callback(call)
+    except MissingName as error:
+        warn_of(error)
 
 
 def saved_tensor_hooks_are_set() -> bool:

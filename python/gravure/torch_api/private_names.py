@@ -62,6 +62,7 @@ class Without(enum.Enum):
     PROCESSES = "Inductor's processes start with the first kernel, and first calls take longer"
     LOOKS = "what a step takes is looked up in each call"
     BUNDLES = "saved values pass autograd one by one"
+    HOLES = "PyTorch's cache keeps more memory behind a first step under autocast"
     KEPT_GRAPHS = "backwards run uncaptured, as if their graphs were kept"
     LOCK = "two threads that compile at once wait for each other here alone"
     OPTIMIZERS = "an optimizer's step is refused, and runs behind the program"
@@ -226,6 +227,7 @@ _ROWS = (
     Private(_C, "_set_grad_enabled", Without.BITS, as_="set_grad_enabled"),
     # Autograd.
     Private(_C, "_current_graph_task_id", Without.BITS),
+    Private("torch.autograd", "Variable", Without.HOLES, "_execution_engine.queue_callback"),
     Private(f"{_C}._autograd", "_get_current_graph_task_keep_graph", Without.KEPT_GRAPHS),
     Private(f"{_C}._autograd", "_top_saved_tensors_default_hooks", Without.BUNDLES),
     # Dynamo.

@@ -10,14 +10,16 @@ namespace {
 struct PoolEvents {
   int64_t steps = 0;  // in it
   bool inStep = false, exists = false;
+  std::vector<int64_t> expected;  // bytes, by step
 };
 
 class PoolWatchingDevice final : public DeviceOnHost {
  public:
   explicit PoolWatchingDevice(PoolEvents* events) : events_(events) {}
-  void beginWarmUp() override {
+  void beginWarmUp(int64_t expected) override {
     CHECK_FALSE(events_->inStep);
     ++events_->steps;
+    events_->expected.push_back(expected);
     events_->inStep = events_->exists = true;
   }
   void endWarmUp() override { events_->inStep = false; }
@@ -91,4 +93,14 @@ TEST_CASE("where an entry never comes, the pool is given back, and the others ar
   CHECK_FALSE(pair.pool.exists);
   CHECK(pair.pool.steps == 3 + 2);
   CHECK(pair.runtime->stats().captures == 1 + 2);  // both, in one plan
+}
+
+TEST_CASE("from the second step on the pool is told what the step takes at once", "[memory]") {
+  WatchedPair pair;
+  for (int step = 0; step < 4; ++step) pair.backward(pair.forward());
+  REQUIRE(pair.pool.expected.size() == 4);  // two steps
+  CHECK(pair.pool.expected[0] == 0);
+  CHECK(pair.pool.expected[1] == 0);
+  CHECK(pair.pool.expected[2] == pair.runtime->stats().arenaLoad);
+  CHECK(pair.pool.expected[3] == 0);  // it has begun: the pool is not empty
 }

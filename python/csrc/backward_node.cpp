@@ -1,5 +1,6 @@
 #include "python/csrc/backward_node.h"
 
+#include "ir/torch_private/arrived_gradients.h"
 #include "ir/torch_private/autograd_node.h"
 #include "python/csrc/autograd/weak_tensors.h"
 #include "python/csrc/loaded_program.h"
@@ -66,6 +67,13 @@ BackwardCall wholeOf(const BackwardCall& call) {
   return whole ? BackwardCall{whole, whole->autogradPlan(), call.tangents} : call;
 }
 
+/// The same call of the program that gives each term of a gradient by itself; of its own one where there is
+/// none, which a warning says.
+BackwardCall apartOf(const BackwardCall& call) {
+  const auto apart = call.program->apart();
+  return apart ? BackwardCall{apart, apart->autogradPlan(), call.tangents} : call;
+}
+
 /// Each gradient of an output as the backward was traced for it: there, plain, and so in memory.
 variable_list prepared(const BackwardCall& call, const variable_list& tangents) {
   TORCH_CHECK(tangents.size() == call.tangents.size(), "a compiled backward takes ",
@@ -122,7 +130,7 @@ variable_list run(const BackwardCall& call, const variable_list& tangents, int64
   variable_list gradients;
   gradients.reserve(plan.gradients.size());
   for (size_t i = 0; i < plan.gradients.size(); ++i) {
-    const bool reached = (plan.needs[i] & given) != 0;
+    const bool reached = plan.gradients[i] >= 0 && (plan.needs[i] & given) != 0;
     gradients.push_back(reached ? results[plan.gradients[i]].toTensor() : at::Tensor());
   }
   return gradients;
@@ -207,20 +215,29 @@ void BackwardNode::release_variables() {
   dropped = std::exchange(saved_, {});
 }
 
+/// By the program that is for what other nodes have given by now. `whole`: with all tangents.
+BackwardCall BackwardNode::callFor(bool whole) const {
+  BackwardCall call = whole ? wholeOf(call_) : call_;
+  const auto hasArrived = [this](size_t i) { return torch_private::hasArrived(next_edge(i)); };
+  const auto& shared = call.plan->shared;
+  const bool isBehind = call.plan->sums && std::any_of(shared.begin(), shared.end(), hasArrived);
+  return isBehind ? apartOf(call) : call;
+}
+
 variable_list BackwardNode::apply(variable_list&& tangents) {
   checkModes(*call_.plan);
   if (isUnderAutocast(call_) != call_.plan->inAutocast) call_.program->warnOfAutocast();
   const bool last = !torch::autograd::get_current_graph_task_keep_graph();
   call_.program->noteTangents(tangents);
-  const bool without = isMadeWithout(call_, tangents);
-  const BackwardCall call = without ? wholeOf(call_) : call_;
+  const BackwardCall call = callFor(isMadeWithout(call_, tangents));
   WatchedValues saved = takeSaved();
   const LetGoTogether parameters(saved.values, call_.plan->ofCaller);
   const int64_t there = givenOf(tangents);
   const variable_list given = prepared(call, tangents);
   tangents.clear();
-  // Uncaptured by the whole program, whose forward did not run.
-  variable_list gradients = run(call, given, there, std::move(saved.values), last && !without);
+  // Uncaptured by another program, whose forward did not run.
+  const bool isOwn = call.program == call_.program;
+  variable_list gradients = run(call, given, there, std::move(saved.values), last && isOwn);
   const bool more =
       c10::GradMode::is_enabled() && (call_.plan->savesDependent || requiresGrad(given));
   return more ? refusingMore(std::move(gradients), given) : gradients;
@@ -259,7 +276,7 @@ variable_list BackwardNode::apply_with_saved(const variable_list& tangents,
   std::vector<at::Tensor> tensors = tensorsOf(saved_.values);
   saved.before(tensors);
   const std::vector<c10::IValue> packed{tensors};
-  auto apply = [call = wholeOf(call_), numbers = numbersOf(saved_.values)](
+  auto apply = [call = callFor(/*whole=*/true), numbers = numbersOf(saved_.values)](
                    const variable_list& given, const std::vector<c10::IValue>& args) {
     checkModes(*call.plan);
     return run(call, prepared(call, given), givenOf(given),

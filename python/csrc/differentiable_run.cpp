@@ -1,10 +1,12 @@
 // LoadedProgram's runs whose backward autograd calls without Python.
 
+#include "ir/torch_private/arrived_gradients.h"
 #include "ir/torch_private/autograd_node.h"
 #include "python/csrc/backward_node.h"
 #include "python/csrc/loaded_program.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -128,6 +130,28 @@ LoadedProgram::runBackward(std::vector<std::pair<int64_t, c10::IValue>> values, 
 void LoadedProgram::setWhole(const c10::intrusive_ptr<LoadedProgram>& whole) {
   whole_ = whole;
   warned_ = whole->warned_;
+}
+
+c10::intrusive_ptr<LoadedProgram> LoadedProgram::apart() {
+  {
+    const std::lock_guard lock(apartMutex_);
+    if (apart_) return apart_;
+  }
+  // Without the lock, which a thread that waits for Python must not have.
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("gravure::apart", "");
+  torch::jit::Stack stack{autograd_->number};
+  op.callBoxed(stack);
+  const c10::IValue made = stack.back();
+  const std::lock_guard lock(apartMutex_);
+  if (!apart_ && !made.isNone()) apart_ = made.toCustomClass<LoadedProgram>();
+  return apart_;
+}
+
+bool LoadedProgram::hasArrivedGradient(int64_t edge) {
+  const auto node = torch::autograd::get_current_node();
+  if (!node || edge >= static_cast<int64_t>(node->num_outputs())) return false;
+  const torch::autograd::Edge& to = node->next_edge(edge);
+  return to.is_valid() && torch_private::hasArrived(to);
 }
 
 void LoadedProgram::noteTangents(const std::vector<at::Tensor>& tangents) {

@@ -78,6 +78,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("learn_from", &LoadedProgram::learnFrom)
       .def("set_whole", &LoadedProgram::setWhole)
       .def("take_tangent_news", &LoadedProgram::takeTangentNews)
+      .def_static("has_arrived_gradient", &LoadedProgram::hasArrivedGradient)
       .def("run_step",
            [](const Self& self, const std::string& entry, const Values& values, bool checkHooks) {
              return asList(self->runStep(entry, values.vec(), checkHooks));
@@ -114,6 +115,9 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def_static("is_watched_operand", &isWatchedOperand)
       .def_static("drop_collectives", &LoadedProgram::dropCollectives)
       .def("shutdown", &LoadedProgram::shutdown);
+
+  // LoadedProgram::apart(), which Python implements (apart_programs.py).
+  m.def("apart(int number) -> __torch__.torch.classes.gravure.Program?");
 }
 
 // Nothing to do: recorded_step.py says what it is for, and declares it.

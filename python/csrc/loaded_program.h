@@ -165,6 +165,12 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// backward where one comes after all.
   void setWhole(const c10::intrusive_ptr<LoadedProgram>& whole);
   c10::intrusive_ptr<LoadedProgram> whole() const { return whole_; }
+  /// One of the same forward whose backward gives each term of a gradient by itself, where this one's adds
+  /// them up (AutogradPlan::sums): made by Python when it is first asked for. Nothing where there can be none.
+  c10::intrusive_ptr<LoadedProgram> apart();
+  /// Whether the node that autograd runs now, of whatever kind, comes behind another one that gave a gradient
+  /// to where its `edge` leads.
+  static bool hasArrivedGradient(int64_t edge);
   std::shared_ptr<const AutogradPlan> autogradPlan() const { return autograd_; }
   /// What run_differentiable() stops for, once: the absent ones, if there are any; -1: one that this
   /// program was made without has come.
@@ -334,6 +340,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::atomic<bool> tangentsNoted_ = false, tangentNews_ = false;
   std::vector<int64_t> absentTangents_;  // written before tangentNews_ is, read behind it
   c10::intrusive_ptr<LoadedProgram> whole_;
+  std::mutex apartMutex_;
+  c10::intrusive_ptr<LoadedProgram> apart_;
   std::map<std::string, std::vector<c10::IValue>> repeated_;
   std::map<std::string, Gradients> gradients_;
 };

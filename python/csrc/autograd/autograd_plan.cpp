@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 namespace gravure {
 
@@ -43,6 +45,9 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   plan.needs = listNamed(lists, "needs");
   const std::vector<int64_t> modes = listNamed(lists, "modes");
   checkSize(modes, 3, "modes");
+  const std::vector<int64_t> number = listNamed(lists, "number");
+  checkSize(number, 1, "number");
+  plan.number = number[0];
   plan.wasNondeterministic = modes[0] != 0;
   plan.savesDependent = modes[1] != 0;
   plan.inAutocast = modes[2] != 0;
@@ -62,9 +67,17 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   checkRange(plan.frozen, 0, forward.inputs.size(), "frozen");
   checkRange(plan.savedTo, -1, backward.inputs.size(), "saved_to");
   checkRange(plan.tangentTo, -1, backward.inputs.size(), "tangent_to");
-  checkRange(plan.gradients, 0, backward.outputs.size(), "gradients");
+  checkRange(plan.gradients, -1, backward.outputs.size(), "gradients");
   for (const int64_t to : plan.savedTo)
     plan.ofCaller.push_back(to >= 0 && backward.inputs[to].role != InputRole::Saved);
+  std::map<int64_t, size_t> first;  // edge of each input
+  std::set<size_t> shared;
+  for (size_t i = 0; i < plan.edges.size(); ++i) {
+    const auto [found, isNew] = first.try_emplace(plan.edges[i], i);
+    if (!isNew) shared.insert(found->second);
+    plan.sums = plan.sums || plan.gradients[i] < 0;
+  }
+  plan.shared.assign(shared.begin(), shared.end());
   return plan;
 }
 

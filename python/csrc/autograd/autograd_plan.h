@@ -28,14 +28,17 @@ struct AutogradPlan {
   std::vector<bool> ofCaller;      // likewise: whether it is the caller's, as a parameter is
   std::vector<int64_t> tangentTo;  // one a differentiable output: the same for its gradient
   std::vector<int64_t> tangentFormats;  // the memory format that its gradient was traced with
-  std::vector<int64_t> absent;       // likewise: 1 if the backward was made without that gradient
-  std::vector<int64_t> edges;        // inputs of the forward that have a gradient
-  std::vector<int64_t> frozen;       // inputs of the forward that required none when traced
-  std::vector<int64_t> gradients;    // one an edge: which output of the backward it is
-  std::vector<int64_t> needs;        // likewise: a bit for each tangent that it depends on; -1: any
+  std::vector<int64_t> absent;     // likewise: 1 if the backward was made without that gradient
+  std::vector<int64_t> edges;      // inputs of the forward that have a gradient, once a term of it
+  std::vector<int64_t> frozen;     // inputs of the forward that required none when traced
+  std::vector<int64_t> gradients;  // one an edge: the backward's output; -1: part of an earlier sum
+  std::vector<int64_t> needs;      // likewise: a bit for each tangent that it depends on; -1: any
   bool wasNondeterministic = false;  // traced without deterministic algorithms
   bool savesDependent = false;       // what is saved depends on what requires a gradient
   bool inAutocast = false;           // the backward was traced under autocast
+  bool sums = false;                 // the backward adds terms: an edge has -1
+  std::vector<size_t> shared;        // the first edge of each input that has several
+  int64_t number = 0;                // by which Python knows the program: LoadedProgram::apart()
 };
 
 }  // namespace gravure

@@ -31,6 +31,7 @@ from ..graphs.codegen import ATEN, Style
 from ..graphs.devices import arena_excess
 from ..graphs.node_facts import has_effects, is_collective
 from ..graphs.traced_graphs import TracedGraphs
+from ..library.load import program_class
 from ..options import PAGE_AT_EXIT, WRITTEN_TO, CompileOptions
 from ..torch_api.aot_autograd import boxed
 from ..torch_api.aot_metadata import Metadata
@@ -39,6 +40,7 @@ from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import unset_fake_temporarily
 from ..torch_api.operators import OpOverload
 from . import reports
+from .apart_programs import unlike_eagers
 from .first_run import is_of_operator, why_it_failed
 from .instance import Instance
 from .module_choice import ModuleChoice
@@ -117,6 +119,9 @@ class CompiledGraph:
         self._pending: PendingBackwards | None = None  # None where nothing tells whose one is
         self._ran_backward = False  # by Python, without an error
         self._absent: tuple[int, ...] = ()  # gradients of outputs that backwards come without
+        self._apart = False  # terms of gradients were asked for one by one
+        # Of AOTAutograd's wrapper: by the edge of its node, each input whose gradient is a sum.
+        self._sums: dict[int, str] = {}
 
     def __del__(self) -> None:
         # Where the interpreter ends, the report is written already.
@@ -148,6 +153,7 @@ class CompiledGraph:
             marker = self._maker.marker()
             self._pending = PendingBackwards(marker) if marker is not None else None
             self._backward_symbols = self._symbols.shared_with(SymbolSizes.of(traced.backward))
+            self._sums = _summed_edges(self._maker.traced)
         if not self._symbols:
             # As a whole by Inductor is only a try: where it fails, all of it is made anew.
             raises = self.options.raises or self.style.whole
@@ -231,6 +237,8 @@ class CompiledGraph:
     @boxed
     def run_backward(self, args: list[Any]) -> Any:
         """The backward, likewise."""
+        if self._sums:
+            self._look_for_terms()
         instance = self._current
         if instance is None or self._had_several:
             instance = self._instance_behind(args)
@@ -252,6 +260,16 @@ class CompiledGraph:
             if not self.options.raises and is_of_operator(error, has_program=has_program):
                 self.leaves(why_it_failed("backward", error))
             raise
+
+    def _look_for_terms(self) -> None:
+        """Says once that gradients come to an input ahead of the sum of its own uses: AOTAutograd's
+        node, which runs, has one edge for each input."""
+        arrived = program_class().has_arrived_gradient
+        found = next((name for edge, name in self._sums.items() if arrived(edge)), None)
+        if found is not None:
+            why = "this call runs by AOTAutograd's wrapper"
+            logger.warning("%s: %s", self.label, unlike_eagers(f'"{found}"', why))
+            self._sums = {}
 
     # ---- the first instance of a call
 
@@ -305,7 +323,7 @@ class CompiledGraph:
             return self._shared  # a program could not be made: none can
         if excess := self._excess(key, owners):
             return self._shared if self._shared is not None else self._make_shared(*excess)
-        instance = self._unclaimed or self._make(key[0], keeps=True, like=self._alike(key[0]))
+        instance = self._unclaimed or self._make_first(key[0])
         self._unclaimed = None
         if instance.program is None:
             self._shared = instance
@@ -318,6 +336,10 @@ class CompiledGraph:
         instance.belong(self._owners or (), _ending(weakref.ref(self)))
         self._instances.setdefault(key, []).append(instance)
         return instance
+
+    def _make_first(self, sizes: tuple[int, ...]) -> Instance:
+        apart = self._apart
+        return self._make(sizes, keeps=True, apart=apart, like=self._alike(sizes, apart=apart))
 
     def _make_shared(self, excess: str, remedy: str) -> Instance:
         """For the sizes and modules that have no instance of their own, since there is `excess`."""
@@ -417,7 +439,7 @@ class CompiledGraph:
     def _make_further(self, first: Instance) -> Instance | None:
         """None where it cannot be made: `first.unrepeatable` says why, and its report."""
         try:
-            made = self._program(first.sizes, keeps=True, like=first.made)
+            made = self._program(first.sizes, keeps=True, apart=first.apart, like=first.made)
             if (made.native is None) == (first.native is None):
                 return made
             first.unrepeatable = "autograd would see another node than the first one's"
@@ -472,6 +494,8 @@ class CompiledGraph:
 
         `first`: the instance for these sizes and this module, whose further one `instance` may be.
         """
+        if instance.wants_apart:
+            return self._make_apart(first, instance, args)
         news = tuple(instance.program.take_tangent_news())
         if not news:
             return False
@@ -486,8 +510,9 @@ class CompiledGraph:
 
     def _make_lean(self, first: Instance, instance: Instance, args: Sequence[Any]) -> None:
         """Gives `instance` a lean program, where there can be one."""
-        same = next((i for i in (first, *first.further) if i.absent == self._absent), None)
-        lean = self._lean(instance.sizes)
+        family = (i for i in (first, *first.further) if i.apart == instance.apart)
+        same = next((i for i in family if i.absent == self._absent), None)
+        lean = self._lean(instance.sizes, apart=instance.apart)
         if lean is None or lean.native is None:
             return
         if same is not None:
@@ -496,29 +521,57 @@ class CompiledGraph:
             self._teach(lean, self._absent)
         instance.take_lean(lean, args, self._absent)
 
-    def _lean(self, sizes: tuple[int, ...]) -> Instance | None:
+    def _lean(self, sizes: tuple[int, ...], *, apart: bool) -> Instance | None:
         alike = (i for i in self._of_modules() if i.sizes == sizes and i.absent == self._absent)
-        like = next((i.made_lean for i in alike), None)
+        like = next((i.made_lean for i in alike if i.apart == apart), None)
         try:
             with compile_lock, unset_fake_temporarily():
-                if not self._maker.goes_without(self._absent):
+                if not self._maker.goes_without(self._absent, apart=apart):
                     return None
                 known = self._symbols.known(sizes)
-                return self._maker.make(known, keeps=True, absent=self._absent, like=like)
+                return self._maker.make(
+                    known, keeps=True, absent=self._absent, apart=apart, like=like
+                )
         except Exception as error:  # the whole program is right, too, and slower
             logger.debug("%s: not without %s: %r", self.label, self._absent, error)
             return None
 
+    # ---- terms of gradients one by one (apart_programs.py)
+
+    def _make_apart(self, first: Instance, instance: Instance, args: Sequence[Any]) -> bool:
+        """Gives `instance` the program that its last backward asked for, if there can be one; else
+        its calls go by AOTAutograd's wrapper, which says what that means."""
+        instance.wants_apart = False
+        logger.info("%s: gradients of its inputs come from elsewhere, too", self.label)
+        self._apart = True
+        was_lean = bool(instance.absent)
+        like = self._alike(instance.sizes, apart=True)
+        if like is None and instance.beside is not None and not was_lean:
+            like = instance.beside.made
+        try:
+            made = self._program(instance.sizes, keeps=True, apart=True, like=like)
+        except Exception as error:
+            if self.options.raises:
+                raise
+            logger.warning("%s: calls take the slower way: %s", self.label, first_line(error))
+            return False
+        instance.take_apart(made, args)
+        self._teach(instance)
+        if was_lean:
+            self._make_lean(first, instance, args)
+        return True
+
     # ---- making programs
 
-    def _alike(self, sizes: tuple[int, ...]) -> LoadedFrom | None:
+    def _alike(self, sizes: tuple[int, ...], *, apart: bool) -> LoadedFrom | None:
         """A program for these sizes, of whatever module, if there is one."""
-        return next((i.made for i in self._firsts() if i.sizes == sizes), None)
+        alike = (i for i in self._firsts() if i.sizes == sizes and i.apart == apart)
+        return next((i.made for i in alike), None)
 
     def _teach(self, instance: Instance, absent: tuple[int, ...] = ()) -> None:
         """Tells it what a program for other sizes, or of another module, knows of the graph."""
-        alike = (i for i in self._firsts() if i is not instance and i.absent == absent)
-        if (teacher := next(alike, None)) is not None:
+        others = (i for i in self._firsts() if i is not instance and i.apart == instance.apart)
+        if (teacher := next((i for i in others if i.absent == absent), None)) is not None:
             instance.program.learn_from(teacher.program)
 
     def _make(
@@ -528,11 +581,12 @@ class CompiledGraph:
         keeps: bool,
         captures: bool = True,
         raises: bool = False,
+        apart: bool = False,
         like: LoadedFrom | None = None,
     ) -> Instance:
         """A program; the graphs as they are, with `failure`, where there can be none."""
         try:
-            return self._program(sizes, keeps=keeps, captures=captures, like=like)
+            return self._program(sizes, keeps=keeps, captures=captures, apart=apart, like=like)
         except Exception as error:
             if raises or self.options.raises:
                 raise
@@ -551,13 +605,14 @@ class CompiledGraph:
         *,
         keeps: bool,
         captures: bool = True,
+        apart: bool = False,
         like: LoadedFrom | None = None,
     ) -> Instance:
         """ProgramMaker.make() for these sizes. `like`: one for these that captures, if there is
         one."""
         with compile_lock, unset_fake_temporarily():
             known = self._symbols.known(sizes)
-            return self._maker.make(known, keeps=keeps, captures=captures, like=like)
+            return self._maker.make(known, keeps=keeps, captures=captures, apart=apart, like=like)
 
     # ---- what there is
 
@@ -672,6 +727,13 @@ def _ending(graph: weakref.ref[CompiledGraph]) -> Callable[[Instance], None]:
             found._end(instance)
 
     return end
+
+
+def _summed_edges(traced: TracedGraphs) -> dict[int, str]:
+    """The name of each argument whose gradient is a sum, by its position among the tensors."""
+    inputs = traced.forward.graph.find_nodes(op="placeholder")
+    tensors = [i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), torch.Tensor)]
+    return {tensors.index(i): traced.differentiated[i] for i in traced.terms}
 
 
 def _owners_among(args: Sequence[Any], kept: list[int]) -> list[int]:

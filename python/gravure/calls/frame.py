@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from ..graphs.cached_casts import casts_as_eager
 from ..graphs.codegen import ATEN, Style, in_first_style
 from ..graphs.constants import fold_constants
+from ..graphs.gradient_terms import counting_terms, known_terms
 from ..graphs.graph_as_it_is import as_it_is
 from ..graphs.names import FrameNamer, InputSpec, unique_names
 from ..graphs.saved_bundle import bundle_saved
@@ -82,7 +83,12 @@ class FrameRequest:
         frame = _Frame(self, inputs, bundles=bundles)
         frame.compiled.made_for = program_class().kernel_settings()
         casts = casts_as_eager(self.graph, inputs)
-        with under_way(f"compiling {self.label}"), casts, self.style.tracing():
+        with (
+            under_way(f"compiling {self.label}"),
+            casts,
+            counting_terms(self.graph) as frame.terms,
+            self.style.tracing(),
+        ):
             wrapper = with_autograd(
                 self.graph,
                 inputs,
@@ -518,6 +524,7 @@ class _Frame:
         self.inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         # Inputs that are lists are flattened after Dynamo, and counted anew.
         self._one_to_one = not any(isinstance(i, (list, tuple, dict)) for i in inputs)
+        self.terms: dict[int, int] = {}  # of the gradient of each input, while it is traced
         self._own_results = 0
         self._forward: fx.GraphModule | None = None
         self.compiled = request.new_graph()
@@ -565,4 +572,11 @@ class _Frame:
             metadata_of(meta) if meta is not None and backward is not None else None,
             dynamo_arguments=len(self.inputs) if self._one_to_one else -1,
             in_autocast=self._in_autocast,
+            terms=self._terms(backward) if meta is not None else {},
         )
+
+    def _terms(self, backward: fx.GraphModule | None) -> dict[int, int]:
+        """Of how many terms gradients are sums, where autograd sees inputs as Dynamo does."""
+        if backward is None or not self._one_to_one or current_tokens():
+            return {}
+        return known_terms(backward, self.terms)

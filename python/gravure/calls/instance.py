@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..text.entry_call import Call, Run, picker
+from .apart_programs import ApartProgram
 from .native_node import NativeCall
 from .weak_tensors import WeakTensors
 from .written_program import LoadedFrom
@@ -31,6 +32,7 @@ class Instance:
         missed: list[str] | None = None,
         native: NativeCall | None = None,
         captures: bool = True,
+        beside: ApartProgram | None = None,
     ) -> None:
         """`call`: how its first entry is called, with what a module keeps; None for no module's."""
         self.captures = captures  # or each of its calls runs uncaptured
@@ -42,9 +44,15 @@ class Instance:
         self.program: Any = made.program if made is not None else None
         self.whole: Any = None
         self._own_native = native
+        self._own_beside = beside
         self.absent: tuple[int, ...] = ()  # gradients that the backward of `program` goes without
         self.made = made  # what was made first
         self.made_lean: LoadedFrom | None = None
+        # Terms of gradients: whether the program gives them one by one; else the one beside it that
+        # does, if there are any, and whether that was asked for.
+        self.apart = made is not None and bool(made.written.traced.apart)
+        self.wants_apart = False
+        self._follow_beside(beside)
         # For calls while what an earlier one saved is held; of the first instance.
         self.further: list[Instance] = []
         self.number = 0  # among those, from 1; 0: the first
@@ -106,12 +114,33 @@ class Instance:
         kept = self._pick(args)
         self._bind(lean.program, kept, range(len(kept)))
         self._own_native, self.native = self.native, lean.native
+        self._own_beside = self.beside
+        self._follow_beside(lean.beside)
         self.whole, self.program, self.absent = self.program, lean.program, absent
         self.made_lean = lean.made
+
+    def take_apart(self, made: Instance, args: Sequence[Any]) -> None:
+        """Its program is `made`'s from now on, which gives terms of gradients one by one."""
+        made.program.set_defers(self.defers)
+        kept = self._pick(args)
+        self._bind(made.program, kept, range(len(kept)))
+        self.forward, self.backward = made.forward, made.backward
+        self.native = self._own_native = made.native
+        self.program, self.whole, self.made = made.program, None, made.made
+        self.absent, self.made_lean = (), None
+        self.apart = True
+        self._follow_beside(None)
+
+    def _follow_beside(self, beside: ApartProgram | None) -> None:
+        """`beside` is that of its program from now on."""
+        self.beside, self.wants_apart = beside, False
+        if beside is not None:
+            beside.tell(_wanting(weakref.ref(self)))
 
     def leave_lean(self) -> None:
         """All gradients come after all."""
         self.native, self.program, self.whole = self._own_native, self.whole, None
+        self._follow_beside(self._own_beside)
         self.absent, self.made_lean = (), None
 
     def knows(self, tensors: Set[int]) -> bool:
@@ -131,6 +160,21 @@ class Instance:
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:
     return tensor.device, tensor.dtype
+
+
+def _wanting(found: weakref.ref[Instance]) -> Callable[[], None]:
+    """The instance's next call finds that it wants another program."""
+
+    def wants() -> None:
+        alive = found()
+        if alive is not None:
+            alive.wants_apart, alive.native = True, _runs_nothing
+
+    return wants
+
+
+def _runs_nothing(_: Sequence[Any]) -> None:
+    return None
 
 
 def _weakly(instance: Instance) -> Callable[[int], None]:

@@ -35,19 +35,25 @@ class _Memory(bytearray):
 
 
 def native_call(
-    program: Any, forward: Call, lists: dict[str, list[int]] | None, held: Any, label: str
+    program: Any,
+    forward: Call,
+    lists: dict[str, list[int]] | None,
+    held: Any,
+    label: str,
+    number: int,
 ) -> NativeCall | None:
     """How `program` is called as a node of autograd's graph; None where it cannot be.
 
     `lists`: autograd_lists(). `held` is what the program needs as long as it lives, which may be
-    longer than anybody else does. `label` names the graph in warnings.
+    longer than anybody else does. `label` names the graph in warnings. `number`: that of its
+    ApartProgram, or 0.
     """
     if lists is None:
         return None
     memory = _Memory(1)
     memory.held = held
     alive = torch.frombuffer(memory, dtype=torch.uint8)
-    program.set_autograd(lists, alive, label)
+    program.set_autograd(lists | {"number": [number]}, alive, label)
     run = direct(program, "run_differentiable")
     kept = set(forward.kept)
     pick = picker([i for i in forward.taken if i not in kept])
@@ -102,7 +108,7 @@ def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list
     for i, (position, _) in enumerate(saved):
         if position >= 0 and kept.get(position, -1) < 0:
             kept[position] = to.get((i + numbers) % len(saved), -1)
-    edges = _edges(forward, backward)
+    edges = _edges(forward, backward, traced)
     if edges is None:
         return None
     needs = _needs(traced.backward, len(tangents))
@@ -124,19 +130,29 @@ def _plan(forward: Call, backward: Call, traced: TracedGraphs) -> dict[str, list
     }
 
 
-def _edges(forward: Call, backward: Call) -> list[tuple[int, int, int]] | None:
+def _edges(
+    forward: Call, backward: Call, traced: TracedGraphs
+) -> list[tuple[int, int, int]] | None:
     """Of each input of the forward that has a gradient: its position among the entry's inputs, and
-    that of the gradient among the outputs of the backward's entry, and of its graph."""
+    that of the gradient among the outputs of the backward's entry, and of its graph.
+
+    One for each term of a gradient, in order, whether the backward gives all of them, or their sum
+    alone: then the others have no output, -1.
+    """
     edges = []
     inputs = {argument: i for i, argument in reversed([*enumerate(forward.taken)])}
-    for argument, (position, fixed) in enumerate(backward.results):
+    arguments = [*range(forward.arguments), *traced.apart]
+    for i, (position, fixed) in enumerate(backward.results):
         if position < 0:
             if fixed is not None:
                 return None
             continue
-        if argument >= forward.arguments or argument not in inputs:
+        if i >= len(arguments) or arguments[i] not in inputs:
             return None
-        edges.append((inputs[argument], position, argument))
+        edges.append((inputs[arguments[i]], position, i))
+    if not traced.apart:
+        for argument, count in traced.terms.items():
+            edges += [(inputs[argument], -1, argument)] * (count - 1)
     return edges
 
 

@@ -16,6 +16,7 @@ from ..graphs.absent_tangents import without_tangents
 from ..graphs.codegen import CompiledRegions, Style, compile_graphs
 from ..graphs.devices import device_of
 from ..graphs.donated import donatable
+from ..graphs.gradient_terms import added, with_terms_apart
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.saved_bundle import viewed_input, without_bundle
 from ..graphs.seeded_draws import without_inductor
@@ -28,8 +29,10 @@ from ..text.entries import graph_entries
 from ..text.entry_call import Call, Run
 from ..torch_api.aot_autograd import boxed
 from ..torch_api.autograd import keeps_graph
+from ..torch_api.compile_lock import compile_lock
 from ..torch_api.dispatch import below_autograd
-from ..torch_api.fake_tensors import is_nested_number
+from ..torch_api.fake_tensors import is_nested_number, unset_fake_temporarily
+from .apart_programs import ApartProgram
 from .instance import Instance
 from .native_node import native_call
 from .reports import trace_program
@@ -60,13 +63,15 @@ class ProgramMaker:
         self.label = label
         self.options = options
         self.style = style
-        self.traced = traced  # as autograd sees them
-        self._graphs = without_bundle(traced)
+        # As autograd sees them. Inductor's kernels have no bits of eager's.
+        self.traced = replace(traced, terms={}) if style.inductor else traced
+        self._graphs = without_bundle(self.traced)
         self._made_for = made_for
         self._native = native and traced.metadata is not None
         self._texts: dict[Any, WrittenProgram] = {}
         self._known_sizes: dict[tuple[int, ...], None] = {}  # a set that has an order
-        self._lean: dict[tuple[int, ...], TracedGraphs] = {}  # by the gradients that they lack
+        # The same by the gradients that the backward goes without, and whether terms are apart.
+        self._variants: dict[tuple[tuple[int, ...], bool], TracedGraphs | None] = {}
         self._regions: list[CompiledRegions] = []  # of all texts, whose programs call them by name
 
     def as_it_is(self) -> Instance:
@@ -81,17 +86,19 @@ class ProgramMaker:
         keeps: bool,
         captures: bool = True,
         absent: tuple[int, ...] = (),
+        apart: bool = False,
         like: LoadedFrom | None = None,
     ) -> Instance:
         """A program for these values of symbols. With `keeps` it is for one module's tensors.
 
         Its backward goes without the gradients that are `absent`, where it can (goes_without()).
+        `apart`: it gives terms of gradients one by one, if there are any.
         `like`: a program for the same, which captures as well: it is not planned again.
         """
         if like is not None:
             written, program = like.written, like.program.again()
         else:
-            written = self.text(known, absent)
+            written = self.text(known, absent, apart=apart)
             options = self.options.for_library() | ({} if captures else {"uncaptured": "1"})
             with under_way(f"planning {self.label}"):
                 program = program_class().of_text(written.text, self.device, options)
@@ -102,11 +109,14 @@ class ProgramMaker:
         for call in calls:
             inputs = len(call.taken) + len(call.bound)
             bind_fixed(program, call.entry, call.bound, inputs)
-        native = None
+        native = beside = None
         if len(calls) > 1:
             if keeps and self._native:
-                held = [*self._regions, *(call.held for call in calls)]
-                native = native_call(program, calls[0], written.autograd, held, self.label)
+                if written.sums:
+                    beside = self._beside(known, absent)
+                held = [*self._regions, *(call.held for call in calls), beside]
+                number = beside.number if beside is not None else 0
+                native = native_call(program, calls[0], written.autograd, held, self.label, number)
             if written.bundle is not None:
                 written.bundle.bind(program)
                 calls = written.bundle.calls
@@ -119,12 +129,23 @@ class ProgramMaker:
         run = functools.partial(program.run_uncaptured, calls[1].entry)
         again = calls[1].caller(run, keeps=False)
         last = runs[1]
+        further = written.traced.apart
 
         def backward(args: list[Any]) -> list[Any]:
             # With retain_graph the saved values are needed again, and a replay overwrites them.
-            return again(args) if keeps_graph() else last(args)
+            results = again(args) if keeps_graph() else last(args)
+            return added(results, further) if further else results
 
-        return Instance(runs[0], backward, made, kept, sizes, missed, native, captures)
+        return Instance(runs[0], backward, made, kept, sizes, missed, native, captures, beside)
+
+    def _beside(self, known: dict[Any, int], absent: tuple[int, ...]) -> ApartProgram:
+        """What is asked for a program of the same that gives terms of gradients one by one."""
+
+        def make() -> LoadedFrom | None:
+            with compile_lock, unset_fake_temporarily():
+                return self.make(known, keeps=True, absent=absent, apart=True).made
+
+        return ApartProgram(self.label, make)
 
     @property
     def known_sizes(self) -> list[tuple[int, ...]]:
@@ -135,12 +156,17 @@ class ProgramMaker:
     def device(self) -> str:
         return device_of(self._graphs.modules, self.label)
 
-    def text(self, known: dict[Any, int], absent: tuple[int, ...] = ()) -> WrittenProgram:
+    def text(
+        self, known: dict[Any, int], absent: tuple[int, ...] = (), *, apart: bool = False
+    ) -> WrittenProgram:
         """The program for these values of symbols."""
         key = tuple(known.items())
-        if absent:
-            text, calls = graph_entries(self._lean[absent], KnownNumbers(known), absent)
-            return WrittenProgram(text, calls, [], self._graphs, absent)
+        apart = apart and bool(self._graphs.terms)
+        if absent or apart:
+            whole, graphs = self._variant((), apart), self._variant(absent, apart)
+            assert whole is not None and graphs is not None
+            text, calls = graph_entries(graphs, KnownNumbers(known), absent)
+            return WrittenProgram(text, calls, [], whole, absent)
         if key not in self._texts:
             for module in self.traced.modules:
                 _refuse_nested(module)
@@ -150,18 +176,26 @@ class ProgramMaker:
                 self._texts.pop(next(iter(self._texts)))
         return self._texts[key]
 
-    def goes_without(self, absent: tuple[int, ...]) -> bool:
+    def goes_without(self, absent: tuple[int, ...], *, apart: bool) -> bool:
         """Makes the backward without these gradients of outputs, if there can be one."""
-        graphs = self._graphs
-        if self.style.inductor or not self._native or graphs.backward is None:
+        if self.style.inductor or not self._native or self._graphs.backward is None:
             return False
-        if absent not in self._lean:
-            first = len(graphs.saved_inputs)
-            module = without_tangents(graphs.backward, [first + i for i in absent])
-            if module is None:
-                return False
-            self._lean[absent] = replace(graphs, backward=module)
-        return True
+        return self._variant(absent, apart) is not None
+
+    def _variant(self, absent: tuple[int, ...], apart: bool) -> TracedGraphs | None:
+        key = absent, apart
+        if key not in self._variants:
+            self._variants[key] = self._make_variant(absent, apart)
+        return self._variants[key]
+
+    def _make_variant(self, absent: tuple[int, ...], apart: bool) -> TracedGraphs | None:
+        if not absent:
+            return with_terms_apart(self._graphs) if apart else self._graphs
+        graphs = self._variant((), apart)
+        assert graphs is not None and graphs.backward is not None
+        first = len(graphs.saved_inputs)
+        module = without_tangents(graphs.backward, [first + i for i in absent])
+        return replace(graphs, backward=module) if module is not None else None
 
     def marker(self) -> tuple[int, int] | None:
         """A saved tensor, by whose address a backward knows which program ran the forward: its

@@ -23,6 +23,11 @@ class WrittenProgram:
     traced: TracedGraphs
     absent: Collection[int] = ()  # gradients of outputs that the backward goes without
 
+    @property
+    def sums(self) -> bool:
+        """Whether its backward adds terms of gradients that others may add to."""
+        return bool(self.traced.terms) and not self.traced.apart
+
     @cached_property
     def autograd(self) -> dict[str, list[int]] | None:
         """What makes both entries one node of autograd's; None where they cannot be."""

@@ -5,8 +5,8 @@ torch.compile, compile_step, export and torchtitan make programs of it: text/ent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -70,6 +70,9 @@ class TracedGraphs:
     # bundle, which is taken apart in these graphs (saved_bundle.py).
     bundled_results: range = range(0)
     bundled_inputs: range = range(0)
+    # Arguments whose gradient is a sum, and of how many terms (gradient_terms.py).
+    terms: Mapping[int, int] = field(default_factory=dict)
+    apart: tuple[int, ...] = ()  # of each term behind the gradients, where there are some, whose
 
     @property
     def modules(self) -> list[fx.GraphModule]:

@@ -284,7 +284,10 @@ def graph_entries(
     names = traced.differentiated
     count = len(traced.backward.graph.output_node().args[0])
     roles = [f"gradient {quoted(name)}" for name in names[:count]]
-    roles += [f'output "{i}"' for i in range(len(names), count)]
+    if traced.apart:
+        ends = [f"{names[of]} {i}" for i, of in enumerate(traced.apart, 1)]
+        roles += [f"gradient {quoted(name)}" for name in ends]
+    roles += [f'output "{i}"' for i in range(len(roles), count)]
     if traced.metadata is not None:  # else another compiler keeps its graphs as it likes
         writer.given = given_to_operators(traced, traced.bundled_inputs)
     back, backward = _graph_entry("backward", writer, traced.backward, specs, roles, forward.kinds)

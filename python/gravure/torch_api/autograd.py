@@ -78,3 +78,12 @@ def times_written(tensors: Iterable[torch.Tensor]) -> int:
 def may_require_gradient(tensor: torch.Tensor) -> bool:
     """Of its dtype: whole numbers never do."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def leaf_of(node: object) -> object:
+    """The leaf whose gradient this node of autograd's keeps; None for any other node.
+
+    Without it a graph's own uses of a parameter are not counted: sums of three gradients would
+    round otherwise where other code uses it, too.
+    """
+    return getattr(node, "variable", None)

@@ -4,11 +4,13 @@
 #include "ir/torch_private/autograd_node.h"
 #include "python/csrc/autograd/weak_tensors.h"
 #include "python/csrc/loaded_program.h"
+#include "runtime/device/device.h"
 #include "runtime/results/results.h"
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -226,6 +228,8 @@ BackwardCall BackwardNode::callFor(bool whole) const {
 
 variable_list BackwardNode::apply(variable_list&& tangents) {
   checkModes(*call_.plan);
+  if (call_.program->isFirstBackward())
+    torch::autograd::Engine::get_default_engine().queue_callback(giveBackIdleCudaCache);
   if (isUnderAutocast(call_) != call_.plan->inAutocast) call_.program->warnOfAutocast();
   const bool last = !torch::autograd::get_current_graph_task_keep_graph();
   call_.program->noteTangents(tangents);

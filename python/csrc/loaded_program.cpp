@@ -826,6 +826,11 @@ void LoadedProgram::shutdown() {
   runtime_->shutdown();
 }
 
+bool LoadedProgram::isFirstBackward() {
+  return !ranBackward_.load(std::memory_order_relaxed) && !ranBackward_.exchange(true) &&
+         planned_->device != "host";
+}
+
 int64_t LoadedProgram::releaseMemory() { return releaseHostMemory() + releaseCudaMemory(); }
 
 bool LoadedProgram::takeDropoutRestart(int64_t device) {

@@ -168,6 +168,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// One of the same forward whose backward gives each term of a gradient by itself, where this one's adds
   /// them up (AutogradPlan::sums): made by Python when it is first asked for. Nothing where there can be none.
   c10::intrusive_ptr<LoadedProgram> apart();
+  /// True once, on a GPU: it has run no backward.
+  bool isFirstBackward();
   /// Whether the node that autograd runs now, of whatever kind, comes behind another one that gave a gradient
   /// to where its `edge` leads.
   static bool hasArrivedGradient(int64_t edge);
@@ -340,6 +342,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::atomic<bool> tangentsNoted_ = false, tangentNews_ = false;
   std::vector<int64_t> absentTangents_;  // written before tangentNews_ is, read behind it
   c10::intrusive_ptr<LoadedProgram> whole_;
+  std::atomic<bool> ranBackward_ = false;
   std::mutex apartMutex_;
   c10::intrusive_ptr<LoadedProgram> apart_;
   std::map<std::string, std::vector<c10::IValue>> repeated_;

@@ -3,6 +3,7 @@
 #include "runtime/cuda/cuda_arena_stats.h"
 #include "runtime/cuda/cuda_blocks.h"
 #include "runtime/cuda/cuda_capture.h"
+#include "runtime/cuda/cuda_end_of_life.h"
 #include "runtime/cuda/cuda_event.h"
 #include "runtime/cuda/cuda_marker.h"
 #include "runtime/cuda/cuda_pages.h"
@@ -74,6 +75,13 @@ int64_t releaseCudaMemory() {
   for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device)
     bytes += releaseAtRest(device);
   return bytes;
+}
+
+void giveBackIdleCudaCache() noexcept {
+  atEnd("giving back PyTorch's cache", [] {
+    for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device)
+      SparePools::of(device).emptyIdleCache(CudaAllocator::install());
+  });
 }
 
 std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex index) {

@@ -19,28 +19,18 @@ namespace {
 /// which replay while others warm up, memory is only made anew then.
 constexpr int64_t kIdle = 12;
 
-/// Bytes of the one segment that `pool` should have for a run of `expected` bytes; 0 where something lies in
-/// it, it has such a segment, or that would not spare much.
-int64_t segmentFor(int64_t expected, CudaAllocator& allocator, const MemoryPool& pool) {
-  constexpr int64_t kLeast = int64_t{64} << 20;
-  constexpr int64_t kFew = 16;  // holes of less than a sixteenth stay
-  if (expected < kLeast) return 0;
-  int64_t has = 0;
-  for (const auto& segment : allocator.base().snapshot(pool.id, false).segments) {
-    const auto size = static_cast<int64_t>(segment.total_size);
-    if (segment.active_size > 0 || size >= expected) return 0;
-    has += size;
-  }
-  return has < expected || has > expected + expected / kFew ? expected : 0;
-}
+struct PoolUse {
+  int64_t total = 0, active = 0, largest = 0;  // bytes; of the largest segment
+};
 
-bool isMostlyFree(CudaAllocator& allocator, const MemoryPool& pool) {
-  size_t active = 0, total = 0;
+PoolUse useOf(CudaAllocator& allocator, const MemoryPool& pool) {
+  PoolUse use;
   for (const auto& segment : allocator.base().snapshot(pool.id, false).segments) {
-    active += segment.active_size;
-    total += segment.total_size;
+    use.active += static_cast<int64_t>(segment.active_size);
+    use.total += static_cast<int64_t>(segment.total_size);
+    use.largest = std::max(use.largest, static_cast<int64_t>(segment.total_size));
   }
-  return active <= total / 2;
+  return use;
 }
 
 bool isTime(int64_t call) { return (call & (call - 1)) == 0 || call % 1024 == 0; }
@@ -66,7 +56,7 @@ SparePools& SparePools::of(c10::DeviceIndex device) {
 
 SparePools::Taken SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStream stream,
                                    const void* who, int64_t expected) {
-  if (!isAlone(who, expected > 0)) expected = 0;
+  if (!wasAlone(who, expected >= 0)) expected = 0;
   // Segments on pages alone: cudaFree would wait.
   const bool paged = memory_.load(std::memory_order_acquire) != nullptr;
   if (auto known = takeKnown(stream)) {
@@ -83,12 +73,27 @@ SparePools::Taken SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStre
   return {std::move(made), paged ? segmentFor(expected, allocator, made) : 0};
 }
 
-/// Whether nobody but `who` has taken a pool since it last said what it expects.
-bool SparePools::isAlone(const void* who, bool expects) {
+/// Where a step begins: whether nobody but `who` has taken a pool in the last one.
+bool SparePools::wasAlone(const void* who, bool begins) {
   const std::lock_guard lock(mutex_);
   othersTook_ |= lastTaker_ != nullptr && lastTaker_ != who;
   lastTaker_ = who;
-  return expects ? !std::exchange(othersTook_, false) : false;
+  return begins && !std::exchange(othersTook_, false);
+}
+
+/// Bytes of the one segment that `pool` should begin with; 0 where something lies in it, it has that segment,
+/// or there were few holes. A step whose blocks fitted well may fit worse in one segment.
+int64_t SparePools::segmentFor(int64_t expected, CudaAllocator& allocator, const MemoryPool& pool) {
+  constexpr int64_t kLeast = int64_t{64} << 20;
+  constexpr int64_t kFew = 8;  // an eighth of what is expected
+  const PoolUse use = useOf(allocator, pool);
+  int64_t had = use.total;
+  if (had == 0) {
+    const std::lock_guard lock(mutex_);
+    had = std::exchange(had_, 0);
+  }
+  if (expected < kLeast || use.active > 0 || use.largest >= expected) return 0;
+  return had > expected + expected / kFew ? expected : 0;
 }
 
 bool SparePools::isTimeToEmpty() {
@@ -174,8 +179,17 @@ void SparePools::makeRoom(CudaAllocator& allocator, int64_t bytes) {
   if (!mayTidy_.load(std::memory_order_relaxed) && !memory->hasEnded()) return;
   if (PartitionGraph::oneIsCaptured() || usesOtherGpus(allocator)) return;
   // In the midst of a step most of a pool is in use: the rest is for what comes.
-  const auto isIdle = [&](const Spare& each) { return isMostlyFree(allocator, each.pool); };
-  (void)letGoOf(allocator, isIdle);
+  int64_t had = 0;
+  const auto isIdle = [&](const Spare& each) {
+    const PoolUse use = useOf(allocator, each.pool);
+    const bool idle = use.active <= use.total / 2;
+    if (idle) had = std::max(had, use.total);
+    return idle;
+  };
+  if (letGoOf(allocator, isIdle)) {
+    const std::lock_guard lock(mutex_);
+    had_ = had;
+  }
   tidyHeld(allocator);
   if (memory->hasEnded()) memory->giveBackWaiting(bytes);
 }

@@ -33,10 +33,9 @@ class SparePools {
     int64_t segment = 0;  // bytes that are to be the first segment of a new one
   };
   /// One that was used on `stream`, whose blocks serve no other; else a new one. `who`'s until put().
-  /// `expected`: bytes that lie in it at once before it is empty again; 0 if that is not known. One that is
-  /// empty and has them in pieces alone is given back, and a new one taken: in many segments PyTorch's
-  /// allocator leaves more holes than in one. Not where others have taken pools since `who` last said what
-  /// it expects: what they need beside that is not known.
+  /// `expected`: as Device::beginWarmUp() has it. An empty pool in which the last step left many holes is
+  /// given back, and a new one taken that begins with one segment of that size: PyTorch's allocator leaves
+  /// fewer holes in it. Not where others took pools in `who`'s last step: what they need is not known.
   Taken take(CudaAllocator& allocator, c10::cuda::CUDAStream stream, const void* who,
              int64_t expected);
   void put(MemoryPool pool, c10::cuda::CUDAStream stream);
@@ -52,6 +51,10 @@ class SparePools {
   /// the work on that. Nothing is done while anybody captures, or where another GPU has memory of this
   /// process: its work may wait for this thread's next launch.
   void makeRoom(CudaAllocator& allocator, int64_t bytes);
+
+  /// Empties PyTorch's own cache if much of it is in no use. Not where another GPU has memory of this
+  /// process, nor while anybody captures.
+  void emptyIdleCache(CudaAllocator& allocator) const;
 
   /// Called by each replay, wherever it comes from. Looks after what is spare if nobody took it for
   /// some calls, and after what was held in giveBack() in the 1st, 2nd, 4th, 8th… call from there on.
@@ -70,14 +73,14 @@ class SparePools {
   };
   explicit SparePools(c10::DeviceIndex device) : device_(device) {}
   std::optional<MemoryPool> takeKnown(c10::cuda::CUDAStream stream);
-  bool isAlone(const void* who, bool expects);
+  bool wasAlone(const void* who, bool begins);
+  int64_t segmentFor(int64_t expected, CudaAllocator& allocator, const MemoryPool& pool);
   bool letGoOf(CudaAllocator& allocator, const std::function<bool(const Spare&)>& isWanted);
   MemoryPool make(CudaAllocator& allocator);
   void hold(CudaAllocator& allocator, std::vector<MemoryPool> pools);
   void tidyNow(CudaAllocator& allocator);
   void tidyHeld(CudaAllocator& allocator);
   bool isTimeToEmpty();
-  void emptyIdleCache(CudaAllocator& allocator) const;
   bool usesOtherGpus(CudaAllocator& allocator) const;
   void noteWhetherToTidy() { mayTidy_.store(!spare_.empty() || !held_.empty() || warmedUp_); }
 
@@ -93,7 +96,8 @@ class SparePools {
   int64_t quiets_ = 0;            // times that it was
   int64_t made_ = 0;              // pools, since there was none to take
   const void* lastTaker_ = nullptr;
-  bool othersTook_ = false;  // since the last taker said what it expects
+  bool othersTook_ = false;  // since a step began
+  int64_t had_ = 0;          // bytes of the pool that last made room, until another one is made
 };
 
 }  // namespace gravure

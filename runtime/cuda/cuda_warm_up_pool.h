@@ -67,9 +67,7 @@ class WarmUpPool {
   WarmUpPool(const WarmUpPool&) = delete;
   WarmUpPool& operator=(const WarmUpPool&) = delete;
 
-  /// `expected`: bytes that this run and those up to the end of the step take at once; 0 if that is not
-  /// known. An empty pool is given one segment of that size, in which PyTorch's allocator leaves fewer holes
-  /// than in the segments that it takes one by one.
+  /// `expected`: as Device::beginWarmUp() has it.
   void begin(int64_t expected);
   void end();
 

@@ -13,6 +13,7 @@ std::unique_ptr<Device> makeCudaDevice(c10::DeviceIndex) {
 }
 
 int64_t releaseCudaMemory() { return 0; }
+void giveBackIdleCudaCache() noexcept {}
 
 bool takeDropoutRestart(c10::DeviceIndex) { return false; }
 

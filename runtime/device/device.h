@@ -195,8 +195,9 @@ class Device {
 
   /// Around a step that warms up, on its thread: what the thread allocates comes from a pool for
   /// warm-ups, so that they leave no holes where captures and eager code allocate. The programs of a
-  /// device warm up in it one after another. `expected`: bytes that this run and those up to the end of the
-  /// step take at once; 0 if that is not known.
+  /// device warm up in it one after another. `expected`: where a step begins, bytes that it takes at once, or 0
+  /// if that is not known; kStepGoesOn where an earlier entry has begun it.
+  static constexpr int64_t kStepGoesOn = -1;
   virtual void beginWarmUp(int64_t /*expected*/) {}
   virtual void endWarmUp() {}
   /// Gives back what lies idle there, whoever left it; what is in use, once it is not. Idempotent.
@@ -235,6 +236,9 @@ std::unique_ptr<Device> makeHostDevice(bool poison = true);
 /// Device::releaseMemory() of devices that nobody has at hand; 0 where no program ran.
 int64_t releaseHostMemory();
 int64_t releaseCudaMemory();
+/// PyTorch's cache of each GPU goes back to the driver where much of it is in no use, as behind a first
+/// backward: what an optimizer makes next would lie in a part of a large block, and keep the rest.
+void giveBackIdleCudaCache() noexcept;
 /// Device::seedsDropoutNext() of a device that nobody has at hand; afterwards it does not. False without
 /// CUDA.
 bool takeDropoutRestart(c10::DeviceIndex index);

@@ -25,10 +25,10 @@ class WarmUpScope {
 
 int64_t Runtime::Impl::mostWarmUps() const { return std::max<int64_t>(options_.maxWarmups, 2); }
 
-/// Before `entry` warms up: what this run and those of the entries behind it take at once, as recorded in
-/// the last step; 0 where that is not known, or a step has begun.
+/// For Device::beginWarmUp(): what the step that begins with `entry` takes at once, as recorded in the last one.
 int64_t Runtime::Impl::expectedBytes(const EntryState& entry) {
-  if (&entry != &entries_.front() || layout_) return 0;
+  if (&entry != &entries_.front()) return Device::kStepGoesOn;
+  if (layout_) return 0;
   std::vector<AllocationRecord> records;
   for (const EntryState& each : entries_) {
     if (each.warmUp.record.empty()) return 0;

@@ -50,6 +50,20 @@ def test_dropout_draws_what_eager_draws() -> None:
     assert replays(same_as_eager(Mlp(0.15), rows))
 
 
+def test_a_first_step_under_autocast_leaves_no_blocks_in_the_cache() -> None:
+    # It runs as it is; an optimizer's state would come to lie in a corner of each block.
+    wide = nn.Sequential(*(nn.Linear(1024, 1024, device="cuda") for _ in range(6)))
+    compiled = torch.compile(wide, backend="gravure")
+    x = torch.randn(1 << 14, 1024, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = compiled(x).square().mean()
+    in_use = torch.cuda.memory_allocated()
+    loss.backward()
+    assert in_use - torch.cuda.memory_allocated() > 128 << 20  # what the forward saved
+    idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    assert idle < 64 << 20
+
+
 def test_autocast_and_two_forwards() -> None:
     # With its cache eager casts a weight once for both forwards, and adds their gradients in bf16.
     def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:

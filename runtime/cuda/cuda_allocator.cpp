@@ -41,12 +41,11 @@ using c10::FreeCudaMemoryCallbacksRegistry;
 using c10::RegistererFreeCudaMemoryCallbacksRegistry;
 REGISTER_FREE_MEMORY_CALLBACK("gravure", NoteOfDriver)
 
-/// What PyTorch's cache takes from the driver for `bytes`: the sizes of its segments.
-int64_t segmentBytes(size_t bytes) {
-  constexpr int64_t kMiB = int64_t{1} << 20;
-  const auto wanted = static_cast<int64_t>(bytes);
-  if (wanted <= kMiB) return 2 * kMiB;
-  return std::max(20 * kMiB, (wanted + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB));
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+/// What PyTorch's cache takes from the driver for `bytes`, more than 1 MiB: the sizes of its segments.
+int64_t segmentBytes(int64_t bytes) {
+  return std::max(20 * kMiB, (bytes + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB));
 }
 
 /// The session that takes this thread's CUDA allocations, nullptr if there is none.
@@ -196,11 +195,12 @@ c10::DataPtr CudaAllocator::allocate(size_t bytes) {
 c10::DataPtr CudaAllocator::forOthers(size_t bytes) {
   askedDriver = false;
   c10::DataPtr data = orFromIdle(*base_, [&] { return base_->allocate(bytes); });
-  if (!askedDriver || isWarmingUp()) return data;
+  const auto wanted = static_cast<int64_t>(bytes);
+  if (!askedDriver || isWarmingUp() || wanted <= kMiB) return data;  // 2 MiB are not worth a wait
   const UnseenByCaptures unseen;
   const auto device = c10::cuda::current_device();
   if (!isCapturing(c10::cuda::getCurrentCUDAStream(device)))
-    SparePools::of(device).makeRoom(*this, segmentBytes(bytes));
+    SparePools::of(device).makeRoom(*this, segmentBytes(wanted));
   return data;
 }
 

@@ -49,12 +49,14 @@ class CudaPageSource final : public PageSource {
   std::vector<PageHandle> create(const std::vector<int64_t>& sizes) override {
     if (sizes.empty()) return {};
     const int64_t bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-    SparePools::of(device()).makeRoom(CudaAllocator::install(), bytes);
+    // Small pages cannot be the large ones that a warm-up has left.
+    WarmUpMemory* const ended = WarmUpMemory::known(device());
+    if (ended != nullptr && ended->hasEnded()) ended->giveBack();
     if (bytes > availableMemory(device())) {
       CudaAllocator& allocator = CudaAllocator::install();
       SparePools::of(device()).giveBack(allocator);
       (void)allocator.tryEmptyCache({0, 0});
-      if (WarmUpMemory* ended = WarmUpMemory::known(device())) ended->giveBackWaiting();
+      if (ended != nullptr) ended->giveBackWaiting();
     }
     if (const int64_t rest = availableMemory(device()); bytes > rest) failFor(bytes, rest);
     std::vector<PageHandle> made;

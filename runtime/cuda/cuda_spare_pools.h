@@ -47,9 +47,8 @@ class SparePools {
 
   /// The process is taking `bytes` from the driver: as much of what is spare, or was held, is given back.
   /// Eager's optimizer makes its state in the memory that its first backward has left idle, and warm-ups
-  /// leave theirs here; an arena's small pages cannot be the large ones that a warm-up has left. Waits for
-  /// the work on that. Nothing is done while anybody captures, or where another GPU has memory of this
-  /// process: its work may wait for this thread's next launch.
+  /// leave theirs here. Waits for the work on that. Nothing is done while anybody captures, or where another
+  /// GPU has memory of this process: its work may wait for this thread's next launch.
   void makeRoom(CudaAllocator& allocator, int64_t bytes);
 
   /// Empties PyTorch's own cache if much of it is in no use. Not where another GPU has memory of this

@@ -126,6 +126,20 @@ def test_regions_change_no_bit(
     assert max(region_compiler.operators) > 1
 
 
+IMPORTS = """
+import importlib, pkgutil, gravure
+for module in pkgutil.walk_packages(gravure.__path__, "gravure."):
+    if module.name != "gravure.torchtitan":  # which asks for torchtitan
+        importlib.import_module(module.name)
+import torch._inductor.lowering
+"""
+
+
+def test_inductor_is_imported_beside_every_module_of_ours() -> None:
+    """In a process that has not loaded the library: Inductor's import looks operators up."""
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=300)
+
+
 def test_temporaries_of_compiled_code_follow_one_another_in_the_arena(
     region_compiler: RegionCompiler,
 ) -> None:

@@ -69,8 +69,9 @@ def unlike_eagers(name: str, why: str) -> str:
     )
 
 
-# python/csrc/library.cpp declares it.
-@torch.library.impl(LIBRARY, "apart", "CompositeImplicitAutograd")
+# python/csrc/library.cpp declares it. Not "CompositeImplicitAutograd": Inductor's import looks up
+# each operator that has such a kernel, and there is none before the library is loaded.
+@torch.library.impl(LIBRARY, "apart", "CompositeExplicitAutograd")
 def _apart(number: int) -> Any:
     found = _BESIDE.get(number)
     return found.program() if found is not None else None

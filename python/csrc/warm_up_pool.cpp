@@ -3,21 +3,24 @@
 #include "python/csrc/planning/load_options.h"
 #include "runtime/device/device.h"
 
-#include <c10/util/Exception.h>
-
+#include <cstdint>
 #include <memory>
 #include <utility>
 
 namespace gravure {
 namespace {
 
-/// The device that the thread has entered, or nullptr.
+/// The device that the thread has entered, or nullptr; and how often.
 thread_local std::unique_ptr<Device> entered;
+thread_local int64_t depth = 0;
 
 }  // namespace
 
 void enterWarmUpPool(const std::string& device) {
-  TORCH_CHECK(entered == nullptr, "this thread is in the warm-ups' pool already");
+  if (entered != nullptr) {
+    ++depth;
+    return;
+  }
   auto made = makeDevice(device, /*poison=*/false);
   made->installAllocator();
   made->beginWarmUp(0);
@@ -25,6 +28,10 @@ void enterWarmUpPool(const std::string& device) {
 }
 
 void leaveWarmUpPool() {
+  if (depth > 0) {
+    --depth;
+    return;
+  }
   if (const auto left = std::exchange(entered, nullptr)) left->endWarmUp();
 }
 

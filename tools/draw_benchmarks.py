@@ -210,9 +210,10 @@ def models() -> Iterator[str]:
         "7,664 and 6,520. On torch 2.15 the first steps of eleven of twelve models reserve 0.96 "
         "to 1.05 of eager's at most, and 0.81 to 0.98 after ten steps: by default BERT 8,860 MiB, "
         "T5 10,970, Mamba 5,768; Wav2Vec2 1.11 and 1.03 (one H200, `tests/cuda/bench_models.py "
-        "--one memory MODEL WAY`). There the Llama of 1.2 B takes 0.985 of eager's step, and with Inductor's kernels 0.859 "
-        "of `torch.compile`'s (one H200, `tests/cuda/bench_models.py --models llama_1b --ways "
-        "eager,gravure,gravure_inductor,compile --parts figures --rounds 1`). "
+        "--one memory MODEL WAY`). There the Llama of 1.2 B takes 0.985 of eager's step, and with "
+        "Inductor's kernels 0.859 of `torch.compile`'s (one H200, `tests/cuda/bench_models.py "
+        "--models llama_1b --ways eager,gravure,gravure_inductor,compile --parts figures --rounds "
+        "1`). "
         "([Log](benchmarks-log.md#real-models).)"
     )
 

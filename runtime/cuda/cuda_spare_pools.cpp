@@ -19,6 +19,16 @@ namespace {
 /// which replay while others warm up, memory is only made anew then.
 constexpr int64_t kIdle = 12;
 
+constexpr int64_t kLeastSegment = int64_t{64}
+                                  << 20;  // smaller ones are not worth a call of the driver
+
+/// Whether a step of `expected` bytes that had `had` left more than a few holes. One whose blocks fitted well
+/// may fit worse in one segment.
+bool leftHoles(int64_t had, int64_t expected) {
+  constexpr int64_t kFew = 8;  // an eighth of what is expected
+  return had > expected + expected / kFew;
+}
+
 struct PoolUse {
   int64_t total = 0, active = 0, largest = 0;  // bytes; of the largest segment
 };
@@ -56,21 +66,29 @@ SparePools& SparePools::of(c10::DeviceIndex device) {
 
 SparePools::Taken SparePools::take(CudaAllocator& allocator, c10::cuda::CUDAStream stream,
                                    const void* who, int64_t expected) {
-  if (!wasAlone(who, expected >= 0)) expected = 0;
   // Segments on pages alone: cudaFree would wait.
   const bool paged = memory_.load(std::memory_order_acquire) != nullptr;
+  const bool isKnown = wasAlone(who, expected >= 0) && paged && expected >= kLeastSegment;
   if (auto known = takeKnown(stream)) {
-    const int64_t segment = paged ? segmentFor(expected, allocator, *known) : 0;
-    if (segment > 0) hold(allocator, {*known});
+    const PoolUse use = isKnown ? useOf(allocator, *known) : PoolUse{};
+    const bool stays = use.active > 0 || use.largest >= expected;
+    const bool isAnew = isKnown && !stays && leftHoles(use.total, expected);
+    if (isAnew) hold(allocator, {*known});
     // What earlier programs' warm-ups have freed since serves this one.
     if (paged) tidyHeld(allocator);
-    return {segment > 0 ? make(allocator) : *known, segment};
+    if (!isAnew) return {*known, 0};
+    return {make(allocator), expected};
   }
   EndedPools::of(device_).giveBack();
   tidyHeld(allocator);
   if (isTimeToEmpty()) emptyIdleCache(allocator);
-  MemoryPool made = make(allocator);
-  return {std::move(made), paged ? segmentFor(expected, allocator, made) : 0};
+  const bool hadHoles = leftHoles(takeHad(), expected);
+  return {make(allocator), isKnown && hadHoles ? expected : 0};
+}
+
+int64_t SparePools::takeHad() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(had_, 0);
 }
 
 /// Where a step begins: whether nobody but `who` has taken a pool in the last one.
@@ -79,21 +97,6 @@ bool SparePools::wasAlone(const void* who, bool begins) {
   othersTook_ |= lastTaker_ != nullptr && lastTaker_ != who;
   lastTaker_ = who;
   return begins && !std::exchange(othersTook_, false);
-}
-
-/// Bytes of the one segment that `pool` should begin with; 0 where something lies in it, it has that segment,
-/// or there were few holes. A step whose blocks fitted well may fit worse in one segment.
-int64_t SparePools::segmentFor(int64_t expected, CudaAllocator& allocator, const MemoryPool& pool) {
-  constexpr int64_t kLeast = int64_t{64} << 20;
-  constexpr int64_t kFew = 8;  // an eighth of what is expected
-  const PoolUse use = useOf(allocator, pool);
-  int64_t had = use.total;
-  if (had == 0) {
-    const std::lock_guard lock(mutex_);
-    had = std::exchange(had_, 0);
-  }
-  if (expected < kLeast || use.active > 0 || use.largest >= expected) return 0;
-  return had > expected + expected / kFew ? expected : 0;
 }
 
 bool SparePools::isTimeToEmpty() {

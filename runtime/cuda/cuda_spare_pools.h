@@ -73,7 +73,7 @@ class SparePools {
   explicit SparePools(c10::DeviceIndex device) : device_(device) {}
   std::optional<MemoryPool> takeKnown(c10::cuda::CUDAStream stream);
   bool wasAlone(const void* who, bool begins);
-  int64_t segmentFor(int64_t expected, CudaAllocator& allocator, const MemoryPool& pool);
+  int64_t takeHad();
   bool letGoOf(CudaAllocator& allocator, const std::function<bool(const Spare&)>& isWanted);
   MemoryPool make(CudaAllocator& allocator);
   void hold(CudaAllocator& allocator, std::vector<MemoryPool> pools);

@@ -3,6 +3,7 @@
 #include "ir/memory/memory_placement.h"
 
 #include <algorithm>
+#include <array>
 
 namespace gravure {
 namespace {
@@ -69,10 +70,11 @@ void placeLow(MemoryPlan& plan, const std::vector<bool>& saved, const std::vecto
       best = std::move(placed);
     }
   };
+  const std::array orders{placement::peakFirst(request), placement::heaviestFirst(request),
+                          placement::largestFirst(request)};
   for (const bool resultsToo : {true, false}) {
     for (const bool latestFirst : {false, true}) {
-      for (auto* others : {placement::peakFirst, placement::heaviestFirst, placement::largestFirst})
-        tryOrder(others(request), latestFirst, resultsToo);
+      for (const auto& order : orders) tryOrder(order, latestFirst, resultsToo);
     }
   }
   for (size_t i = 0; i < plan.buffers.size(); ++i) {

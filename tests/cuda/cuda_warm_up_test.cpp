@@ -82,6 +82,14 @@ at::Tensor readied(std::initializer_list<c10::cuda::CUDAStream> streams) {
   return sum;
 }
 
+/// Bytes reserved when `device` has its allocator, what is made once is there, and earlier tests have nothing.
+int64_t reservedAtStart(CudaDevice& device) {
+  device.installAllocator();
+  (void)readied({device.currentStream()});
+  giveBackOthers();
+  return reserved();
+}
+
 }  // namespace
 
 TEST_CASE("the arena takes over the warm-up's memory while work is still going on there") {
@@ -210,10 +218,7 @@ TEST_CASE("several warm-ups at once, and a second one after the first, lie apart
 TEST_CASE("programs that warm up one after another take what one of them takes") {
   NEEDS_GPU();
   CudaDevice first(0), second(0);
-  first.installAllocator();
-  (void)readied({first.currentStream()});
-  giveBackOthers();
-  const int64_t before = reserved();
+  const int64_t before = reservedAtStart(first);
   const auto warmUp = [](CudaDevice& device) {
     device.beginWarmUp(0);
     (void)floats(160 * kMiB).fill_(1);
@@ -250,10 +255,7 @@ TEST_CASE("programs that warm up one after another take what one of them takes")
 TEST_CASE("a warm-up of which the bytes are known lies in one segment") {
   NEEDS_GPU();
   CudaDevice device(0);
-  device.installAllocator();
-  (void)readied({device.currentStream()});
-  giveBackOthers();
-  const int64_t before = reserved();
+  const int64_t before = reservedAtStart(device);
   device.beginWarmUp(0);
   { const at::Tensor a = floats(64 * kMiB), b = floats(64 * kMiB), c = floats(96 * kMiB); }
   device.endWarmUp();
@@ -307,10 +309,7 @@ TEST_CASE("a warm-up of which the bytes are known lies in one segment") {
 TEST_CASE("what is kept of a warm-up holds its own pages, not those around it") {
   NEEDS_GPU();
   CudaDevice device(0);
-  device.installAllocator();
-  (void)readied({device.currentStream()});
-  giveBackOthers();
-  const int64_t before = reserved();
+  const int64_t before = reservedAtStart(device);
   device.beginWarmUp(0);
   { const at::Tensor a = floats(160 * kMiB), b = floats(160 * kMiB), c = floats(160 * kMiB); }
   device.endWarmUp();
@@ -350,10 +349,7 @@ TEST_CASE("what PyTorch's cache takes from the driver is made room for where war
   NEEDS_GPU();
   NEEDS_OTHER_GPUS_EMPTY();
   CudaDevice device(0);
-  device.installAllocator();
-  (void)readied({device.currentStream()});
-  giveBackOthers();
-  const int64_t before = reserved();
+  const int64_t before = reservedAtStart(device);
   device.beginWarmUp(0);
   (void)floats(320 * kMiB).fill_(1);
   device.endWarmUp();
@@ -399,9 +395,7 @@ TEST_CASE("what PyTorch's cache takes from the driver is made room for where war
 TEST_CASE("a warm-up has what a program that was planned has freed since") {
   NEEDS_GPU();
   CudaDevice first(0), second(0);
-  first.installAllocator();
-  (void)readied({first.currentStream()});
-  giveBackOthers();
+  (void)reservedAtStart(first);
   const auto warmUp = [](CudaDevice& device, int64_t bytes) {
     device.beginWarmUp(0);
     at::Tensor found = floats(bytes).fill_(1);
@@ -421,10 +415,7 @@ TEST_CASE("what the first steps left in PyTorch's cache is given back, once") {
   NEEDS_GPU();
   NEEDS_OTHER_GPUS_EMPTY();
   CudaDevice device(0);
-  device.installAllocator();
-  (void)readied({device.currentStream()});
-  giveBackOthers();
-  const int64_t before = reserved();
+  const int64_t before = reservedAtStart(device);
   const auto ofAStep = [] { (void)floats(256 * kMiB).fill_(1); };
   const auto warmUp = [&] {
     device.beginWarmUp(0);
@@ -454,10 +445,7 @@ TEST_CASE(
   NEEDS_GPU();
   NEEDS_OTHER_GPUS_EMPTY();
   CudaDevice device(0);
-  device.installAllocator();
-  (void)readied({device.currentStream()});
-  giveBackOthers();
-  const int64_t before = reserved();
+  const int64_t before = reservedAtStart(device);
   // How many pools were made before depends on the tests that ran: at most 1,023.
   int made = 0;
   do {
@@ -478,10 +466,7 @@ TEST_CASE(
     "what is held of a warm-up is given back once it is free, without torch.cuda.empty_cache") {
   NEEDS_GPU();
   CudaDevice device(0);
-  device.installAllocator();
-  (void)readied({device.currentStream()});
-  giveBackOthers();
-  const int64_t before = reserved(), freeBefore = freeMemory();
+  const int64_t before = reservedAtStart(device), freeBefore = freeMemory();
   std::vector<at::Tensor> held;
   for (int round = 0; round < 2; ++round) {
     device.beginWarmUp(0);

@@ -57,6 +57,8 @@ struct RuntimeOptions {
   /// True for an error that asks the whole program to end, as Ctrl-C does in code of Python's: it ends
   /// the step, also where it broke a capture, which is undone and comes again in the next step.
   std::function<bool(const std::exception&)> isInterrupt;
+  /// Makes what is held while a partition is captured, or captured once more for its numbers.
+  std::function<std::shared_ptr<void>()> whileCapturing;
   /// Sees the buffers before they are placed. Tests shorten lives with it, to prove that poison
   /// finds that out.
   std::function<void(std::vector<Buffer>&)> editBuffers;

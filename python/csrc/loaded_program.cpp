@@ -7,6 +7,7 @@
 #include "passes/report/step_detail.h"
 #include "python/csrc/autograd/saved_bundle.h"
 #include "python/csrc/autograd/watched_values.h"
+#include "python/csrc/collector_off.h"
 #include "python/csrc/direct_calls.h"
 #include "python/csrc/planning/load_options.h"
 #include "python/csrc/planning/planned_program.h"
@@ -138,6 +139,7 @@ RuntimeOptions LoadedProgram::runtimeOptions() {
     progress_.show(entry, done, total);
   };
   options.isInterrupt = &isInterrupt;
+  options.whileCapturing = &collectorOff;
   return options;
 }
 

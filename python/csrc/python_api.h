@@ -52,6 +52,8 @@ struct PythonApi {
   PyObject* (*PyCapsule_New)(void* pointer, const char* name, void (*end)(PyObject* capsule));
   void* (*PyCapsule_GetPointer)(PyObject* capsule, const char* name);
   PyObject* (*PyCFunction_NewEx)(PyMethod* method, PyObject* self, PyObject* module);
+  int (*PyGC_Disable)();  // whether it was on, both
+  int (*PyGC_Enable)();
   PyObject* none;
   PyObject *yes, *no;
   PyObject *tupleType, *listType, *dictType, *floatType, *intType, *boolType;

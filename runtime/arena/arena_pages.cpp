@@ -50,9 +50,7 @@ std::shared_ptr<Slab> ArenaPages::make(const ArenaShape& shape,
 
 /// Addresses for an arena, and nothing behind them.
 std::shared_ptr<Slab> ArenaPages::makeUnfit(const ArenaShape& shape) {
-  const auto saves = [](const PagedSlab* each) { return each->saves(); };
-  const bool amongMany = llvm::count_if(slabs_, saves) > 1;
-  auto made = std::make_unique<PagedSlab>(*this, shape, amongMany);
+  auto made = std::make_unique<PagedSlab>(*this, shape);
   const auto wants = made->wants(source_->largePage(), source_->smallPage());
   int64_t bytes = 0;
   for (const auto& want : wants) bytes += want.bytes;
@@ -206,7 +204,7 @@ void ArenaPages::takeNewSizes(PagedSlab& slab) {
 void ArenaPages::joinInFlight(PagedSlab& slab, std::shared_ptr<const void> with) {
   const std::lock_guard lock(mutex_);
   if (slab.isInFlightWith(with)) return;
-  slab.ofOldSizes = !slab.endsPagesAtHeld();
+  slab.ofOldSizes = !slab.hasSmallPagesAlone();
   slab.setInFlightWith(std::move(with));
 }
 

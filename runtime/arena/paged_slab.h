@@ -15,9 +15,7 @@ namespace gravure {
 /// Alive as long as its Slab handle, or a tensor that was retained by its address.
 class PagedSlab final : public Slab {
  public:
-  /// `amongMany`: several arenas of other programs save values.
-  PagedSlab(ArenaPages& owner, const ArenaShape& shape, bool amongMany)
-      : owner_(owner), shape_(shape), amongMany_(amongMany) {}
+  PagedSlab(ArenaPages& owner, const ArenaShape& shape) : owner_(owner), shape_(shape) {}
 
   char* base() const override { return base_; }
   int64_t bytes() const override { return shape_.bytes; }
@@ -61,7 +59,7 @@ class PagedSlab final : public Slab {
     std::vector<PageSharing::Want> pages;
     const int64_t all = (shape_.bytes + small - 1) / small * small;
     for (int64_t at = 0; at < all;) {
-      const bool fits = all - at >= large && (!endsPagesAtHeld() || isOfOneKind(at, large, small));
+      const bool fits = all - at >= large && !hasSmallPagesAlone();
       const int64_t size = fits ? large : small;
       pages.push_back({size, partsIn(at, at + size)});
       at += size;
@@ -76,11 +74,9 @@ class PagedSlab final : public Slab {
     return shape_.inFlightWith == with;
   }
 
-  /// Whether values pass from its first entry to the others.
-  bool saves() const { return !shape_.saved.empty(); }
-  /// Whether large pages end at what is held. The small ones behind it are shared with small ones alone: that
-  /// costs about a large page, and spares one in each arena but the first.
-  bool endsPagesAtHeld() const { return (amongMany_ && saves()) || shape_.inFlightWith; }
+  /// Where many arenas hold something between their steps, a page of which a little is held would be lost to all
+  /// others, and what one uses for a while lies where others hold something later: on pages of one size.
+  bool hasSmallPagesAlone() const { return shape_.amongMany || shape_.inFlightWith; }
 
   // Guarded by the owner's mutex.
   PageSharing::Tenant tenant = -1;
@@ -99,18 +95,6 @@ class PagedSlab final : public Slab {
   char* base_ = nullptr;
 
  private:
-  /// Whether small pages there would all have the same held parts. Other arenas share no page with what is
-  /// held meanwhile, so a large page with a little of it would cost each arena a whole page.
-  bool isOfOneKind(int64_t begin, int64_t bytes, int64_t small) const {
-    const auto heldIn = [&](int64_t at) {
-      return partsIn(at, at + small) & (kSavedPart | kResultPart);
-    };
-    const int parts = heldIn(begin);
-    for (int64_t at = begin + small; at < begin + bytes; at += small)
-      if (heldIn(at) != parts) return false;
-    return true;
-  }
-
   ArenaParts partsIn(int64_t begin, int64_t end) const {
     const auto meets = [&](const std::vector<Extent>& extents) {
       return std::any_of(extents.begin(), extents.end(), [&](const Extent& extent) {
@@ -129,7 +113,6 @@ class PagedSlab final : public Slab {
 
   ArenaPages& owner_;
   ArenaShape shape_;
-  const bool amongMany_;
   const pid_t process_ = getpid();
   std::atomic<int64_t> references_{1};
 };

@@ -126,6 +126,7 @@ struct ArenaShape {
   bool resultsStay = false;  // static results are held for as long as the arena lives
   /// The same for all arenas of one graph's calls in flight; nullptr where there is one arena.
   std::shared_ptr<const void> inFlightWith{};
+  bool amongMany = false;  // SavingProgram::areMany()
 };
 
 /// Why no step may use an arena: its own stream would become part of that capture.

@@ -77,6 +77,9 @@ StepPath Runtime::Impl::unsealedPath(EntryState& entry, const std::vector<c10::I
     checkForCaller(entry, inputs);
     return StepPath::plain();
   }
+  const auto reads = [](const EntryState& each) { return !each.producers.empty(); };
+  if (!saving_ && !options_.uncaptured && llvm::any_of(entries_, reads))
+    saving_.emplace(device_->tensorDevice());
   if (!layout_ || isPartial()) {  // what the layout goes by is still being found out
     watchResults(entry);
     if (!entry.planned) noteUnread(entry);

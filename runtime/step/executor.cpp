@@ -264,6 +264,7 @@ bool Executor::numbersHold(Partition& partition, Launch& launch) {
     detachOperands(launch);
     returnLoans(launch);
     ranInside_ = true;
+    const auto held = options_.whileCapturing ? options_.whileCapturing() : nullptr;
     try {
       if (partition.proveNumbers(launch, frame_, stack_, device_, *session_)) return true;
       why = captured.patches->whyNot(frame_, launch.node);
@@ -324,6 +325,7 @@ bool Executor::captureNow(Partition& partition, Launch& launch) {
   const int failures = partition.failures();
   std::string failure;
   try {
+    const auto held = options_.whileCapturing ? options_.whileCapturing() : nullptr;
     partition.capture(launch, code_, frame_, stack_, device_, *session_);
   } catch (const std::exception& error) {
     // An operator that Python implements throws what Python raised, which is no c10::Error.

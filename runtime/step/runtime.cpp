@@ -421,6 +421,7 @@ void Runtime::Impl::shutdown() {
     entry.inputs.moving->forget();
   }
   installArena(nullptr, loans_);  // lent and shared results keep its memory
+  saving_.reset();
 }
 
 Runtime::Runtime(Program program, std::unique_ptr<Device> device, RuntimeOptions options) {

@@ -9,6 +9,7 @@
 #include "runtime/step/executor.h"
 #include "runtime/step/flat_program.h"
 #include "runtime/step/moving_inputs.h"
+#include "runtime/device/saving_programs.h"
 #include "runtime/step/shared_warm_up.h"
 #include "runtime/step/step_path.h"
 
@@ -201,6 +202,7 @@ class Runtime::Impl {
   std::vector<EntryCode> codes_;  // flat_'s, with what runs have taught
   std::vector<EntryState> entries_;
   std::unique_ptr<Communication> communication_;  // none without collectives in partitions
+  std::optional<SavingProgram> saving_;           // once it has run, if it saves values
 
   // Warm-up.
   std::vector<CallPlanning> planning_;          // by position in the timeline

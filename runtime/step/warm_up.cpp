@@ -244,6 +244,7 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
   }
   shape.resultsStay = options_.results == ResultPolicy::Static;
   if (shared_->isForSeveral()) shape.inFlightWith = shared_;
+  shape.amongMany = SavingProgram::areMany(device_->tensorDevice());
   return shape;
 }
 

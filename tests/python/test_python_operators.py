@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections import Counter
 from typing import Any
 
@@ -157,6 +158,51 @@ def test_a_wait_that_frees_what_was_copied_is_behind_its_readers() -> None:
     known = facts("ao::wait_tensor", "")
     assert known is not None
     assert known["writes"] == [1]
+
+
+class _Waits:
+    """What ends by a call that breaks a capture on a GPU, as a kernel of Triton's does: it lies in
+    a cycle, so the garbage collector ends it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        if torch.cuda.is_available():
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                _CALLS["broken"] += 1
+
+
+def test_garbage_is_not_collected_in_the_midst_of_a_capture() -> None:
+    @torch.library.custom_op("gravure_test::leaves_garbage", mutates_args=())
+    def leaves_garbage(x: Tensor) -> Tensor:
+        _Waits()
+        [[] for _ in range(20 * gc.get_threshold()[0])]  # enough for a collection
+        return x * 2
+
+    leaves_garbage.register_fake(torch.empty_like)
+    weight = nn.Parameter(torch.randn(8, device=DEVICE))
+    compiled = torch.compile(lambda x: leaves_garbage(x) * weight, backend="gravure")
+    _CALLS["broken"] = 0
+    for _ in range(8):
+        x = torch.randn(4, 8, device=DEVICE)
+        compiled(x).sum().backward()
+    assert _CALLS["broken"] == 0
+    assert gc.isenabled()
+    (graph,) = gravure.report().graphs
+    assert {state for p in graph.programs for s in p.partitions.values() for state in s} == {
+        "captured"
+    }
+    gc.disable()  # whoever has turned it off finds it off
+    try:
+        gravure.drop_captures()
+        for _ in range(6):
+            compiled(torch.randn(4, 8, device=DEVICE)).sum().backward()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_an_error_in_one_reaches_the_caller_and_the_next_step_is_right() -> None:

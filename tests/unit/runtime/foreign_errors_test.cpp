@@ -106,6 +106,32 @@ TEST_CASE("a required capture that fails is an error in each step", "[law6]") {
   for (int step = 0; step < 3; ++step) CHECK(pair.step());
 }
 
+TEST_CASE("what is held while something is captured is let go with it, also where the capture fails") {
+  int made = 0, alive = 0;
+  RuntimeOptions options;
+  options.whileCapturing = [&] {
+    ++made, ++alive;
+    return std::shared_ptr<void>(&alive, [&](void*) { --alive; });
+  };
+  RaisingPair pair(options);
+  for (int step = 0; step < 2; ++step) CHECK(pair.step());
+  CHECK(made == 0);
+  pair.text = "raised by an operator";
+  const at::Tensor x = at::randn({16, 4});
+  CHECK_THROWS(pair.runtime->run("step", {pair.w, pair.b, x}));
+  CHECK(made > 0);
+  CHECK(alive == 0);
+  pair.text.clear();
+  pair.b.copy_(pair.referenceB);
+  for (int step = 0; step < 40; ++step) CHECK(pair.step());
+  CHECK(countIn(*pair.runtime, PartitionState::Captured) == 2);
+  const int captures = made;
+  CHECK(captures >= 2);
+  CHECK(alive == 0);
+  for (int step = 0; step < 3; ++step) CHECK(pair.step());
+  CHECK(made == captures);
+}
+
 TEST_CASE("Ctrl-C in a capture ends the step, and the next one captures", "[law6]") {
   RuntimeOptions options;
   options.isInterrupt = [](const std::exception& error) {

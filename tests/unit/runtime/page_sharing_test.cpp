@@ -279,6 +279,7 @@ TEST_CASE("what each of several arenas holds costs the others no more than its o
   Counted device;
   ArenaShape holding = shapeOf(12);
   holding.saved = {{0, 5 * 4096}};  // a large page, and one page of the next
+  holding.amongMany = true;
   std::vector<float> memory(4);
   std::vector<std::shared_ptr<Slab>> arenas;
   std::vector<at::Tensor> lent;
@@ -290,8 +291,41 @@ TEST_CASE("what each of several arenas holds costs the others no more than its o
     const at::Tensor saved = at::from_blob(memory.data(), {4});
     lent.push_back(Lender(arenas.back()).lend(saved, holding.savedBook));
   }
-  // From the third on. What nobody holds is a large page, and three beside what is held.
-  CHECK(device.pages.bytes() == (2 * 8 + 4 * 5 + 4 + 3) * 4096);
+  CHECK(device.pages.bytes() == (6 * 5 + 7) * 4096);
+}
+
+TEST_CASE("what one of many arenas uses for a while lies where others hold something later") {
+  Counted device;
+  ArenaShape first = shapeOf(12), layer = shapeOf(3);
+  first.saved = {{0, 4 * 4096}};
+  first.used = {{{0, 4 * 4096}}, {{0, 12 * 4096}}};
+  layer.saved = {{0, 3 * 4096}};
+  layer.used = {{{0, 3 * 4096}}, {{0, 3 * 4096}}};
+  std::vector<ArenaShape> shapes(5, layer);
+  shapes[0] = first;
+  std::vector<std::shared_ptr<Slab>> arenas;
+  for (ArenaShape& shape : shapes) {
+    shape.amongMany = true;
+    shape.savedBook = std::make_shared<LoanBook>();
+    arenas.push_back(device.pages.make(shape));
+  }
+  std::vector<float> memory(4);
+  std::string why;
+  for (int step = 0; step < 3; ++step) {
+    std::vector<at::Tensor> lent;
+    for (size_t i = 0; i < arenas.size(); ++i) {
+      REQUIRE(arenas[i]->enter(0, why));
+      arenas[i]->leave();
+      const at::Tensor saved = at::from_blob(memory.data(), {4});
+      lent.push_back(Lender(arenas[i]).lend(saved, shapes[i].savedBook));
+    }
+    for (size_t i = arenas.size(); i-- > 0;) {
+      REQUIRE(arenas[i]->enter(1, why));
+      lent.pop_back();
+      arenas[i]->leave();
+    }
+  }
+  CHECK(device.pages.bytes() == (4 + 4 * 3) * 4096);  // the first one's other eight are the layers'
 }
 
 TEST_CASE("a step on pages that have moved comes after older work on those that came") {

@@ -61,6 +61,28 @@ TEST_CASE("frames nest like a stack: what one saves is apart from all of the oth
   CHECK(hostPages().bytes() < sum);
 }
 
+TEST_CASE("of many programs each has pages of one size, the first one that is planned, too", "[memory]") {
+  const auto pageSizes = [](size_t programs) {
+    std::vector<std::unique_ptr<SavingPair>> pairs;
+    for (size_t i = 0; i < programs; ++i) pairs.push_back(std::make_unique<SavingPair>(90000));
+    std::set<int64_t> sizes;
+    for (int step = 0; step < 3; ++step) {
+      std::vector<SavingPair::Saved> saved;
+      for (auto& pair : pairs) saved.push_back(pair->forward());
+      for (size_t i = pairs.size(); i-- > 0; saved.pop_back())
+        (void)pairs[i]->backward(std::move(saved[i]));
+    }
+    hostPages().lock();
+    for (const PageSource::Piece& piece : hostPages().mapped()) sizes.insert(piece.bytes);
+    hostPages().unlock();
+    return sizes;
+  };
+  const int64_t small = hostPages().source().smallPage(), large = hostPages().source().largePage();
+  CHECK(pageSizes(2) == std::set<int64_t>{small, large});
+  CHECK(pageSizes(3) == std::set<int64_t>{small});
+  CHECK(pageSizes(1) == std::set<int64_t>{small, large});  // those before are gone
+}
+
 TEST_CASE("an order of backwards that does not nest costs neither bits nor captures", "[memory]") {
   SavingPair a(5000), b(7000);
   for (int step = 0; step < 4; ++step) {

@@ -22,6 +22,7 @@ PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
 
 
+@torch.compiler.disable
 def export_step(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -52,6 +53,7 @@ def export_step(
     return _save(fn, traced, path, {"step": (step.text(), step.writer)})
 
 
+@torch.compiler.disable
 def export_joint(
     fn: Callable[..., Any],
     args: tuple[Any, ...],

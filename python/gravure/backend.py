@@ -17,6 +17,7 @@ from .calls.graph_break import as_told, graph_break_of
 from .calls.live_graphs import drop_converted
 from .calls.replaced_memory import CURE, replaces_memory
 from .calls.step_clock import StepClock
+from .calls.written_again import WrittenAgain
 from .drop_captures import drop_captures
 from .errors import ExportError
 from .graphs.cached_casts import has_reentrant_part
@@ -115,6 +116,10 @@ def compile_graph(
     try:
         must_trace_as_eager()
         return _compiled(graph, inputs, chosen)
+    except WrittenAgain as error:
+        if chosen.on_missed == "raise":
+            raise
+        runs_as_it_is(f"{error.node}: {error.reason}; {error.remedy}")
     except MissingName as error:
         if chosen.on_missed == "raise":
             raise

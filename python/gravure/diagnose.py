@@ -82,6 +82,7 @@ class Diagnosis:
         )
 
 
+@torch.compiler.disable
 def diagnose(
     step: Callable[..., Any],
     *batch: Any,

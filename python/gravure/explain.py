@@ -161,6 +161,7 @@ def _graph_of_page(graph: GraphPlan) -> dict[str, Any]:
     return planned | {"failure": graph.failure}
 
 
+@torch.compiler.disable
 @one_at_a_time
 def explain(
     fn: Callable[..., Any],

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .calls.written_again import warn_of_repeated_writes
 from .graphs.names import tied_names
 from .graphs.trace import trace
 from .graphs.traced_graphs import TracedGraphs
@@ -21,6 +22,7 @@ PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
 
 
+@torch.compiler.disable
 def export_step(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -46,10 +48,12 @@ def export_step(
     """
     _check_arguments(args)
     traced = trace(fn, args, step=True, paired_rng=not eager_rng, is_compiling=is_compiling)
+    warn_of_repeated_writes(traced, traced.name)
     step = step_entry(traced)
     return _save(fn, traced, path, {"step": (step.text(), step.writer)})
 
 
+@torch.compiler.disable
 def export_joint(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -65,6 +69,7 @@ def export_joint(
     """
     _check_arguments(args)
     traced = trace(fn, args, step=False, paired_rng=not eager_rng, is_compiling=is_compiling)
+    warn_of_repeated_writes(traced, traced.name)
     return _save(fn, traced, path, joint_entries(traced))
 
 

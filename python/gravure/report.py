@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .calls import reports
 from .calls.device_pace import device_pace
 from .calls.live_graphs import followed, reported
@@ -58,6 +60,7 @@ class Report:
         return json.dumps(asdict(self), indent=1)
 
 
+@torch.compiler.disable
 def report(html: str | os.PathLike[str] | None = None) -> Report:
     """Plan and counts of every compiled graph that is alive.
 

@@ -34,6 +34,7 @@ class Slot(NamedTuple):
     name: str
 
 
+@torch.compiler.disable
 def release_memory() -> int:
     """Gives back the memory of every program that is at rest, on all devices; returns its bytes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -326,10 +327,55 @@ def test_too_many_shapes_are_an_error_and_the_known_ones_go_on() -> None:
     with torch._dynamo.config.patch(recompile_limit=3):
         for i in range(3):
             same(ours, step, model, batch(3 + i), i)
-        with pytest.raises(gravure.ExportError, match="more than 3 kinds.*recompile_limit"):
+        with pytest.raises(
+            gravure.ExportError,
+            match=r"more than 3 kinds.* was float32 \[3, 8\].*pad to fewer.*recompile_limit",
+        ):
             step(*batch(9))
         for i in range(3):
             same(ours, step, model, batch(3 + i), i)
+
+
+@pytest.mark.parametrize("given", ["position", "keyword", "member"])
+def test_a_number_that_is_another_one_in_each_call_is_named(given: str) -> None:
+    model = torch.nn.Linear(4, 1)
+    x = torch.ones(3, 4)
+
+    def loss(x: Tensor, weight: Any) -> Tensor:
+        scale = weight["of"][1] if given == "member" else weight
+        return model(x).square().mean() * scale
+
+    def call(step: Callable[..., Any], number: Any) -> Tensor:
+        if given == "keyword":
+            return step(x, weight=number)
+        return step(x, {"of": [0, number]} if given == "member" else number)
+
+    step = gravure.compile_step(loss)
+    name = "weight['of'][1]" if given == "member" else "weight"
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for i in range(3):
+            assert bits(call(step, i / 4)) == bits(call(loss, i / 4))
+        told = rf"kinds of arguments: {re.escape(name)} was 0.0, 0.25, 0.5, and is 0.75 now; pass "
+        with pytest.raises(gravure.ExportError, match=told + ".* as a tensor .*recompile_limit"):
+            call(step, 0.75)
+        assert bits(call(step, 0.25)) == bits(call(loss, 0.25))
+    torch._dynamo.reset()
+    cured = gravure.compile_step(loss)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for i in range(6):
+            assert bits(call(cured, torch.tensor(i / 4))) == bits(call(loss, i / 4))
+
+
+def test_what_is_no_argument_and_changes_is_said_to_be_none() -> None:
+    model, weight = torch.nn.Linear(4, 1), [0.0]
+    step = gravure.compile_step(lambda x: model(x).mean() * weight[0])
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for i in range(2):
+            weight[0] = i / 4
+            step(torch.ones(3, 4))
+        weight[0] = 5.0
+        with pytest.raises(gravure.ExportError, match="no argument differs: something else"):
+            step(torch.ones(3, 4))
 
 
 def test_options_of_a_step() -> None:

@@ -43,11 +43,15 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   plan.gradients = listNamed(lists, "gradients");
   plan.absent = listNamed(lists, "absent");
   plan.needs = listNamed(lists, "needs");
+  plan.through = listNamed(lists, "through");
   const std::vector<int64_t> modes = listNamed(lists, "modes");
   checkSize(modes, 3, "modes");
   const std::vector<int64_t> number = listNamed(lists, "number");
   checkSize(number, 1, "number");
   plan.number = number[0];
+  const std::vector<int64_t> graph = listNamed(lists, "graph");
+  checkSize(graph, 1, "graph");
+  plan.graph = graph[0];
   plan.wasNondeterministic = modes[0] != 0;
   plan.savesDependent = modes[1] != 0;
   plan.inAutocast = modes[2] != 0;
@@ -58,6 +62,7 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   checkSize(plan.savedTo, plan.saved.size(), "saved_to");
   checkSize(plan.tangentTo, tangents, "tangent_to");
   checkSize(plan.absent, tangents, "absent");
+  if (!plan.through.empty()) checkSize(plan.through, plan.outputs.size(), "through");
   checkSize(plan.tangentFormats, tangents, "tangent_formats");
   checkSize(plan.gradients, plan.edges.size(), "gradients");
   checkSize(plan.needs, plan.edges.size(), "needs");

@@ -47,6 +47,7 @@ from .module_choice import ModuleChoice
 from .pending_backwards import PendingBackwards
 from .program_maker import ProgramMaker
 from .reports import GraphReport, ProgramReport, kernels_of, program_report
+from .seen_results import ResultsSeen
 from .size_choice import SizeChoice, most_sizes
 from .step_clock import StepClock
 from .symbol_sizes import SymbolSizes
@@ -96,6 +97,7 @@ class CompiledGraph:
         self.leaves: Callable[[str], None] = lambda _: None
 
         # The graphs, known from take() on.
+        self._seen: ResultsSeen | None = None
         self._made_by: ProgramMaker | None = None
         self._symbols = SymbolSizes()
         self._backward_symbols = SymbolSizes()  # those that the backward is given, too
@@ -143,8 +145,15 @@ class CompiledGraph:
 
         `native`: autograd may be given a node of the library's.
         """
+        self._seen = ResultsSeen(self, traced)
         self._made_by = ProgramMaker(
-            self.label, traced, self.options, self.style, self.made_for, native=native
+            self.label,
+            traced,
+            self.options,
+            self.style,
+            self.made_for,
+            native=native,
+            seen=self._seen,
         )
         self._symbols = SymbolSizes.of(traced.forward)
         roles = [spec.role if spec is not None else "" for spec in traced.inputs]
@@ -168,6 +177,11 @@ class CompiledGraph:
     def metadata(self) -> Metadata | None:
         """What AOTAutograd found out; None before it has, and of what it did not trace."""
         return self._made_by.traced.metadata if self._made_by is not None else None
+
+    def watch_results(self, results: Any) -> None:
+        """Those of a call by AOTAutograd's wrapper."""
+        if self._seen is not None:
+            self._seen.watch(results)
 
     def _nodes(self) -> Iterator[fx.Node]:
         return (node for module in self._maker.traced.modules for node in module.graph.nodes)

@@ -34,6 +34,7 @@ from ..torch_api.aot_metadata import (
     current_tokens,
     metadata_of,
     written_arguments,
+    written_results,
 )
 from ..torch_api.autograd import may_require_gradient, saved_tensor_hooks_are_set
 from ..torch_api.compile_lock import one_at_a_time
@@ -47,6 +48,7 @@ from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
 from .step_clock import StepClock
+from .written_again import CURE, WrittenAgain, written_again
 
 logger = logging.getLogger("gravure")
 
@@ -473,6 +475,7 @@ class FrameCall:
         """AOTAutograd's wrapper; under hooks on saved tensors one that shows them each one."""
         if not self._bundled or not saved_tensor_hooks_are_set():
             results = self._wrapper(*args)
+            self._graph.watch_results(results)
             # One that the library runs from the next call on says itself what it sees.
             if self._was_wrapped or not self._is_native:
                 self._layout.watch(results)
@@ -531,11 +534,18 @@ class _Frame:
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         self._own_results = num_fwd_outputs
+        self._refuse_repeated_writes(joint)
         forward, backward = self._style.partition(
             joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest
         )
         self.bundled = self._bundles and bundle_saved(forward, backward, num_fwd_outputs)
         return forward, backward
+
+    def _refuse_repeated_writes(self, joint: fx.GraphModule) -> None:
+        meta = current_metadata()
+        first = written_results(meta) if meta is not None else 0
+        if again := written_again(joint, joint.graph.output_node().args[0][:first]):
+            raise WrittenAgain(self._label, again, CURE)
 
     def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         self._forward = module  # its backward comes next

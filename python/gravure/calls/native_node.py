@@ -20,6 +20,7 @@ from ..text.entry_call import Call, picker
 from ..torch_api.aot_metadata import Metadata
 from ..torch_api.autograd import may_require_gradient
 from ..torch_api.operators import pytree
+from .seen_results import ResultsSeen
 
 # The results of the graph for these arguments of Dynamo's; None, and nothing has run, where this
 # call needs AOTAutograd's wrapper.
@@ -41,19 +42,21 @@ def native_call(
     held: Any,
     label: str,
     number: int,
+    seen: ResultsSeen,
 ) -> NativeCall | None:
     """How `program` is called as a node of autograd's graph; None where it cannot be.
 
     `lists`: autograd_lists(). `held` is what the program needs as long as it lives, which may be
     longer than anybody else does. `label` names the graph in warnings. `number`: that of its
-    ApartProgram, or 0.
+    ApartProgram, or 0. `seen`: what looks at its results.
     """
     if lists is None:
         return None
     memory = _Memory(1)
     memory.held = held
     alive = torch.frombuffer(memory, dtype=torch.uint8)
-    program.set_autograd(lists | {"number": [number]}, alive, label)
+    more = {"number": [number], "graph": [seen.number], "through": seen.through}
+    program.set_autograd(lists | more, alive, label)
     run = direct(program, "run_differentiable")
     kept = set(forward.kept)
     pick = picker([i for i in forward.taken if i not in kept])

@@ -36,6 +36,7 @@ from .apart_programs import ApartProgram
 from .instance import Instance
 from .native_node import native_call
 from .reports import trace_program
+from .seen_results import ResultsSeen
 from .written_program import LoadedFrom, WrittenProgram
 
 _MOST_TEXTS = 64  # of programs that were made
@@ -55,10 +56,11 @@ class ProgramMaker:
         made_for: int | None = None,
         *,
         native: bool,
+        seen: ResultsSeen | None = None,
     ) -> None:
         """`made_for`: the settings of kernels that it was traced under, if it is for these alone.
 
-        `native`: autograd may be given a node of the library's.
+        `native`: autograd may be given a node of the library's. `seen`: what looks at its results.
         """
         self.label = label
         self.options = options
@@ -68,6 +70,7 @@ class ProgramMaker:
         self._graphs = without_bundle(self.traced)
         self._made_for = made_for
         self._native = native and traced.metadata is not None
+        self._seen = seen
         self._texts: dict[Any, WrittenProgram] = {}
         self._known_sizes: dict[tuple[int, ...], None] = {}  # a set that has an order
         # The same by the gradients that the backward goes without, and whether terms are apart.
@@ -111,12 +114,13 @@ class ProgramMaker:
             bind_fixed(program, call.entry, call.bound, inputs)
         native = beside = None
         if len(calls) > 1:
-            if keeps and self._native:
+            if keeps and self._native and self._seen is not None:
                 if written.sums:
                     beside = self._beside(known, absent)
                 held = [*self._regions, *(call.held for call in calls), beside]
                 number = beside.number if beside is not None else 0
-                native = native_call(program, calls[0], written.autograd, held, self.label, number)
+                lists = written.autograd
+                native = native_call(program, calls[0], lists, held, self.label, number, self._seen)
             if written.bundle is not None:
                 written.bundle.bind(program)
                 calls = written.bundle.calls

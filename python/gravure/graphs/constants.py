@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from ..torch_api.dispatch import plainly, without_modes
-from ..torch_api.fake_tensors import mode_of
+from ..torch_api.fake_tensors import has_no_memory, mode_of
 from ..torch_api.inductor import replace_node_with_constant
 from .node_facts import (
     is_on_cpu,
@@ -157,6 +157,7 @@ def _is_masked_fill(node: fx.Node) -> bool:
 
 def share_constants(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
     """Constants that the forward saves, behind its own `outputs`, are the backward's own, too."""
+    _remake_zeros(forward, backward, outputs)
     results = list(enumerate(forward.graph.output_node().args[0]))
     saved = {i: node for i, node in results[outputs:] if _is_folded(node)}
     if not saved:
@@ -170,6 +171,41 @@ def share_constants(forward: fx.GraphModule, backward: fx.GraphModule, outputs: 
             replace_node_with_constant(backward, node, getattr(forward, name), name)
     drop_outputs(forward, saved)
     backward.recompile()
+
+
+def _remake_zeros(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
+    """Zeros without memory, as forward-mode AD has them, are made where they are needed: kept in
+    memory, they would be a tensor that has none."""
+    results = list(enumerate(forward.graph.output_node().args[0]))
+    saved = {i: node for i, node in results[outputs:] if _are_zeros_of_known_sizes(node)}
+    if not saved:
+        return
+    names = {node.name for node in saved.values()}
+    taken = backward.graph.find_nodes(op="placeholder")
+    for node in taken:
+        if node.name in names:
+            value = node.meta["val"]
+            taken[-1].append(node)
+            with backward.graph.inserting_after(node):
+                made = backward.graph.call_function(
+                    aten._efficientzerotensor.default,
+                    (list(value.shape),),
+                    {"dtype": value.dtype, "device": value.device},
+                )
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            backward.graph.erase_node(node)
+    drop_outputs(forward, saved)
+    for node in reversed(forward.graph.nodes):
+        if not node.users and has_no_memory(node.meta.get("val")) and node.op != "placeholder":
+            forward.graph.erase_node(node)
+    forward.recompile()
+    backward.recompile()
+
+
+def _are_zeros_of_known_sizes(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return has_no_memory(value) and all(isinstance(size, int) for size in value.shape)
 
 
 def reunite_constants(forward: fx.GraphModule, backward: fx.GraphModule) -> None:

@@ -17,6 +17,7 @@ from ..calls.graph_break import as_told
 from ..calls.live_graphs import follow
 from ..calls.replaced_memory import CURE, replaces_memory
 from ..calls.reports import trace_program
+from ..calls.written_again import warn_of_repeated_writes
 from ..errors import ExportError
 from ..graphs.codegen import CompiledRegions, Style, compile_graphs, in_first_style
 from ..graphs.devices import device_of
@@ -214,6 +215,7 @@ class StepCompiler:
         dynamo = DynamoGraph(graph=graph, inputs=list(inputs), context=TracingContext.get())
         traced, regions = self._traced(graph, dynamo, specs, label)
         _warn_of_lstms(traced, label)
+        warn_of_repeated_writes(traced, self.name)
         update = None
         if self.ending is not None:
             update = Update(self.ending, inputs, draws=_draws(traced))

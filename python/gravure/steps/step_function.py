@@ -23,6 +23,7 @@ from ..torch_api.dynamo import (
 from ..torch_api.dynamo_errors import refusal
 from ..torch_api.guard_checks import Scope
 from ..torch_api.step_settings import step_settings
+from .seen_arguments import SeenArguments
 from .step_call import OtherState
 from .step_compiler import StepCompiler, mark_loss
 
@@ -59,6 +60,8 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
     compiler.scope = Scope(fn, call.__globals__)
     compiled = torch.compile(fresh, backend=compiler.backend(), fullgraph=True)
 
+    seen = SeenArguments(fn)
+
     def step(scale: Any, /, *args: Any, **kwargs: Any) -> Any:
         args = (scale, *args)
         try:
@@ -73,20 +76,20 @@ def step_with(fn: Callable[..., Any], name: str, compiler: StepCompiler) -> Call
         return result if scale is None else result[1]
 
     def once(args: Any, kwargs: Any) -> Any:
-        if not compiler.programs:
+        known = compiler.programs
+        if not known:
             make_ready(compiler.options)
         try:
             with step_settings:
                 result = compiled(*args, **kwargs)
         except FailOnRecompileLimitHit as error:
-            raise ExportError(
-                name,
-                f"it was called with more than {recompile_limit()} kinds of "
-                "arguments" + (" or settings of its optimizer" if compiler.ending else ""),
-                "pad to fewer shapes, or raise torch._dynamo.config.recompile_limit",
-            ) from error
+            further = " or settings of its optimizer" if compiler.ending else ""
+            reason, cure = seen.too_many(args[1:], kwargs, recompile_limit(), further)
+            raise ExportError(name, reason, cure) from error
         except TorchDynamoException:
             result = _again(compiled, args, kwargs, name)
+        if compiler.programs != known:
+            seen.note(args[1:], kwargs)
         if not compiler.programs:
             raise ExportError(name, "it computes nothing with tensors", "return a loss")
         return result

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .private_names import OutputType, PlainTensorMeta, TracingContext
 
@@ -133,6 +134,19 @@ def _is_ordinary(meta: Any) -> bool:
         and not meta.dynamic_outputs
         and meta.grad_enabled_mutation is None
     )
+
+
+def written_results(meta: Any) -> int:
+    """How many results of a forward come before those of the function: tokens, and the new values
+    of arguments that it writes."""
+    return len(meta.tokens) + len(meta.mutated_inp_runtime_indices)
+
+
+def is_computed_again(node: fx.Node) -> bool:
+    """Whether a node of AOTAutograd's graph stands in a part that torch.utils.checkpoint runs once
+    more. Without it nobody would know of writes that eager makes twice."""
+    again = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE
+    return node.meta.get("recompute") in again
 
 
 def written_arguments(meta: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -60,6 +61,11 @@ def has_gradient_hooks(tensor: object) -> bool:
     """
     hooks = getattr(tensor, "_backward_hooks", None)
     return bool(hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def gradient_hooks(tensor: torch.Tensor) -> list[Any]:
+    """What is called with its gradient. Without it nobody is told of a hook that misses a part."""
+    return list((tensor._backward_hooks or {}).values())
 
 
 def is_view(tensor: torch.Tensor) -> bool:

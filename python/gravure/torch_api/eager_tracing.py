@@ -13,6 +13,8 @@
 - A recurrent module's dropout goes on behind a trace (random_states.py).
 - What NumPy draws at random NumPy draws (numpy_draws.py), and Python what its own `random` draws
   (python_draws.py).
+- A `torch.autograd.Function` has None for a gradient that it wants to be None
+  (absent_gradients.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
 - What code may change behind the first call is looked for in each one (further_guards.py), and a
@@ -34,6 +36,7 @@ from typing import Any
 
 import torch
 
+from .absent_gradients import leave_absent_gradients
 from .backend_layers import layers, with_keywords
 from .compile_lock import one_at_a_time
 from .constant_branches import decide_constant_branches
@@ -126,6 +129,7 @@ def _change_dynamo() -> MissingName | None:
         OptimizerVariable.move_step_if_cpu = _left_out(OptimizerVariable.move_step_if_cpu)
         draw_from_numpy(_is_marked)
         draw_from_python(_is_marked)
+        leave_absent_gradients(_is_marked)
         return _without_effect()
     except MissingName as error:
         return error

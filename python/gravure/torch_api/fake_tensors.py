@@ -94,3 +94,9 @@ def expression_of(value: Any) -> Any:
 def is_nested_number(value: Any) -> bool:
     """Whether it is the size of a nested tensor, which programs do not know."""
     return isinstance(value, torch.SymInt) and value.node.is_nested_int()
+
+
+def has_no_memory(value: Any) -> bool:
+    """Whether these are zeros that autograd makes without memory. Without it they would be saved
+    for a backward as if they had some."""
+    return isinstance(value, torch.Tensor) and value._is_zerotensor()

@@ -29,12 +29,11 @@ std::optional<PythonApi> load() {
       GRAVURE_TAKE(PyErr_Occurred) && GRAVURE_TAKE(PyErr_Clear) && GRAVURE_TAKE(PyErr_Fetch) &&
       GRAVURE_TAKE(PyErr_Restore) && GRAVURE_TAKE(PyCapsule_New) &&
       GRAVURE_TAKE(PyCapsule_GetPointer) && GRAVURE_TAKE(PyCFunction_NewEx) &&
-      GRAVURE_TAKE(PyGC_Disable) && GRAVURE_TAKE(PyGC_Enable) &&
-      take("_Py_NoneStruct", api.none) && take("_Py_TrueStruct", api.yes) &&
-      take("_Py_FalseStruct", api.no) && take("PyDict_Type", api.dictType) &&
-      take("PyTuple_Type", api.tupleType) && take("PyList_Type", api.listType) &&
-      take("PyFloat_Type", api.floatType) && take("PyLong_Type", api.intType) &&
-      take("PyBool_Type", api.boolType);
+      GRAVURE_TAKE(PyGC_Disable) && GRAVURE_TAKE(PyGC_Enable) && take("_Py_NoneStruct", api.none) &&
+      take("_Py_TrueStruct", api.yes) && take("_Py_FalseStruct", api.no) &&
+      take("PyDict_Type", api.dictType) && take("PyTuple_Type", api.tupleType) &&
+      take("PyList_Type", api.listType) && take("PyFloat_Type", api.floatType) &&
+      take("PyLong_Type", api.intType) && take("PyBool_Type", api.boolType);
 #undef GRAVURE_TAKE
   return all ? std::optional(api) : std::nullopt;
 }

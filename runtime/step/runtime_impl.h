@@ -1,6 +1,7 @@
 #pragma once
 // One runtime: what it keeps from step to step, and its functions, by the file of this folder that has them.
 
+#include "runtime/device/saving_programs.h"
 #include "runtime/layout/arena_layout.h"
 #include "runtime/ranks/communication.h"
 #include "runtime/results/results.h"
@@ -9,7 +10,6 @@
 #include "runtime/step/executor.h"
 #include "runtime/step/flat_program.h"
 #include "runtime/step/moving_inputs.h"
-#include "runtime/device/saving_programs.h"
 #include "runtime/step/shared_warm_up.h"
 #include "runtime/step/step_path.h"
 

@@ -106,7 +106,8 @@ TEST_CASE("a required capture that fails is an error in each step", "[law6]") {
   for (int step = 0; step < 3; ++step) CHECK(pair.step());
 }
 
-TEST_CASE("what is held while something is captured is let go with it, also where the capture fails") {
+TEST_CASE(
+    "what is held while something is captured is let go with it, also where the capture fails") {
   int made = 0, alive = 0;
   RuntimeOptions options;
   options.whileCapturing = [&] {

@@ -61,7 +61,8 @@ TEST_CASE("frames nest like a stack: what one saves is apart from all of the oth
   CHECK(hostPages().bytes() < sum);
 }
 
-TEST_CASE("of many programs each has pages of one size, the first one that is planned, too", "[memory]") {
+TEST_CASE("of many programs each has pages of one size, the first one that is planned, too",
+          "[memory]") {
   const auto pageSizes = [](size_t programs) {
     std::vector<std::unique_ptr<SavingPair>> pairs;
     for (size_t i = 0; i < programs; ++i) pairs.push_back(std::make_unique<SavingPair>(90000));

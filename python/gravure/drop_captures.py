@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from .calls.live_graphs import followed
+from .torch_api.compile_lock import outside_of_graphs
 from .torch_api.modules import uncompiled
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def drop_captures(compiled: Any = None) -> int:
     """Lets go of programs: their captures, their memory, and every tensor that they hold.
 

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .calls import reports
 from .calls.device_pace import device_pace
 from .calls.live_graphs import followed, reported
@@ -22,6 +20,7 @@ from .page.file import write_page, write_text
 from .page.graph_words import compiled_anew, remedy_of
 from .page.surroundings import settings, versions
 from .torch_api.artifacts import add_artifact
+from .torch_api.compile_lock import outside_of_graphs
 from .torch_api.left_frames import left_frames, lines_of_calls
 
 logger = logging.getLogger("gravure")
@@ -60,7 +59,7 @@ class Report:
         return json.dumps(asdict(self), indent=1)
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def report(html: str | os.PathLike[str] | None = None) -> Report:
     """Plan and counts of every compiled graph that is alive.
 

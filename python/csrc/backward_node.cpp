@@ -3,8 +3,8 @@
 #include "ir/torch_private/arrived_gradients.h"
 #include "ir/torch_private/autograd_node.h"
 #include "python/csrc/autograd/weak_tensors.h"
+#include "python/csrc/gradient_watch.h"
 #include "python/csrc/loaded_program.h"
-#include "python/csrc/result_watch.h"
 #include "runtime/device/device.h"
 #include "runtime/results/results.h"
 
@@ -198,7 +198,7 @@ std::vector<at::Tensor> BackwardNode::takeResults(std::vector<c10::IValue> resul
     torch::autograd::set_history(outputs[i], getptr());
     call_.tangents.push_back(input_metadata(num_inputs() - 1));
   }
-  if (!plan.through.empty()) ResultWatch::watch(outputs, plan.through, plan.graph);
+  if (!plan.through.empty()) GradientWatch::watch(outputs, plan.through, plan.graph);
   return outputs;
 }
 

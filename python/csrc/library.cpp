@@ -2,12 +2,12 @@
 // No Python header is used, so one file serves every Python version.
 
 #include "python/csrc/distinct_values.h"
+#include "python/csrc/gradient_watch.h"
 #include "python/csrc/loaded_program.h"
 #include "python/csrc/memory_watch.h"
 #include "python/csrc/planning/operator_facts.h"
 #include "python/csrc/planning/planned_sections.h"
 #include "python/csrc/planning/planning.h"
-#include "python/csrc/result_watch.h"
 #include "python/csrc/same_objects.h"
 #include "python/csrc/warm_up_pool.h"
 #include "runtime/results/watched_operands.h"
@@ -80,7 +80,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def("set_whole", &LoadedProgram::setWhole)
       .def("take_tangent_news", &LoadedProgram::takeTangentNews)
       .def_static("has_arrived_gradient", &LoadedProgram::hasArrivedGradient)
-      .def_static("watch_results", &ResultWatch::watch)
+      .def_static("watch_results", &GradientWatch::watch)
       .def("run_step",
            [](const Self& self, const std::string& entry, const Values& values, bool checkHooks) {
              return asList(self->runStep(entry, values.vec(), checkHooks));
@@ -120,7 +120,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
 
   // LoadedProgram::apart(), which Python implements (apart_programs.py).
   m.def("apart(int number) -> __torch__.torch.classes.gravure.Program?");
-  // ResultWatch tells, and Python listens (seen_results.py).
+  // GradientWatch tells, and Python listens (seen_results.py).
   m.def("seen_result(int graph, int result, int through, int how, Tensor? hooked) -> ()");
 }
 

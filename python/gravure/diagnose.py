@@ -23,7 +23,7 @@ from .doctor.steps import Done, Programs, counted, strip
 from .doctor.watch import Watch
 from .given_arguments import arguments_of, refuse_misplaced
 from .options import CompileOptions
-from .torch_api.compile_lock import outside_of_graphs
+from .torch_api.dispatch import not_traced
 from .torch_api.left_frames import left_frames
 from .torch_api.modules import uncompiled
 from .torch_api.optimizers import can_be_fused
@@ -83,7 +83,7 @@ class Diagnosis:
         )
 
 
-@outside_of_graphs
+@not_traced
 def diagnose(
     step: Callable[..., Any],
     *batch: Any,

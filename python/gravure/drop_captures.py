@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from .calls.live_graphs import followed
-from .torch_api.compile_lock import outside_of_graphs
+from .torch_api.dispatch import not_traced
 from .torch_api.modules import uncompiled
 
 
-@outside_of_graphs
+@not_traced
 def drop_captures(compiled: Any = None) -> int:
     """Lets go of programs: their captures, their memory, and every tensor that they hold.
 

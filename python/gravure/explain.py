@@ -32,7 +32,8 @@ from .steps.step_compiler import StepCompiler
 from .steps.step_function import step_with
 from .text.dynamo_graph import label_of
 from .torch_api.aot_autograd import boxed
-from .torch_api.compile_lock import one_at_a_time, outside_of_graphs
+from .torch_api.compile_lock import one_at_a_time
+from .torch_api.dispatch import not_traced
 from .torch_api.dynamo import BackendCompilerFailed, graph_breaks
 from .torch_api.dynamo_errors import first_line
 from .torch_api.eager_tracing import must_trace_as_eager, traces_as_eager
@@ -161,7 +162,7 @@ def _graph_of_page(graph: GraphPlan) -> dict[str, Any]:
     return planned | {"failure": graph.failure}
 
 
-@outside_of_graphs
+@not_traced
 @one_at_a_time
 def explain(
     fn: Callable[..., Any],

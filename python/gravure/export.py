@@ -17,13 +17,13 @@ from .text.entries import joint_entries, step_entry
 from .text.fx_import import EntryWriter
 from .text.program_text import HEADER
 from .text.saved_inputs import save_inputs
-from .torch_api.compile_lock import outside_of_graphs
+from .torch_api.dispatch import not_traced
 
 PROGRAM_FILE = "program.gv"
 INPUTS_FILE = "inputs.pt"
 
 
-@outside_of_graphs
+@not_traced
 def export_step(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -54,7 +54,7 @@ def export_step(
     return _save(fn, traced, path, {"step": (step.text(), step.writer)})
 
 
-@outside_of_graphs
+@not_traced
 def export_joint(
     fn: Callable[..., Any],
     args: tuple[Any, ...],

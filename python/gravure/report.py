@@ -20,7 +20,7 @@ from .page.file import write_page, write_text
 from .page.graph_words import compiled_anew, remedy_of
 from .page.surroundings import settings, versions
 from .torch_api.artifacts import add_artifact
-from .torch_api.compile_lock import outside_of_graphs
+from .torch_api.dispatch import not_traced
 from .torch_api.left_frames import left_frames, lines_of_calls
 
 logger = logging.getLogger("gravure")
@@ -59,7 +59,7 @@ class Report:
         return json.dumps(asdict(self), indent=1)
 
 
-@outside_of_graphs
+@not_traced
 def report(html: str | os.PathLike[str] | None = None) -> Report:
     """Plan and counts of every compiled graph that is alive.
 

@@ -20,7 +20,7 @@ from .options import CompileOptions, library_options
 from .page.step_data import read_step
 from .report import write_program
 from .sizes import share_text
-from .torch_api.compile_lock import outside_of_graphs
+from .torch_api.dispatch import not_traced
 from .torch_api.fake_tensors import storage_key
 
 _KEPT = ("parameter", "buffer", "constant", "rng_state")
@@ -35,7 +35,7 @@ class Slot(NamedTuple):
     name: str
 
 
-@outside_of_graphs
+@not_traced
 def release_memory() -> int:
     """Gives back the memory of every program that is at rest, on all devices; returns its bytes.
 

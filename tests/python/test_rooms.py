@@ -215,3 +215,17 @@ def test_a_private_member_is_seen_in_cpp() -> None:
     assert reaches_private("namespace at::native {\nvoid* getCudnnHandle();\n}\n")
     assert reaches_private("#if TORCH_VERSION_MINOR >= 15\n")
     assert not reaches_private("namespace torch::jit {\nstruct Graph;\n}  // namespace\n")
+
+
+def test_no_two_headers_have_a_class_of_one_name() -> None:
+    """All stand in one namespace, and a linker takes either for both."""
+    named: dict[str, set[str]] = {}
+    for layer in ("ir", "passes", "runtime", "python", "tools"):
+        for header in (ROOT / layer).glob("**/*.h"):
+            text = header.read_text()
+            for name in re.findall(
+                r"^(?:class|struct) (\w+)(?: final)?(?: :[^;{]*)? \{", text, re.M
+            ):
+                named.setdefault(name, set()).add(str(header.relative_to(ROOT)))
+    assert len(named) > 100
+    assert {name: files for name, files in named.items() if len(files) > 1} == {}

@@ -29,7 +29,7 @@ struct AutogradPlan {
   std::vector<int64_t> tangentTo;  // one a differentiable output: the same for its gradient
   std::vector<int64_t> tangentFormats;  // the memory format that its gradient was traced with
   std::vector<int64_t> absent;     // likewise: 1 if the backward was made without that gradient
-  std::vector<int64_t> through;    // one an output, or none at all: ResultWatch::watch
+  std::vector<int64_t> through;    // one an output, or none at all: GradientWatch::watch
   std::vector<int64_t> edges;      // inputs of the forward that have a gradient, once a term of it
   std::vector<int64_t> frozen;     // inputs of the forward that required none when traced
   std::vector<int64_t> gradients;  // one an edge: the backward's output; -1: part of an earlier sum
@@ -40,7 +40,7 @@ struct AutogradPlan {
   bool sums = false;                 // the backward adds terms: an edge has -1
   std::vector<size_t> shared;        // the first edge of each input that has several
   int64_t number = 0;                // by which Python knows the program: LoadedProgram::apart()
-  int64_t graph = 0;                 // by which Python knows its graph: ResultWatch
+  int64_t graph = 0;                 // by which Python knows its graph: GradientWatch
 };
 
 }  // namespace gravure

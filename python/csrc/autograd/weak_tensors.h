@@ -10,9 +10,9 @@
 
 namespace gravure {
 
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 /// By position among an entry's inputs.
-using WeakTensors = std::vector<
-    std::pair<int64_t, c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>>>;
+using WeakTensors = std::vector<std::pair<int64_t, WeakTensor>>;
 
 /// Keeps such inputs alive for one call. The second reference to a tensor of Python's takes Python's lock,
 /// and so does letting go of it (Note [PyObject preservation for Tensor and Storages], c10): here once

@@ -4,7 +4,7 @@
 `h.retain_grad()`, a hook on h and torch.autograd.grad(…, h) have it. Results of one graph are side
 by side in autograd's, so there h has what comes to it from outside alone. And a hook on a result is
 called with None where no gradient comes to it, but to another one. The library looks in each
-backward whether somebody asks for such a gradient (result_watch.h), and tells this. That call
+backward whether somebody asks for such a gradient (gradient_watch.h), and tells this. That call
 cannot be mended any more; later ones are eager's.
 """
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("gravure")
 
 
 class How(enum.IntEnum):
-    """As ResultWatch::How."""
+    """As GradientWatch::How."""
 
     RETAINED = 0
     HOOKED = 1
@@ -113,7 +113,7 @@ def through(traced: TracedGraphs) -> list[int]:
     meta = traced.metadata
     if meta is None or traced.backward is None or not meta.are_plain:
         return []
-    first = meta.tokens + len(meta.written)
+    first = meta.before_results
     count = min(len(meta.results), _MOST_RESULTS)
     values = traced.forward.graph.output_node().args[0][first : first + count]
     own = {
@@ -152,7 +152,7 @@ def _lines(traced: TracedGraphs) -> list[str]:
     meta = traced.metadata
     if meta is None:
         return []
-    first = meta.tokens + len(meta.written)
+    first = meta.before_results
     values = traced.forward.graph.output_node().args[0][first : first + len(meta.results)]
     locations = Locations(FrameNamer())
     return [locations.source(v) if isinstance(v, fx.Node) else "" for v in values]

@@ -52,7 +52,7 @@ def warn_of_repeated_writes(traced: TracedGraphs, name: str) -> None:
     meta = traced.metadata
     if meta is None:
         return
-    values = traced.forward.graph.output_node().args[0][: meta.tokens + len(meta.written)]
+    values = traced.forward.graph.output_node().args[0][: meta.before_results]
     again = written_again(traced.forward, values)
     if again and (name, again) not in _SAID:
         _SAID.add((name, again))

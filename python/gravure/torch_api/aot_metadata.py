@@ -78,9 +78,14 @@ class Metadata:
     are_plain: bool  # arguments, results and tangents: no subclasses
 
     @property
+    def before_results(self) -> int:
+        """Results of the forward ahead of the function's own."""
+        return self.tokens + len(self.written)
+
+    @property
     def own_results(self) -> int:
         """Results of the forward ahead of what it saves."""
-        return self.tokens + len(self.written) + len(self.results) + self.bases
+        return self.before_results + len(self.results) + self.bases
 
 
 def metadata_of(meta: Any) -> Metadata:

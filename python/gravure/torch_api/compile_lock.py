@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
 from . import private_names
 
 Given = ParamSpec("Given")
@@ -37,9 +35,3 @@ def one_at_a_time(compiles: Callable[Given, Made]) -> Callable[Given, Made]:
             return compiles(*args, **kwargs)
 
     return locked
-
-
-def outside_of_graphs(fn: Callable[Given, Made]) -> Callable[Given, Made]:
-    """`fn`, which Dynamo does not trace into. PyTorch's own decorator is untyped."""
-    made: Callable[Given, Made] = torch.compiler.disable(fn)
-    return made

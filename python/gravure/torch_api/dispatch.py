@@ -107,6 +107,7 @@ def without_autocast() -> Iterator[None]:
 def not_traced(function: Function) -> Function:
     """`function`, which Dynamo leaves alone.
 
-    Without it a backward that autograd calls where Dynamo watches is compiled once more.
+    Without it a backward that autograd calls where Dynamo watches is compiled once more, and so is
+    what a compiled function calls of ours.
     """
     return torch.compiler.disable(function)

@@ -1,4 +1,4 @@
-#include "python/csrc/result_watch.h"
+#include "python/csrc/gradient_watch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -14,8 +14,8 @@ namespace gravure {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-void ResultWatch::watch(const std::vector<at::Tensor>& results, const std::vector<int64_t>& through,
-                        int64_t graph) {
+void GradientWatch::watch(const std::vector<at::Tensor>& results,
+                          const std::vector<int64_t>& through, int64_t graph) {
   TORCH_CHECK(results.size() == through.size(), "watch_results: ", through.size(), " numbers for ",
               results.size(), " results");
   const auto first = std::find_if(results.begin(), results.end(), [](const at::Tensor& result) {
@@ -41,10 +41,10 @@ void ResultWatch::watch(const std::vector<at::Tensor>& results, const std::vecto
   }
   if (watched.size() < 2) return;
   node.add_tensor_pre_hook(
-      std::unique_ptr<ResultWatch>(new ResultWatch(node, std::move(watched), graph)));
+      std::unique_ptr<GradientWatch>(new GradientWatch(node, std::move(watched), graph)));
 }
 
-variable_list ResultWatch::operator()(const variable_list& gradients) {
+variable_list GradientWatch::operator()(const variable_list& gradients) {
   const auto isGiven = [&](size_t input) {
     return input < gradients.size() && gradients[input].defined();
   };
@@ -63,7 +63,7 @@ variable_list ResultWatch::operator()(const variable_list& gradients) {
 }
 
 /// By torch.autograd.grad, or backward(inputs=…).
-bool ResultWatch::isAsked(size_t input) const {
+bool GradientWatch::isAsked(size_t input) const {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   if (asked == nullptr) return false;
   const auto found = asked->find(&node_);
@@ -74,7 +74,7 @@ bool ResultWatch::isAsked(size_t input) const {
   });
 }
 
-void ResultWatch::tell(const Watched& result, How how, at::Tensor tensor) const {
+void GradientWatch::tell(const Watched& result, How how, at::Tensor tensor) const {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("gravure::seen_result", "");
   const auto hooked = tensor.defined() ? c10::IValue(std::move(tensor)) : c10::IValue();
   torch::jit::Stack stack{graph_, result.position, result.through, static_cast<int64_t>(how),

@@ -1,10 +1,9 @@
 #pragma once
 // Whether somebody asks for the gradient of a result that autograd does not have as in eager.
 
+#include "python/csrc/autograd/weak_tensors.h"
+
 #include <ATen/core/Tensor.h>
-#include <c10/core/TensorImpl.h>
-#include <c10/core/UndefinedTensorImpl.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -17,7 +16,7 @@ namespace gravure {
 /// node does so inside, where no hook, retain_grad() or torch.autograd.grad sees it. And such a node calls the
 /// hooks of all results, with nothing where no gradient comes, where eager calls none. It stands ahead of the
 /// user's hooks, which may fail by what they are given. Python is told each time (calls/seen_results.py).
-class ResultWatch final : public torch::autograd::FunctionPreHook {
+class GradientWatch final : public torch::autograd::FunctionPreHook {
  public:
   /// Of the node of `results`, if there are several. `through`: one a result: a bit for each result whose gradient
   /// eager would lead through it. `graph`: its number in Python.
@@ -30,7 +29,6 @@ class ResultWatch final : public torch::autograd::FunctionPreHook {
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   enum class How : int64_t { Retained = 0, Hooked = 1, Asked = 2, Called = 3 };
 
   struct Watched {
@@ -41,7 +39,7 @@ class ResultWatch final : public torch::autograd::FunctionPreHook {
     int64_t through;
   };
 
-  ResultWatch(torch::autograd::Node& node, std::vector<Watched> watched, int64_t graph)
+  GradientWatch(torch::autograd::Node& node, std::vector<Watched> watched, int64_t graph)
       : node_(node), watched_(std::move(watched)), graph_(graph) {}
 
   bool isAsked(size_t input) const;

@@ -64,9 +64,9 @@ class FateFinder {
   std::vector<bool> isMember_;   // by node
 };
 
-bool hasCollectives(const Entry& entry) {
+bool leavesAnyOpen(const Entry& entry) {
   return llvm::any_of(entry.graph->nodes(),
-                      [](const Node* node) { return factsOf(node).collective; });
+                      [](const Node* node) { return leavesOpen(factsOf(node)); });
 }
 
 /// What pulls a fate out of capture, and how the nodes are coloured after it.
@@ -109,12 +109,22 @@ Fates decide(const Dependences& dependences) {
   return fates;
 }
 
+/// What began the fate, in a word.
+const char* kindOf(const Fates& fates, int32_t fate, const Numbering& numbering) {
+  for (int32_t i = 0; i < numbering.size(); ++i) {
+    if (fates.colouring.fate[i] == fate && numbering.facts(i).collective) return "collective";
+  }
+  return "transfer";
+}
+
 std::string causeText(const Fates& fates, int32_t fate, const Numbering& numbering) {
+  const std::string kind = kindOf(fates, fate, numbering);
   if (fates.cause[fate] == -2) {
-    return "a host node depends on a part of its collective, and another part on that host node";
+    return "a host node depends on a part of its " + kind +
+           ", and another part on that host node";
   }
   const Node* host = numbering.node(fates.cause[fate]);
-  return "its collective is not captured, because " + describe(host) + " runs on the host (" +
+  return "its " + kind + " is not captured, because " + describe(host) + " runs on the host (" +
          reasonName(*hostReasonOf(host)) + ")";
 }
 
@@ -179,7 +189,7 @@ class FateVerifier {
   std::string checkMembers() const {
     for (int32_t i = 0; i < numbering_.size(); ++i) {
       if (leavesOpen(numbering_.facts(i)) && fate_[i] < 0) {
-        return describe(numbering_.node(i)) + " starts a collective and has no fate";
+        return describe(numbering_.node(i)) + " starts what goes on behind it, and has no fate";
       }
     }
     const DefinedMemory memory(entry_);
@@ -253,12 +263,8 @@ class FateVerifier {
 
 void groupCollectives(Program& program, PassContext& context) {
   for (Entry& entry : program.entries) {
-    bool collectives = false;
-    for (Node* node : entry.graph->nodes()) {
-      clearFate(node);
-      collectives |= factsOf(node).collective;
-    }
-    if (!collectives) continue;
+    for (Node* node : entry.graph->nodes()) clearFate(node);
+    if (!leavesAnyOpen(entry)) continue;
     const auto dependences = context.analyses.dependencesOf(entry);
     annotate(decide(*dependences), dependences->numbering(), context.remarks);
   }
@@ -266,7 +272,7 @@ void groupCollectives(Program& program, PassContext& context) {
 
 void verifyGroupCollectives(const Program& program, const PassContext& context) {
   for (const Entry& entry : program.entries) {
-    if (!hasCollectives(entry)) continue;
+    if (!leavesAnyOpen(entry)) continue;
     const auto dependences = context.analyses.dependencesOf(entry);
     const std::string why = FateVerifier(entry, *dependences).verify();
     TORCH_CHECK(why.empty(), "entry '", entry.name, "': ", why);

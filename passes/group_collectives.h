@@ -1,7 +1,8 @@
 #pragma once
-// group-collectives: a collective, its waits and what touches its buffers in between share one fate.
+// group-collectives: a collective, its waits and what touches its buffers in between share one fate. So do a
+// copy to the host or back that goes on behind its node (ir/facts/transfer.h) and its wait.
 //
-// Terms. Collective: a node that starts communication and leaves it open (leavesOpen). Span, wait, clash:
+// Terms. Collective: a node that starts communication, or a transfer, and leaves it open (leavesOpen). Span, wait, clash:
 //   those of ir/memory/storage_accesses.h. Fate: a set of nodes that are captured together, in one
 //   partition, or not at all.
 // Before: host reasons as classify-capturability wrote them.

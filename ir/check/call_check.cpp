@@ -1,5 +1,6 @@
 #include "ir/check/call_check.h"
 
+#include "ir/facts/unpacked_list.h"
 #include "ir/facts/value_types.h"
 #include "ir/text/call_target.h"
 #include "ir/text/constant_text.h"
@@ -199,22 +200,19 @@ std::string checkOutputs(const Node* node, const c10::FunctionSchema& schema) {
   if (schema.is_varret()) return "";
   const auto& returns = schema.returns();
   const auto outputs = node->outputs();
+  const auto unpacked = unpackedList(node, schema);
+  // What is not read has no name; an empty list has no members.
   const bool oneList = returns.size() == 1 && returns[0].type()->kind() == TypeKind::ListType;
-  if (oneList) {
-    const Type& list = *returns[0].type();
-    if (outputs.size() == 1 && outputFits(*outputs[0]->type(), list)) return "";
-    for (const Value* output : outputs) {
-      if (!outputFits(*output->type(), *list.containedType(0))) return wrongOutput(output, list);
-    }
-    return "";
-  }
-  if (outputs.size() != returns.size()) {
+  if (!unpacked && !oneList && outputs.size() != returns.size()) {
     return "there are " + std::to_string(outputs.size()) + " outputs, but the operator returns " +
            std::to_string(returns.size());
   }
-  for (size_t i = 0; i < returns.size(); ++i) {
-    if (!outputFits(*outputs[i]->type(), *returns[i].type())) {
-      return wrongOutput(outputs[i], *returns[i].type());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const size_t at = returnOf(i, unpacked);
+    const Type& returned = *returns[at].type();
+    const bool isMember = unpacked && at == unpacked->at;
+    if (!outputFits(*outputs[i]->type(), isMember ? *returned.containedType(0) : returned)) {
+      return wrongOutput(outputs[i], returned);
     }
   }
   return "";

@@ -28,7 +28,7 @@ DefinedMemory::DefinedMemory(const Entry& entry) {
     for (const Block* block : node->blocks()) {
       for (const Value* parameter : block->inputs()) see(parameter);
     }
-    communicates |= factsOf(node).collective;
+    communicates |= isStart(node);
   });
   classes_.grow(bound);
   forEachNode(entry.graph->block(), [&](const Node* node) { joinAliases(node); });

@@ -4,6 +4,7 @@
 #include "ir/core/call_attribute.h"
 #include "ir/core/cudagraph_ops.h"
 #include "ir/facts/op_table.h"
+#include "ir/facts/unpacked_list.h"
 #include "ir/facts/value_types.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -156,6 +157,22 @@ void readUnsaid(const FunctionSchema& schema, const OpRow& row, OpFacts& facts) 
   if (!facts.handle && !facts.numbersOnly) host(HostReason::OpaqueCallable);
 }
 
+/// Whether the parameters are those of PyTorch's operator (2.12; later ones have more behind them), and it is not
+/// another library's of that name.
+bool isPyTorchsTransfer(const FunctionSchema& schema, Transfer transfer) {
+  const auto& parameters = schema.arguments();
+  const auto has = [&](size_t at, const char* name) {
+    return at < parameters.size() && parameters[at].name() == name;
+  };
+  switch (transfer) {
+    case Transfer::ToHost: return has(0, "tensor") && parameters.size() == 1;
+    case Transfer::ToDevice: return has(0, "tensor") && has(1, "device");
+    case Transfer::Wait: return has(0, "tensor") && has(1, "keepalive");
+    case Transfer::None: break;
+  }
+  return false;
+}
+
 /// What the schema leaves unsaid: tables by name, and PyTorch's tags.
 void readTagsAndTables(const FunctionSchema& schema, OpFacts& facts) {
   const OpRow row = opRow(schema.name(), schema.overload_name());
@@ -170,7 +187,8 @@ void readTagsAndTables(const FunctionSchema& schema, OpFacts& facts) {
   facts.random = row.random || (hasTag(at::Tag::nondeterministic_seeded) && !row.repeats) ||
                  llvm::any_of(schema.arguments(), takesGenerator);
   facts.collective = row.collective;
-  facts.wait = row.wait;
+  if (isPyTorchsTransfer(schema, row.transfer)) facts.transfer = row.transfer;
+  facts.wait = row.wait || facts.transfer == Transfer::Wait;
   facts.blocking = row.blocking;
   facts.waitsInside = row.waitsInside;
   facts.effects = row.effects;
@@ -331,6 +349,7 @@ void keepFacts(Node* node, const OpFacts* facts) {
 }
 
 bool leavesOpen(const OpFacts& facts) {
+  if (facts.transfer != Transfer::None) return facts.transfer != Transfer::Wait;
   return facts.collective && !facts.blocking && !facts.waitsInside;
 }
 
@@ -367,8 +386,7 @@ llvm::SmallVector<Value*, 2> aliasedInputs(const Node* node, size_t index) {
   llvm::SmallVector<Value*, 2> sources;
   const OpFacts& facts = factsOf(node);
   if (!facts.maybeAliases) return sources;
-  // An unpacked list has one return and many outputs.
-  const size_t result = facts.aliasedArgs.size() == 1 ? 0 : index;
+  const size_t result = returnOf(index, unpackedList(node, *facts.schema));
   if (result >= facts.aliasedArgs.size()) return sources;
   forEachInputOf(node, facts.aliasedArgs[result], [&](Value* v) {
     if (isTensorValue(v)) sources.push_back(v);

@@ -4,6 +4,7 @@
 
 #include "ir/core/program.h"
 #include "ir/core/reason.h"
+#include "ir/facts/transfer.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
@@ -37,9 +38,10 @@ struct OpFacts {
   std::optional<HostReason> reason;
   bool random = false;       // draws from a generator
   bool collective = false;   // starts or performs communication among ranks
-  bool wait = false;         // waits for a collective
+  bool wait = false;         // waits for a collective, or for a transfer
   bool blocking = false;     // a collective that blocks the host
   bool waitsInside = false;  // a collective, or several, with its waits: nobody waits behind it
+  Transfer transfer = Transfer::None;
   bool effects = false;      // must keep its order among others with effects (prints, asserts, I/O)
   bool numbersOnly = false;  // a number node: works on numbers, or on a tensor's sizes and strides,
                              // alone; runs on the host at no cost
@@ -66,7 +68,7 @@ void keepFacts(Node* node, const OpFacts* facts);
 /// To be called where `node` has its attributes from a node of another operator.
 inline void forgetFacts(Node* node) { keepFacts(node, nullptr); }
 
-/// True if the operator starts a collective that is still under way when it returns.
+/// True if the operator starts a collective, or a transfer, that is still under way when it returns.
 bool leavesOpen(const OpFacts& facts);
 /// True if the operator only makes views: every result shares an operand's storage, nothing is written,
 /// and nothing is waited for.

@@ -77,9 +77,6 @@ void addAliases(Table& table) {
 void addWrites(Table& table) {
   static constexpr const char* kGathered[] = {"all_gather_output"};
   table["fsdp::all_gather_copy_in"].writes = kGathered;
-  // It waits for a copy and then frees the memory of what was copied.
-  static constexpr const char* kCopied[] = {"keepalive"};
-  table["ao::wait_tensor"].writes = kCopied;
   static constexpr const char* kVariable[] = {"variable"};
   static constexpr const char* kWeight[] = {"weight"};
   table["aten::_no_grad_embedding_renorm_"].writes = kWeight;
@@ -253,6 +250,16 @@ void addCompiled(Table& table) {
   }
 }
 
+/// Products that communicate through a workspace in symmetric memory, and are done when they return. It is there
+/// before a capture: the uncaptured run before has made it (torch/distributed/_symmetric_memory).
+void addCommunicatingProducts(Table& table) {
+  for (const char* name :
+       {"symm_mem::fused_all_gather_matmul", "symm_mem::fused_all_gather_scaled_matmul",
+        "symm_mem::fused_matmul_reduce_scatter", "symm_mem::fused_scaled_matmul_reduce_scatter"}) {
+    table[name].waitsInside = true;
+  }
+}
+
 /// Operators that give a number for a tensor without looking at its data. Any other one that takes
 /// tensors and returns none is taken to wait for the device (op_facts.cpp).
 void addMetadata(Table& table) {
@@ -327,6 +334,12 @@ void addMetadata(Table& table) {
   }
 }
 
+void addTransfers(Table& table) {
+  table["ao::offload"].transfer = Transfer::ToHost;
+  table["ao::reload"].transfer = Transfer::ToDevice;
+  table["ao::wait_tensor"].transfer = Transfer::Wait;
+}
+
 const Table& table() {
   static const Table rows = [] {
     Table t;
@@ -336,6 +349,8 @@ const Table& table() {
     addEffects(t);
     addMetadata(t);
     addCompiled(t);
+    addCommunicatingProducts(t);
+    addTransfers(t);
     return t;
   }();
   return rows;
@@ -351,9 +366,9 @@ void readNamespace(std::string_view name, OpRow& row) {
   // Where it is traced, the wrapper of an asynchronous result waits.
   row.wait = op == "wait_tensor" || op == "_wrap_tensor_autograd";
   row.collective = !row.wait;
-  if (functional) return;
+  if (functional || row.waitsInside) return;
   // Raw process-group operators return a Work that the host waits on, and mark none of their buffers.
-  // Those of symmetric memory meet the other ranks on the host when their buffers are made.
+  // Others of symmetric memory meet the other ranks on the host when their buffers are made.
   row.blocking = true;
   row.reason = HostReason::BlockingCollective;
   if (space == "c10d") row.writesAll = row.aliasesAll = true;

@@ -2,6 +2,7 @@
 // What PyTorch's schemas and tags leave unsaid of single operators.
 
 #include "ir/core/reason.h"
+#include "ir/facts/transfer.h"
 
 #include <llvm/ADT/ArrayRef.h>
 
@@ -25,6 +26,7 @@ struct OpRow {
   bool wait = false;
   bool blocking = false;
   bool waitsInside = false;             // a collective: OpFacts::waitsInside
+  Transfer transfer = Transfer::None;
   bool readsMetadata = false;           // reads sizes and other metadata, never data
   bool shapeDependsOnOperands = false;  // data-dependent only for some operands: a boolean mask
 };

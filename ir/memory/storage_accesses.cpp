@@ -339,9 +339,9 @@ void StorageAccesses::findSpans() {
   bool any = false;
   for (int32_t i = 0; i < numbering_.size() && !any; ++i) {
     if (!numbering_.isNested(i)) {
-      any = numbering_.facts(i).collective;
+      any = leavesOpen(numbering_.facts(i));
     } else {
-      numbering_.forEachNested(i, [&](const Node* node) { any |= factsOf(node).collective; });
+      numbering_.forEachNested(i, [&](const Node* node) { any |= leavesOpen(factsOf(node)); });
     }
   }
   if (!any) return;

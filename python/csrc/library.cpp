@@ -10,6 +10,7 @@
 #include "python/csrc/planning/planning.h"
 #include "python/csrc/same_objects.h"
 #include "python/csrc/warm_up_pool.h"
+#include "runtime/ranks/process_group.h"
 #include "runtime/results/watched_operands.h"
 
 #include <torch/library.h>
@@ -116,6 +117,7 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def_static("watch_operands", &watchOperands)
       .def_static("is_watched_operand", &isWatchedOperand)
       .def_static("drop_collectives", &LoadedProgram::dropCollectives)
+      .def_static("shares_other_memory", &sharesOtherMemory)
       .def("shutdown", &LoadedProgram::shutdown);
 
   // LoadedProgram::apart(), which Python implements (apart_programs.py).

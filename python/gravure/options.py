@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .torch_api.symmetric_memory import watch_workspaces
 from .torch_api.whether_compiled import Answer
 
 ORDERS = ("levels", "program")
@@ -40,7 +41,7 @@ def library_options(
     options["require_capture"] = named
     options["results"] = results
     options["agree"] = agree
-    if host:
+    if host := (*host, *watch_workspaces()):
         options["host"] = ",".join(host)
     if min_partition_size is not None:
         options["min_partition_size"] = str(min_partition_size)

@@ -91,6 +91,10 @@ std::vector<LetGo> Recorder::operandsLetGo(const RecordedCall& before) const {
 void Recorder::after(Call& call, const torch::jit::Stack& stack) {
   RecordedCall recorded;
   recorded.recorded = true;
+  /// The output that a return is.
+  const auto first = [&](size_t r) {
+    return call.unpacked && r > call.unpacked->at ? r + call.unpacked->members - 1 : r;
+  };
   for (size_t r = 0; r < stack.size(); ++r) {
     const c10::IValue& result = stack[r];
     const auto add = [&](const at::Tensor& tensor, size_t output) {
@@ -103,11 +107,12 @@ void Recorder::after(Call& call, const torch::jit::Stack& stack) {
       recorded.shape.push_back(RecordedCall::kUndefinedTensor);
     } else if (result.isTensor()) {
       recorded.shape.push_back(RecordedCall::kTensor);
-      add(result.toTensor(), r);
+      add(result.toTensor(), first(r));
     } else if (result.isTensorList()) {
       const auto members = result.toTensorVector();
       recorded.shape.push_back(static_cast<int32_t>(members.size()));
-      for (size_t i = 0; i < members.size(); ++i) add(members[i], call.unpackList ? i : r);
+      const bool apart = call.unpacked && call.unpacked->at == r;
+      for (size_t i = 0; i < members.size(); ++i) add(members[i], apart ? r + i : first(r));
     } else {
       recorded.returnsOther = true;
       recorded.shape.push_back(RecordedCall::kNone);

@@ -5,6 +5,7 @@
 #include "ir/facts/op_facts.h"
 #include "runtime/program/host_reads.h"
 #include "runtime/program/quick_call.h"
+#include "runtime/program/transfers.h"
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -172,8 +173,11 @@ void compileOperator(Call& call, const OpFacts& facts, const DeviceMap& devices,
                      const std::function<Slot(const Value*)>& slotOf) {
   const Node* node = call.node;
   const c10::FunctionSchema& schema = *facts.schema;
-  call.handle = facts.handle;
-  if (!facts.handle) {
+  if (facts.transfer != Transfer::None) {
+    call.operation = transferOf(facts.transfer);
+  } else if (facts.handle) {
+    call.handle = facts.handle;
+  } else {
     auto operation = facts.jitOperator->getOperation(node);
     call.operation = [operation](torch::jit::Stack& stack) mutable { operation(stack); };
   }
@@ -193,10 +197,8 @@ void compileOperator(Call& call, const OpFacts& facts, const DeviceMap& devices,
 
   const auto outputs = node->outputs();
   const auto& returns = schema.returns();
-  const bool returnsList = returns.size() == 1 && returns[0].type()->kind() == TypeKind::ListType;
-  const bool keepsList = outputs.size() == 1 && outputs[0]->type()->kind() == TypeKind::ListType;
-  call.unpackList = returnsList && !keepsList && !outputs.empty();
-  TORCH_CHECK(call.unpackList || outputs.empty() || outputs.size() == returns.size(),
+  call.unpacked = unpackedList(node, schema);
+  TORCH_CHECK(call.unpacked || outputs.empty() || outputs.size() == returns.size(),
               describe(node), ": has ", outputs.size(), " outputs where its operator returns ",
               returns.size());
 }

@@ -86,13 +86,19 @@ void Call::push(const Frame& frame, torch::jit::Stack& stack) const {
 }
 
 void Call::store(torch::jit::Stack& stack, Frame& frame) const {
-  if (unpackList) {
-    const c10::IValue list = std::move(stack.back());
+  if (unpacked) {
+    TORCH_CHECK(stack.size() > unpacked->at, describe(node), ": returned ", stack.size(),
+                " values where its operator returns more");
+    const c10::IValue list = std::move(stack[unpacked->at]);
     const auto members = list.toListRef();
-    TORCH_CHECK(members.size() == outputs.size(), describe(node), ": returned a list of ",
-                members.size(), " where the program has ", outputs.size(),
+    TORCH_CHECK(members.size() == unpacked->members, describe(node), ": returned a list of ",
+                members.size(), " where the program has ", unpacked->members,
                 " outputs; its operands differ from those of the export");
-    for (size_t i = 0; i < outputs.size(); ++i) frame[outputs[i]] = members[i];
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const size_t at = returnOf(i, unpacked);
+      frame[outputs[i]] =
+          at == unpacked->at ? members[i - at] : std::move(stack[at]);
+    }
   } else {
     TORCH_CHECK(stack.size() >= outputs.size(), describe(node), ": returned ", stack.size(),
                 " values where the program has ", outputs.size());

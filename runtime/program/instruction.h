@@ -2,6 +2,7 @@
 // A program flattened to what the runtime executes, one instruction after another.
 
 #include "ir/core/program.h"
+#include "ir/facts/unpacked_list.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -123,7 +124,7 @@ struct Call {
   bool leavesOpen = false;  // starts a collective that is under way when it returns
   bool letsGo = false;      // of its operands, one after another: compiled code (compiled_op.h)
   std::vector<Slot> outputs;
-  bool unpackList = false;     // its one list result fills all outputs
+  std::optional<UnpackedList> unpacked;  // the result whose members fill outputs
   std::vector<Slot> releases;  // slots whose value is not read after this call
 
   RecordedCall recorded;         // from warm-up

@@ -204,7 +204,7 @@ class NumberCompiler {
     const std::string name =
         std::string(call.node->kind().toQualString()) + "." + overloadOf(call.node);
     const CallKind kind = kindOf(name);
-    if (kind == CallKind::None || call.rng != kNoSlot || call.unpackList) return false;
+    if (kind == CallKind::None || call.rng != kNoSlot || call.unpacked) return false;
     const auto& operands = call.operands;
     const size_t outputs = call.outputs.size();
     switch (kind) {

@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <numeric>
 
 namespace gravure {
@@ -45,6 +47,28 @@ std::string listed(const std::vector<int64_t>& ranks) {
   return text;
 }
 
+/// How often the memory that ranks share has changed, by the name of their group.
+class MemoryChanges {
+ public:
+  static MemoryChanges& all() {
+    static auto& changes = *new MemoryChanges();
+    return changes;
+  }
+  void add(const std::string& group) {
+    const std::lock_guard lock(mutex_);
+    ++counts_[group];
+  }
+  int64_t count(const std::string& group) const {
+    const std::lock_guard lock(mutex_);
+    const auto at = counts_.find(group);
+    return at == counts_.end() ? 0 : at->second;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, int64_t> counts_;
+};
+
 }  // namespace
 
 ProcessGroup::~ProcessGroup() = default;
@@ -58,6 +82,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::find(const std::string& name, c10::D
   found->name_ = name;
   found->backendName_ = backend->getBackendName();
   found->group_ = group;
+  found->memory_ = MemoryChanges::all().count(name);
   found->timeout_ = kBackendDefaultTimeout;
   if (const auto options = optionsOf(*backend)) {
     found->timeout_ = options->timeout;
@@ -81,8 +106,10 @@ std::string ProcessGroup::describe() const {
 
 bool ProcessGroup::isCurrent() const {
   std::string why;
-  return resolve(name_, why) == group_;
+  return resolve(name_, why) == group_ && MemoryChanges::all().count(name_) == memory_;
 }
+
+void sharesOtherMemory(const std::string& name) { MemoryChanges::all().add(name); }
 
 c10::intrusive_ptr<c10d::Store> ProcessGroup::openStore() const {
   c10::intrusive_ptr<c10d::Store> store = group_->getStore();

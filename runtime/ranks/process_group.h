@@ -36,7 +36,8 @@ class ProcessGroup {
   /// `group "tp" (nccl, ranks 0, 1)`.
   std::string describe() const;
 
-  /// False once c10d has destroyed the group that was found, or made another one of that name.
+  /// False once c10d has destroyed the group that was found, or made another one of that name, and once its
+  /// ranks share other memory (sharesOtherMemory).
   bool isCurrent() const;
   /// A new connection to the store that all groups of the job share. Throws c10::Error where the group
   /// has no store.
@@ -52,7 +53,12 @@ class ProcessGroup {
   int64_t rank_ = 0;
   std::chrono::milliseconds timeout_{};
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  int64_t memory_ = 0;  // how often it had changed
 };
+
+/// From now on the ranks of the group `name` share other memory than before: a larger workspace of PyTorch's
+/// symmetric memory. Captures have the address of the last one, so they are made anew, as for another group.
+void sharesOtherMemory(const std::string& name);
 
 /// True if the group of `name` has communicated on `device`, so that its communicator exists. For the host
 /// device: like NCCL, it refuses a capture whose collective would be the group's first.

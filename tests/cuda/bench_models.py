@@ -18,7 +18,8 @@ Ways: eager; gravure, gravure_inductor: torch.compile(backend="gravure"), ATen's
 Inductor's; gravure_fused: with Inductor's random numbers; gravure_autotune: in the mode
 max-autotune; step, step_inductor: gravure.compile_step;
 optimizer, optimizer_inductor: gravure.compile_step(optimizer=), which does not clip; aot_eager:
-what a first call is compared with; compile, reduce_overhead, max_autotune (without graphs):
+what a first call is compared with; aot_eager_told_eager: of the code that runs eagerly, also where
+transformers asks whether it is compiled; compile, reduce_overhead, max_autotune (without graphs):
 torch.compile's own modes; graph: forward, backward and optimizer in one hand-written graph.
 
 `--one memory MODEL WAY` says what ten steps take and times nothing: several may run at once.
@@ -412,6 +413,15 @@ def _graph(run: Run) -> Callable[[Batch], Tensor]:
     return train
 
 
+def _told_eager(run: Run) -> Callable[[Batch], Tensor]:
+    """The code that Gravure compiles: Mamba's loop over time, where it is told so, is one operator."""
+    asked = "is_torchdynamo_compiling"
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.") and asked in vars(module):
+            setattr(module, asked, lambda: False)
+    return _by_autograd(run, torch.compile(run.step, backend="aot_eager"))
+
+
 WAYS: dict[str, Callable[[Run], Callable[[Batch], Tensor]]] = {
     "eager": lambda run: _by_autograd(run, run.step),
     "gravure": _gravure,
@@ -423,6 +433,7 @@ WAYS: dict[str, Callable[[Run], Callable[[Batch], Tensor]]] = {
     "optimizer": _with_optimizer,
     "optimizer_inductor": lambda run: _with_optimizer(run, codegen="inductor"),
     "aot_eager": lambda run: _by_autograd(run, torch.compile(run.step, backend="aot_eager")),
+    "aot_eager_told_eager": _told_eager,
     "compile": lambda run: _by_autograd(run, torch.compile(run.step)),
     "reduce_overhead": lambda run: _by_autograd(
         run, torch.compile(run.step, mode="reduce-overhead")

@@ -105,6 +105,7 @@ SPEED = {
     "llama3": (with_sdpa(), 8, 2048, 10),
     "llama3_1b": (Case(MORE, "graph_trainer_llama3_1b_sdpa"), 2, 2048, 6),
     "llama3_small": (with_sdpa(), 2, 256, 20),
+    "offload": (with_sdpa("--compile.memory_policy=sac_and_offload"), 8, 2048, 10),
     "llama3_flex": (FLEX, 8, 2048, 10),
     "deepseek_v3": (DEEPSEEK_SDPA, 8, 2048, 10),
     "llama3_8b_four_layers": (Case(MORE, "graph_trainer_llama3_8b_sdpa_four_layers"), 2, 2048, 6),

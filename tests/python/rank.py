@@ -196,6 +196,44 @@ def other_program() -> None:
     note(ours)
 
 
+def products() -> None:
+    """Products that communicate through symmetric memory; then their workspace moves."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    operators, kept = torch.ops.symm_mem, []
+    if not CUDA:  # as on a GPU, but by gloo's collectives
+        library = torch.library.Library("symm_mem", "IMPL")
+        for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
+            library.impl(name, getattr(symmetric, f"_{name}_fallback"), "CPU")
+        kept.append(library)
+    group = dist.group.WORLD.group_name
+
+    def step(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        _, (y,) = operators.fused_all_gather_matmul(x.tanh(), [w], 0, group, return_A=False)
+        return operators.fused_matmul_reduce_scatter(y.relu(), w, "sum", 0, group).sin()
+
+    def grow() -> None:
+        size = max(symmetric._group_name_to_workspace_tensor[group].numel(), 1 << 20)
+        if CUDA:
+            symmetric.get_symm_mem_workspace(group, 2 * size)
+        else:
+            symmetric._group_name_to_workspace_tensor[group] = torch.empty(2 * size)
+
+    if not CUDA:
+        symmetric._group_name_to_workspace_tensor[group] = torch.empty(1)
+    run, w = torch.compile(step, backend="gravure"), weight()
+    found["equal"] = True
+    for i in range(STEPS + 4):
+        if i == STEPS:
+            found["before"] = gravure.report().graphs[-1].programs[0].stats
+            grow()
+        x = batch(i)
+        found["equal"] &= bits(run(w, x)) == bits(step(w, x))
+    (ours,) = gravure.report().graphs[-1].programs
+    found["states"], found["missed"] = ours.partitions["step"], list(ours.remarks)
+    found["nodes"], found["stats"] = list(ours.host_nodes), ours.stats
+
+
 def code(kinds: list[str]) -> CompiledCode:
     """Compiled code with these collectives in it, in this order."""
 

@@ -28,6 +28,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "other_program",
         "compiled_code",
         "other_code",
+        "products",
         "left_alone",
         "left_together",
         "mixed",
@@ -170,6 +171,18 @@ def test_law_8_groups_made_anew_get_their_communicator_first(pair: Found) -> Non
         assert rank["states"] == ["captured"]
         assert rank["stats"]["uncaptured_steps"] == rank["before"]["uncaptured_steps"] + 1
         assert "capture-failed" not in rank["missed"]
+
+
+def test_law_8_products_by_symmetric_memory_are_captured_anew_where_it_moves(pair: Found) -> None:
+    """On the CPU by gloo, from a workspace that nobody uses; test_distributed_cuda.py has the true one."""
+    for rank in pair["products"]:
+        assert rank["equal"]
+        assert (rank["states"], rank["missed"], rank["nodes"]) == (["captured"], [], [])
+        before, stats = rank["before"], rank["stats"]
+        assert before["replays"] > 0
+        assert stats["replays"] > before["replays"]
+        assert stats["uncaptured_steps"] == before["uncaptured_steps"] + 1
+        assert stats["captures"] == before["captures"] + 1
 
 
 def test_law_8_an_environment_that_breaks_captures_is_refused_on_all(pair: Found) -> None:

@@ -23,6 +23,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_laws_7_8_and_10_hold(tmp_path: Path) -> None:
     names = ("pairing", "failed_capture", "other_program", "left_together", "thrown", "new_group")
+    names += ("products",)
     found = run(tmp_path, *names)
     for name in names:
         assert all(rank.get("equal", True) for rank in found[name]), name
@@ -34,6 +35,9 @@ def test_laws_7_8_and_10_hold(tmp_path: Path) -> None:
     assert 'rank 1: parameter "w"' in found["left_together"][0]["messages"]
     assert "rank 1: user_input" in found["thrown"][0]["error"]
     assert [rank["states"] for rank in found["new_group"]] == [["captured"]] * 2
+    for rank in found["products"]:
+        assert (rank["states"], rank["missed"], rank["nodes"]) == (["captured"], [], [])
+        assert rank["stats"]["captures"] == rank["before"]["captures"] + 1
 
 
 @pytest.mark.parametrize(("rows", "width"), [(4, 8), (64, 1024), (8192, 1024)])

@@ -11,7 +11,6 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from gravure.graphs.node_facts import facts
 from running import DEVICE, bits, need_library
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -150,14 +149,6 @@ def test_one_on_the_host_that_empties_the_storage_it_is_given() -> None:
     assert replays(report) > 4
     (program,) = report.graphs[0].programs
     assert program.partitions == {"step": ["captured", "captured"]}
-
-
-def test_a_wait_that_frees_what_was_copied_is_behind_its_readers() -> None:
-    """PyTorch's schema does not say that it empties its second operand."""
-    pytest.importorskip("torch._functorch._activation_offloading.offload_ops")
-    known = facts("ao::wait_tensor", "")
-    assert known is not None
-    assert known["writes"] == [1]
 
 
 class _Waits:

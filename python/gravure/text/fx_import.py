@@ -309,18 +309,25 @@ class EntryWriter:
     def _several(
         self, wanted: str, op: Operator, call: str, suffix: str, example: Any, untrue: UntrueTypes
     ) -> Ref:
-        """An operator with several returns, or one list of known length: one output a member."""
+        """An operator with several returns: one output each. One list of known length among them, or
+        alone, is unpacked: one output a member."""
         lists: tuple[bool, ...] = op.returns_lists
-        if op.returns == 1:
-            lists = (False,) * len(example)
         examples = list(example) if isinstance(example, (list, tuple)) else []
+        if op.returns == 1:
+            examples = [examples]
         examples += [None] * (len(lists) - len(examples))
-        of = self.types.of
+        of, members = self.types.of, None
+        if lists.count(True) == 1 and isinstance(examples[at := lists.index(True)], (list, tuple)):
+            members = slice(at, at + len(examples[at]))
+            examples[at : at + 1] = examples[at]
+            lists = (False,) * len(examples)
         kinds = ["Tensor[]" if i else of(e) for i, e in zip(lists, examples, strict=True)]
         for i, kind in untrue:
             kinds[i] = kind
         names = [f"{wanted}_{i}" for i in range(len(kinds))]
-        values = self.define_all(names, kinds, call, suffix)
+        values: list[Any] = self.define_all(names, kinds, call, suffix)
+        if members is not None and op.returns > 1:
+            return [*values[: members.start], values[members], *values[members.stop :]]
         return [ListValue(v) if i else v for v, i in zip(values, lists, strict=True)]
 
     def _getitem(self, node: fx.Node) -> None:

@@ -72,6 +72,7 @@ class Without(enum.Enum):
     EXPLANATIONS = "explain() is refused"
     WORDS = "an error has PyTorch's words alone"
     ARTIFACTS = "tlparse finds nothing of Gravure's"
+    SHARED_MEMORY = "products that communicate by symmetric memory run between partitions"
     TORCHTITAN = "torchtitan's graphs are called through AOTAutograd"
     FAKES = "grouped_mm of floats, or cuDNN's batch norm, may be refused"
     FRAMES = "functions without a graph are not named in reports"
@@ -429,6 +430,13 @@ _ROWS = (
         Without.TORCHTITAN,
         "creation_fn flat_tensor_start_idx meta original_subclass_type attrs outer_size "
         "outer_stride",
+    ),
+    Private(
+        "torch.distributed._symmetric_memory",
+        "_group_name_to_workspace_tensor",
+        Without.SHARED_MEMORY,
+        "__setitem__",
+        met=True,
     ),
     Private("torch._dynamo", "compiled_autograd", Without.TORCHTITAN, "compiled_autograd_enabled"),
 )

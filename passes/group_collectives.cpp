@@ -120,8 +120,7 @@ const char* kindOf(const Fates& fates, int32_t fate, const Numbering& numbering)
 std::string causeText(const Fates& fates, int32_t fate, const Numbering& numbering) {
   const std::string kind = kindOf(fates, fate, numbering);
   if (fates.cause[fate] == -2) {
-    return "a host node depends on a part of its " + kind +
-           ", and another part on that host node";
+    return "a host node depends on a part of its " + kind + ", and another part on that host node";
   }
   const Node* host = numbering.node(fates.cause[fate]);
   return "its " + kind + " is not captured, because " + describe(host) + " runs on the host (" +

@@ -25,7 +25,7 @@ struct OpRow {
   bool collective = false;
   bool wait = false;
   bool blocking = false;
-  bool waitsInside = false;             // a collective: OpFacts::waitsInside
+  bool waitsInside = false;  // a collective: OpFacts::waitsInside
   Transfer transfer = Transfer::None;
   bool readsMetadata = false;           // reads sizes and other metadata, never data
   bool shapeDependsOnOperands = false;  // data-dependent only for some operands: a boolean mask

@@ -198,9 +198,8 @@ void compileOperator(Call& call, const OpFacts& facts, const DeviceMap& devices,
   const auto outputs = node->outputs();
   const auto& returns = schema.returns();
   call.unpacked = unpackedList(node, schema);
-  TORCH_CHECK(call.unpacked || outputs.empty() || outputs.size() == returns.size(),
-              describe(node), ": has ", outputs.size(), " outputs where its operator returns ",
-              returns.size());
+  TORCH_CHECK(call.unpacked || outputs.empty() || outputs.size() == returns.size(), describe(node),
+              ": has ", outputs.size(), " outputs where its operator returns ", returns.size());
 }
 
 void compileConstant(Call& call) {

@@ -96,8 +96,7 @@ void Call::store(torch::jit::Stack& stack, Frame& frame) const {
                 " outputs; its operands differ from those of the export");
     for (size_t i = 0; i < outputs.size(); ++i) {
       const size_t at = returnOf(i, unpacked);
-      frame[outputs[i]] =
-          at == unpacked->at ? members[i - at] : std::move(stack[at]);
+      frame[outputs[i]] = at == unpacked->at ? members[i - at] : std::move(stack[at]);
     }
   } else {
     TORCH_CHECK(stack.size() >= outputs.size(), describe(node), ": returned ", stack.size(),

@@ -125,7 +125,7 @@ struct Call {
   bool letsGo = false;      // of its operands, one after another: compiled code (compiled_op.h)
   std::vector<Slot> outputs;
   std::optional<UnpackedList> unpacked;  // the result whose members fill outputs
-  std::vector<Slot> releases;  // slots whose value is not read after this call
+  std::vector<Slot> releases;            // slots whose value is not read after this call
 
   RecordedCall recorded;         // from warm-up
   std::vector<DeadBlock> dying;  // planned blocks that die with this call; only for poisoning

@@ -48,8 +48,9 @@ class Ends {
     const std::lock_guard lock(mutex_);
     const auto at = ends_.find(made.const_data_ptr());
     if (at == ends_.end()) {  // on the CPU it is there
-      TORCH_CHECK(made.device().is_cpu(), "ao::wait_tensor: no copy of this tensor is under way; each wait "
-                                          "follows one ao::offload or ao::reload");
+      TORCH_CHECK(made.device().is_cpu(),
+                  "ao::wait_tensor: no copy of this tensor is under way; each wait "
+                  "follows one ao::offload or ao::reload");
       return;
     }
     at->second.event.block(currentStream(at->second.device));

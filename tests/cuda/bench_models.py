@@ -18,7 +18,7 @@ Ways: eager; gravure, gravure_inductor: torch.compile(backend="gravure"), ATen's
 Inductor's; gravure_fused: with Inductor's random numbers; gravure_autotune: in the mode
 max-autotune; step, step_inductor: gravure.compile_step;
 optimizer, optimizer_inductor: gravure.compile_step(optimizer=), which does not clip; aot_eager:
-what a first call is compared with; aot_eager_told_eager: of the code that runs eagerly, also where
+what a first call is compared with; aot_eager_told_eager: of the code that runs eagerly, where
 transformers asks whether it is compiled; compile, reduce_overhead, max_autotune (without graphs):
 torch.compile's own modes; graph: forward, backward and optimizer in one hand-written graph.
 
@@ -414,10 +414,10 @@ def _graph(run: Run) -> Callable[[Batch], Tensor]:
 
 
 def _told_eager(run: Run) -> Callable[[Batch], Tensor]:
-    """The code that Gravure compiles: Mamba's loop over time, where it is told so, is one operator."""
+    """The code of models that Gravure compiles. Mamba's loop, if told so, is one operator."""
     asked = "is_torchdynamo_compiling"
     for name, module in list(sys.modules.items()):
-        if name.startswith("transformers.") and asked in vars(module):
+        if name.startswith("transformers.models.") and asked in vars(module):
             setattr(module, asked, lambda: False)
     return _by_autograd(run, torch.compile(run.step, backend="aot_eager"))
 

@@ -174,7 +174,7 @@ def test_law_8_groups_made_anew_get_their_communicator_first(pair: Found) -> Non
 
 
 def test_law_8_products_by_symmetric_memory_are_captured_anew_where_it_moves(pair: Found) -> None:
-    """On the CPU by gloo, from a workspace that nobody uses; test_distributed_cuda.py has the true one."""
+    """By gloo, and with a workspace that nobody uses: test_distributed_cuda.py has the true one."""
     for rank in pair["products"]:
         assert rank["equal"]
         assert (rank["states"], rank["missed"], rank["nodes"]) == (["captured"], [], [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-
 from typing import Any
 
 import gravure
@@ -71,9 +70,7 @@ def test_a_list_of_another_length_than_traced_is_an_error(operators: Any) -> Non
             run(x)
 
 
-def test_members_that_are_views_share_their_operands_memory(
-    operators: Any, tmp_path: Path
-) -> None:
+def test_members_that_are_views_share_their_operands_memory(operators: Any, tmp_path: Path) -> None:
     """A member is written, and what it is a view of is read then."""
     row = "Float(3, strides=[1], device=cpu)"
     both = "Float(2, 3, strides=[3, 1], device=cpu)"

@@ -13,14 +13,16 @@ TORCH_LIBRARY(ao, m) {
   m.def("offload(Tensor tensor) -> Tensor");
   m.def("reload(Tensor tensor, Device device, SymInt[]? original_size=None, SymInt[]? "
         "original_stride=None) -> Tensor");
-  m.def("wait_tensor(Tensor(a) tensor, Tensor? keepalive=None, Tensor? last_use_of_storage=None) -> "
-        "Tensor(a)");
+  m.def(
+      "wait_tensor(Tensor(a) tensor, Tensor? keepalive=None, Tensor? last_use_of_storage=None) -> "
+      "Tensor(a)");
 }
 
 namespace {
 
 /// A step that computes with `between` while its activation is on the host. On `device`.
-std::string step(const std::string& between, const std::string& returned, const std::string& device) {
+std::string step(const std::string& between, const std::string& returned,
+                 const std::string& device) {
   std::string text = R"(gravure 1
 graph step(%w : G {parameter "w"}, %x : G {user_input "x"}):
   %a : G = aten::mm(%x, %w)
@@ -32,7 +34,8 @@ graph step(%w : G {parameter "w"}, %x : G {user_input "x"}):
   %d : G = aten::cos(%c)
   %rw : G = ao::wait_tensor(%r)
   %e : G = aten::mul.Tensor(%rw, %d)
-  return (%e {output "e"})" + returned + ")\n";
+  return (%e {output "e"})" +
+                     returned + ")\n";
   text = test::expandTypes(text);
   constexpr std::string_view kGpu = "cuda:0";
   for (size_t at = 0; (at = text.find(kGpu, at)) != std::string::npos; at += device.size())
@@ -52,7 +55,8 @@ Program planned(const std::string& text) {
 /// Nodes that run on the host.
 int64_t hostNodes(const Program& program) {
   int64_t count = 0;
-  for (const Node* node : program.entries[0].graph->nodes()) count += hostReasonOf(node).has_value();
+  for (const Node* node : program.entries[0].graph->nodes())
+    count += hostReasonOf(node).has_value();
   return count;
 }
 

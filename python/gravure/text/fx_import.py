@@ -309,8 +309,8 @@ class EntryWriter:
     def _several(
         self, wanted: str, op: Operator, call: str, suffix: str, example: Any, untrue: UntrueTypes
     ) -> Ref:
-        """An operator with several returns: one output each. One list of known length among them, or
-        alone, is unpacked: one output a member."""
+        """An operator with several returns: one output each. A list of known length, the only one
+        among them, is unpacked: one output a member."""
         lists: tuple[bool, ...] = op.returns_lists
         examples = list(example) if isinstance(example, (list, tuple)) else []
         if op.returns == 1:

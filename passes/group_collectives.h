@@ -2,9 +2,9 @@
 // group-collectives: a collective, its waits and what touches its buffers in between share one fate. So do a
 // copy to the host or back that goes on behind its node (ir/facts/transfer.h) and its wait.
 //
-// Terms. Collective: a node that starts communication, or a transfer, and leaves it open (leavesOpen). Span, wait, clash:
-//   those of ir/memory/storage_accesses.h. Fate: a set of nodes that are captured together, in one
-//   partition, or not at all.
+// Terms. Collective: a node that starts communication, or such a copy, and leaves it open (leavesOpen).
+//   Span, wait, clash: those of ir/memory/storage_accesses.h. Fate: a set of nodes that are captured
+//   together, in one partition, or not at all.
 // Before: host reasons as classify-capturability wrote them.
 // After: fate=N, dense from 0 in the order of first members, on each collective, on each wait for it, and
 //   on each node that clashes with it: that reads or writes its results, or writes its operands, before

@@ -157,8 +157,8 @@ void readUnsaid(const FunctionSchema& schema, const OpRow& row, OpFacts& facts) 
   if (!facts.handle && !facts.numbersOnly) host(HostReason::OpaqueCallable);
 }
 
-/// Whether the parameters are those of PyTorch's operator (2.12; later ones have more behind them), and it is not
-/// another library's of that name.
+/// Whether the parameters are those of PyTorch's operator (2.12; later ones have more behind them), and it is
+/// not another library's of that name.
 bool isPyTorchsTransfer(const FunctionSchema& schema, Transfer transfer) {
   const auto& parameters = schema.arguments();
   const auto has = [&](size_t at, const char* name) {

@@ -15,9 +15,10 @@
 namespace gravure {
 
 /// What runs instead of the operator.
-/// offload(t): t on the host, in pinned memory if t is on a GPU. reload(t, device, sizes?, strides?): t on
-/// `device`. wait(t, …): t, once what the current stream gets next comes behind its copy; c10::Error for a t on a
-/// GPU that no copy to is under way.
+/// offload(t): t on the host, in pinned memory if t is on a GPU.
+/// reload(t, device, sizes?, strides?): t on `device`.
+/// wait(t, …): t, once what the current stream gets next comes behind its copy; c10::Error for a t on a
+/// GPU to which no copy is under way.
 std::function<void(torch::jit::Stack&)> transferOf(Transfer transfer);
 
 }  // namespace gravure

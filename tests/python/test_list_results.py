@@ -92,3 +92,4 @@ graph step(%x : {both} {{user_input "x"}}):
         y[1] *= 3
         assert [bits(value) for value in program.run([x])] == [bits(total), bits(y.sin())]
     assert program.partition_states() == ["captured"]
+    assert "unexpected-alias" not in [remark["name"] for remark in program.remarks()]

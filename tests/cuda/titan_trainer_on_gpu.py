@@ -197,7 +197,7 @@ def stages() -> list[list[Run]]:
     found = [first]
     found += [[speed_run("llama3", all_three)], [speed_run("llama3_1b", both)]]
     found += [bits_runs([name for name in BITS if name not in FIRST])]
-    found += [[speed_run(name, all_three)] for name in ("llama3_small", "deepseek_v3")]
+    found += [[speed_run(name, all_three)] for name in ("llama3_small", "deepseek_v3", "offload")]
     found += [[speed_run("llama3_1b", passes)] for passes in ("own", "ours")]
     found += [[speed_run("llama3", passes)] for passes in ("own", "ours")]
     found += [[speed_run("llama3_flex", both)], [speed_run("llama3_8b_four_layers", both)]]

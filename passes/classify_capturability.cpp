@@ -174,9 +174,8 @@ std::string whyHost(const Node* node, c10::Device device) {
   const OpFacts& facts = factsOf(node);
   if (facts.reason) return std::string("its operator is: ") + reasonName(*facts.reason);
   std::string why;
-  const auto mayBeOnHost = [&](const Value* value, bool mayBeNumber) {
-    if (mayBeNumber && isTensorOfCpuWithoutDims(value)) return true;
-    return facts.transfer != Transfer::None && isOnHostForTransfers(value);
+  const auto mayBeOnHost = [](const Value* value, bool mayBeNumber) {
+    return (mayBeNumber && isTensorOfCpuWithoutDims(value)) || isOnHostForTransfers(value);
   };
   const auto look = [&](const Value* value, bool mayBeNumber, bool matters) {
     const auto at = deviceOf(value);

@@ -74,6 +74,7 @@ struct Fates {
   Colouring colouring;
   std::vector<int32_t>
       cause;  // by fate: a host member; -1 if all are capturable, -2 if pulled apart
+  std::vector<bool> communicates;  // by fate: a collective is among its members
 };
 
 /// Colours the members of fates that have a cause as host nodes.
@@ -92,13 +93,15 @@ Fates decide(const Dependences& dependences) {
   colouring.dependences = &dependences;
   colouring.fate = FateFinder(dependences).find(colouring.fates);
   fates.cause.assign(colouring.fates, -1);
+  fates.communicates.assign(colouring.fates, false);
   for (int32_t i = 0; i < numbering.size(); ++i) {
     const Node* node = numbering.node(i);
     const bool host = hostReasonOf(node).has_value();
     colouring.captured.push_back(!host && !numbering.facts(i).numbersOnly);
-    if (host && colouring.fate[i] >= 0 && fates.cause[colouring.fate[i]] == -1) {
-      fates.cause[colouring.fate[i]] = i;
-    }
+    const int32_t fate = colouring.fate[i];
+    if (fate < 0) continue;
+    if (numbering.facts(i).collective) fates.communicates[fate] = true;
+    if (host && fates.cause[fate] == -1) fates.cause[fate] = i;
   }
   recolour(fates);
   for (auto apart = fatesPulledApart(colouring); !apart.empty();
@@ -109,16 +112,8 @@ Fates decide(const Dependences& dependences) {
   return fates;
 }
 
-/// What began the fate, in a word.
-const char* kindOf(const Fates& fates, int32_t fate, const Numbering& numbering) {
-  for (int32_t i = 0; i < numbering.size(); ++i) {
-    if (fates.colouring.fate[i] == fate && numbering.facts(i).collective) return "collective";
-  }
-  return "transfer";
-}
-
 std::string causeText(const Fates& fates, int32_t fate, const Numbering& numbering) {
-  const std::string kind = kindOf(fates, fate, numbering);
+  const std::string kind = fates.communicates[fate] ? "collective" : "transfer";
   if (fates.cause[fate] == -2) {
     return "a host node depends on a part of its " + kind + ", and another part on that host node";
   }

@@ -124,11 +124,10 @@ std::optional<Verdict> devicesVerdict(const Node* node, c10::Device device,
   if (!device.is_cpu() && !device.is_cuda()) {
     return Verdict{HostReason::UnsupportedDevice, device.str() + " cannot capture"};
   }
-  const bool transfers = factsOf(node).transfer != Transfer::None;
   const auto check = [&](const Value* value, bool isOperand) -> std::optional<Verdict> {
     const auto at = deviceOf(value);
     if (!at || sameDevice(*at, device)) return std::nullopt;
-    if (transfers && at->is_cpu() && isOnHostForTransfers(value)) return std::nullopt;
+    if (at->is_cpu() && isOnHostForTransfers(value)) return std::nullopt;
     if (isOperand && at->is_cpu() && !copiesBetweenDevices(node) &&
         isBakedConstant(node, value, values)) {
       return std::nullopt;

@@ -41,6 +41,7 @@ def library_options(
     options["require_capture"] = named
     options["results"] = results
     options["agree"] = agree
+    # Every program's options pass here, before it runs.
     if host := (*host, *watch_workspaces()):
         options["host"] = ",".join(host)
     if min_partition_size is not None:

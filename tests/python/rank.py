@@ -200,13 +200,12 @@ def products() -> None:
     """Products that communicate through symmetric memory; then their workspace moves."""
     import torch.distributed._symmetric_memory as symmetric
 
-    operators, kept = torch.ops.symm_mem, []
+    operators, group = torch.ops.symm_mem, dist.group.WORLD.group_name
     if not CUDA:  # as on a GPU, but by gloo's collectives
         library = torch.library.Library("symm_mem", "IMPL")
         for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
             library.impl(name, getattr(symmetric, f"_{name}_fallback"), "CPU")
-        kept.append(library)
-    group = dist.group.WORLD.group_name
+        symmetric._group_name_to_workspace_tensor[group] = torch.empty(1)
 
     def step(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         _, (y,) = operators.fused_all_gather_matmul(x.tanh(), [w], 0, group, return_A=False)
@@ -219,8 +218,6 @@ def products() -> None:
         else:
             symmetric._group_name_to_workspace_tensor[group] = torch.empty(2 * size)
 
-    if not CUDA:
-        symmetric._group_name_to_workspace_tensor[group] = torch.empty(1)
     run, w = torch.compile(step, backend="gravure"), weight()
     found["equal"] = True
     for i in range(STEPS + 4):

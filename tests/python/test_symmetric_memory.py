@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
+from gravure.graphs.node_facts import facts
 from gravure.options import library_options
 from gravure.torch_api import symmetric_memory
 from gravure.torch_api.symmetric_memory import PRODUCTS, WatchedWorkspaces
+from running import need_library
+
+need_library()
 
 symmetric = pytest.importorskip("torch.distributed._symmetric_memory")
 
@@ -32,6 +37,14 @@ def test_pytorchs_are_watched_once_a_program_is_made(monkeypatch: pytest.MonkeyP
     assert watched == known
     library_options()
     assert symmetric._group_name_to_workspace_tensor is watched
+
+
+def test_they_are_the_operators_that_are_captured() -> None:
+    """`ir/facts/op_table.cpp` has the same ones."""
+    names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("symm_mem::")]
+    known = {name: facts(*name.partition(".")[::2]) for name in names}
+    assert {n for n, of in known.items() if of and not of["reason"]} == set(PRODUCTS)
+    assert all("waits-inside" in known[name]["flags"] for name in PRODUCTS)
 
 
 def test_where_there_are_none_such_products_run_on_the_host(

@@ -331,21 +331,21 @@ def _host(count: int, way: str) -> None:
         change()
         optimizer.step()
     update = optimizer.step.gravure_update
-    if not update._standing:
+    if not update._repeated:
         say(part="host", way=way, parameters=count, error="no straight step")
         return
-    standing = update._standing[0]
-    loaded = standing.program._program
+    repeated = update._repeated[0]
+    loaded, settings = repeated.program._program, repeated.settings
 
     def parts() -> dict[str, Callable[[], Any]]:
-        given = [standing._numbers[i] for i in loaded._update.numbers]
+        given = [settings.numbers[i] for i in loaded._update.numbers]
         holds = loaded._holds_of_counts
         return {
             "whole step()": optimizer.step,
-            "is the optimizer as it was": lambda: standing._is_same(optimizer),
-            "its dictionaries of state alone": standing._same_state,
-            "conditions": lambda: holds(standing._numbers, loaded._counts),
-            "numbers passed": lambda: [standing._numbers[i] for i in loaded._update.numbers],
+            "is the optimizer as it was": lambda: settings.are_same(optimizer),
+            "its dictionaries of state": repeated._same_state,
+            "conditions": lambda: holds(settings.numbers, loaded._counts),
+            "numbers passed": lambda: [settings.numbers[i] for i in loaded._update.numbers],
             "native: inputs, numbers, launches": lambda: loaded._repeat(given, loaded._counts),
         }
 
@@ -357,7 +357,7 @@ def _host(count: int, way: str) -> None:
             begun = time.perf_counter()
             run()
             took[name].append((time.perf_counter() - begun) * 1e6)
-    stats = standing.program.stats()
+    stats = repeated.program.stats()
     say(part="host", way=way, parameters=count, kernels=stats.get("written_kernels"),
         numbers=stats.get("written_numbers"),
         us={name: round(statistics.median(t), 1) for name, t in took.items()})  # fmt: skip

@@ -134,21 +134,21 @@ def best_us(call: Callable[[], Any], rounds: int) -> float:
 
 def parts(side: Side, rounds: int) -> dict[str, Any]:
     """Changes nothing but parameters and state."""
-    if not side.update._standing:
+    if not side.update._repeated:
         return {}
-    standing = side.update._standing[0]
-    program = standing.program._program
+    repeated = side.update._repeated[0]
+    program = repeated.program._program
     kernels = side.stats().get("written_kernels", 0)
-    found: dict[str, Any] = {"look": best_us(lambda: standing._is_same(side.optimizer), rounds)}
-    numbers = standing._numbers
+    found: dict[str, Any] = {"look": best_us(lambda: repeated.is_same(side.optimizer), rounds)}
+    numbers = repeated.settings.numbers
     found["conditions"] = best_us(
         lambda: program._holds_of_counts(numbers, program._counts), rounds
     )
     others = [[*numbers], [*numbers]]
     others[1][0] *= 0.5  # the learning rate: the first number is the rate
     turn = itertools.cycle(others)
-    found["one rate"] = best_us(lambda: standing.program.repeat(numbers), rounds)
-    found["rates in turns"] = best_us(lambda: standing.program.repeat(next(turn)), rounds)
+    found["one rate"] = best_us(lambda: repeated.program.repeat(numbers), rounds)
+    found["rates in turns"] = best_us(lambda: repeated.program.repeat(next(turn)), rounds)
     found["bare replay"] = bare_replay_us(max(kernels, 1), rounds)
     found["kernels"] = kernels
     return found

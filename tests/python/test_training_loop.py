@@ -501,6 +501,26 @@ def test_a_scaler_that_is_disabled_midway() -> None:
     for each in pair.scalers:
         each._enabled = True
     pair.run(3)
+    for each in pair.scalers:
+        each.set_growth_interval(1)
+    pair.run(3)
+
+
+def test_a_stream_that_other_code_captures(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The numbers of a step would be in that graph for good."""
+    pair = Pair(sgd, cosine)
+    pair.run(4)
+    (before,) = pair.replays()
+    monkeypatch.setattr("gravure.steps.optimizer_step.is_being_captured", lambda: True)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        pair.run(2)
+    assert pair.replays()[0] == before
+    assert any("is being captured by other code" in text for text in _messages(caplog))
+    monkeypatch.undo()
+    pair.run(2)
+    assert pair.replays()[0] == before + 2
 
 
 @pytest.mark.parametrize("make", [sgd, fused])

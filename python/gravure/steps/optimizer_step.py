@@ -26,6 +26,7 @@ from .clipping import Clipping
 from .loaded_update import write_number
 from .own_optimizers import is_being_captured, is_replaced, scaling_of, stands_in_the_way
 from .recorded_step import HeldTensor, MakesState, record_step, state_of
+from .repeated_settings import RepeatedSettings
 from .scaling import Scaling
 from .settings import are_same, read_groups
 
@@ -68,6 +69,7 @@ class Ending:
         self._step: Any = None  # the class' own, as it was
         self._groups: list[dict[str, Any]] = []  # likewise, and held, so that no other has their id
         self._members: list[Any] = []  # their lists of parameters
+        self._settings: RepeatedSettings | None = None  # as they were, where a scaler has no say
 
     def clip(self, parameters: list[Tensor], clips: ClipPrograms) -> None:
         """The gradients that these have."""
@@ -80,6 +82,9 @@ class Ending:
     def read(self) -> str | None:
         """Reads the settings. Why no program can end with this optimizer's step now, or None."""
         optimizer = self.optimizer
+        if self._repeats(optimizer):
+            return None
+        self._settings = None
         if not self._is_same():
             self._same = never
             reason = stands_in_the_way(optimizer) or is_replaced(optimizer)
@@ -110,12 +115,26 @@ class Ending:
         except TypeError as error:
             return f"its settings are of a kind that no program takes ({error})"
         self.numbers, self.tensors = numbers + self._limit, tensors
+        if found == self._key and self.scaler is None:
+            settings = RepeatedSettings(optimizer, numbers)
+            self._settings = settings if settings.known else None
         if found != self._key:
             self._key = found
             if found not in self._known:
                 self._known[found] = [self._new_choice()]
             self._choices = self._known[found]
         return None
+
+    def _repeats(self, optimizer: Optimizer) -> bool:
+        """Whether a program can end with its step as the last one did, whose settings differ in
+        numbers alone. They are read."""
+        settings = self._settings
+        if settings is None or self.scaler is not None or not settings.are_same(optimizer):
+            return False
+        if is_being_captured() or has_step_hooks(optimizer):
+            return False
+        self.numbers = settings.numbers + self._limit
+        return True
 
     def _is_same(self) -> bool:
         """Whether class, groups and their lists of parameters are those that were looked at."""

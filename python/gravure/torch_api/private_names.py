@@ -61,6 +61,7 @@ class Without(enum.Enum):
     FUSED = '"fused_random" is refused'
     PROCESSES = "Inductor's processes start with the first kernel, and first calls take longer"
     LOOKS = "what a step takes is looked up in each call"
+    WRAPPER = "calls of a step take longer"
     BUNDLES = "saved values pass autograd one by one"
     HOLES = "PyTorch's cache keeps more memory behind a first step under autocast"
     KEPT_GRAPHS = "backwards run uncaptured, as if their graphs were kept"
@@ -371,6 +372,16 @@ _ROWS = (
         "root",
     ),
     Private("torch._dynamo.guards", "_get_closure_vars", Without.LOOKS),
+    # Calls of what was compiled without torch.compile's own part.
+    Private(
+        "torch._dynamo",
+        "eval_frame",
+        Without.WRAPPER,
+        "_stance.skip_guard_eval_unsafe _stance.stance _stance.backend",
+        as_="dynamo_eval_frame",
+    ),
+    Private(f"{_C}._dynamo.eval_frame", "get_eval_frame_callback", Without.WRAPPER),
+    Private("torch.fx._symbolic_trace", "is_fx_symbolic_tracing", Without.WRAPPER),
     Private("torch._dynamo.source", "GlobalSource", Without.LOOKS),
     Private("torch._dynamo.source", "LocalSource", Without.LOOKS, "local_name"),
     Private("torch._dynamo", "pgo", Without.EXPLANATIONS, "_CODE_STATE CodeState"),

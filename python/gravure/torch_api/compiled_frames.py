@@ -7,8 +7,8 @@ stance (`torch.compiler.set_stance`).
 
 What is kept of Dynamo's is held weakly: torch._dynamo.reset() drops it.
 
-Private: `_debug_get_cache_entry_list` finds what was compiled; each entry has its code, and guards
-that know their entry as long as Dynamo keeps it. `_stance` is that of the process,
+Private: `eval_frame` finds what was compiled; each entry has its code, and guards that know their
+entry as long as Dynamo keeps it. `dynamo_eval_frame` has the stance of the process,
 `get_eval_frame_callback` says whether the call is inside of compiled code, `is_fx_symbolic_tracing`
 and `TracingContext` whether something is traced. Without them each call goes through torch.compile.
 """

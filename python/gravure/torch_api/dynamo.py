@@ -15,6 +15,7 @@ from torch import fx
 
 from . import left_frames
 from .discarded_output import silent_functions
+from .effects_alone import to_the_call
 from .private_names import (
     BackendCompilerFailed,
     CompileContext,
@@ -156,7 +157,7 @@ def break_of(graph: fx.GraphModule) -> Break | None:
         return None
     name = reason.reason.partition(" ")[0]
     why = _WORDS.get(name) or left_frames.short_reason(reason.reason)
-    return Break(why, reason.reason, list(reason.user_stack))
+    return Break(why, reason.reason, to_the_call(reason.user_stack))
 
 
 def graph_breaks() -> Counter[str]:

@@ -13,6 +13,7 @@ import re
 
 from ..errors import ExportError
 from . import numpy_draws
+from .effects_alone import to_the_call
 from .private_names import GuardOnDataDependentSymNode
 from .whether_compiled import REMEDY, asks
 
@@ -33,7 +34,7 @@ def refusal(error: Exception, name: str) -> ExportError:
     reason = lines[0] if lines else type(error).__name__
     remedy = next((x[5:].strip() for x in lines if x.startswith("Hint:")), "")
     explanation = next((x[12:].strip() for x in lines if x.startswith("Explanation:")), "")
-    stack = getattr(error, "real_stack", None)
+    stack = to_the_call(getattr(error, "real_stack", None) or ())
     location = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
     if isinstance(error, GuardOnDataDependentSymNode):
         # It knows the line by its words alone.

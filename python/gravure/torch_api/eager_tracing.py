@@ -15,6 +15,8 @@
   (python_draws.py).
 - A `torch.autograd.Function` has None for a gradient that it wants to be None
   (absent_gradients.py).
+- An operator that returns nothing and writes nothing is called, and not left out
+  (effects_alone.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
 - What code may change behind the first call is looked for in each one (further_guards.py), and a
@@ -41,6 +43,7 @@ from .backend_layers import layers, with_keywords
 from .compile_lock import one_at_a_time
 from .constant_branches import decide_constant_branches
 from .eager_kernels import GROUPED_MM, fake_grouped_mm
+from .effects_alone import keep_effects
 from .further_guards import guard_further
 from .log_calls import log_behind_graphs
 from .module_guards import skip_unchanged_modules
@@ -130,6 +133,7 @@ def _change_dynamo() -> MissingName | None:
         draw_from_numpy(_is_marked)
         draw_from_python(_is_marked)
         leave_absent_gradients(_is_marked)
+        keep_effects(_is_marked)
         return _without_effect()
     except MissingName as error:
         return error

@@ -213,6 +213,7 @@ _ROWS = (
         "",
         "py_kernels _schema _opname _dispatch_cache _op_dk",
     ),
+    Private("torch._ops", "OpOverloadPacket", Without.COMPILED, "overloads"),
     Private("torch._ops", "HigherOrderOperator", Without.COMPILED, sets="_name"),
     Private("torch", "_prims", Without.COMPILED),
     Private("torch.utils", "_pytree", Without.COMPILED, "tree_flatten tree_leaves", as_="pytree"),
@@ -278,7 +279,12 @@ _ROWS = (
         "valid_size",
     ),
     Private(f"{_VARIABLES}.builder", "VariableBuilder", Without.RECURRENT, "_wrap"),
-    Private(f"{_VARIABLES}.torch", "TorchInGraphFunctionVariable", Without.BITS, "_get_handlers"),
+    Private(
+        f"{_VARIABLES}.torch",
+        "TorchInGraphFunctionVariable",
+        Without.BITS,
+        "_get_handlers call_function",
+    ),
     Private(
         f"{_VARIABLES}.optimizer",
         "OptimizerVariable",

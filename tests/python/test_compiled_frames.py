@@ -94,7 +94,7 @@ def test_shapes_in_turns_do_so_too() -> None:
     assert (calls.found, calls.missed) == (4, 0)
 
 
-@pytest.mark.parametrize("what", ["attribute", "shape", "module", "training"])
+@pytest.mark.parametrize("what", ["attribute", "shape", "module", "layers"])
 def test_what_guards_see_is_compiled_anew(what: str) -> None:
     step, model = step_and_model()
     x = torch.randn(3, 4)

@@ -10,7 +10,7 @@ from torch import fx
 from ..graphs.names import FrameNamer
 from ..options import CompileOptions
 from ..text.source_lines import Locations
-from ..torch_api import numpy_draws
+from ..torch_api import effects_alone, numpy_draws
 from ..torch_api.dynamo import Break, break_of
 from ..torch_api.whether_compiled import REMEDY, asks, told_the_truth_for
 
@@ -47,6 +47,8 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
         text = f"{location}: {numpy_draws.WHY}; {numpy_draws.REMEDY}"
     elif found.why.startswith("Data-dependent") and frame and asks(frame):
         text = f"{location}: {found.why}; to go on, {REMEDY}"
+    elif found.why == effects_alone.WHY:
+        return f"{location}: {found.why}; {effects_alone.REMEDY}"
     else:
         return f"{location}: {found.why}"
     if text not in _said:

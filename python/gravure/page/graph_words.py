@@ -36,10 +36,6 @@ _BREAKS = (
     ("ed_sequence", "padded sequences and a mask, or leave them to eager as they are"),
     ("comprehension", "a loop in place of the comprehension; TORCH_LOGS=graph_breaks names it"),
     ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
-    (
-        "returns nothing and writes nothing",
-        "call it outside of the compiled function, or let it return what the function goes on with",
-    ),
     ("logging", "log what is constant, without keywords, or behind the step"),
     (
         "recompile limit",

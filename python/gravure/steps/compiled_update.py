@@ -277,7 +277,7 @@ class CompiledUpdate:
             return
         repeated = RepeatedStep(optimizer, program, numbers, kind.same)
         without = parameters_without(optimizer, parameters)
-        if repeated.known and program.keep(without, step_name(optimizer)):
+        if repeated.settings.known and program.keep(without, step_name(optimizer)):
             self._repeated.insert(0, repeated)
             del self._repeated[_MOST_REPEATED:]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import is_
 from typing import Any
 
 import torch
@@ -64,12 +63,8 @@ class Ending:
         self._choices_made = 0
         self._key: Any = None
         self._choices: list[int] = []
-        self._lists: tuple[int, ...] = ()
-        self._same: Check = never
-        self._step: Any = None  # the class' own, as it was
-        self._groups: list[dict[str, Any]] = []  # likewise, and held, so that no other has their id
-        self._members: list[Any] = []  # their lists of parameters
-        self._settings: RepeatedSettings | None = None  # as they were, where a scaler has no say
+        self._of_groups: tuple[Any, ...] = ()  # what a key says of parameters and settings
+        self._settings: RepeatedSettings | None = None  # those that `_of_groups` is of
 
     def clip(self, parameters: list[Tensor], clips: ClipPrograms) -> None:
         """The gradients that these have."""
@@ -82,70 +77,46 @@ class Ending:
     def read(self) -> str | None:
         """Reads the settings. Why no program can end with this optimizer's step now, or None."""
         optimizer = self.optimizer
-        if self._repeats(optimizer):
-            return None
-        self._settings = None
-        if not self._is_same():
-            self._same = never
+        if self._settings is not None and not self._settings.are_same(optimizer):
+            self._settings = None
+        if self._settings is None:
             reason = stands_in_the_way(optimizer) or is_replaced(optimizer)
             if reason is not None:
                 return reason
-            self._step = type(optimizer).step
-            self._groups = [*optimizer.param_groups]
-            self._members = [group["params"] for group in self._groups]
-            self._lists = tuple([id(p) for members in self._members for p in members])
-            self._same = unchanged([vars(optimizer)], [optimizer.param_groups, *self._members])
         if is_being_captured():
             return "its stream is being captured by other code"
         if scaling_of(optimizer):
             return "it has what GradScaler sets for one step"
         if has_step_hooks(optimizer):
             return "it has a step hook"
-        numbers: list[float] = []
-        key: list[Any] = []
-        tensors: list[Tensor] = []
+        of_scaler: tuple[Any, ...] = ()
         if self.scaler is not None:
             reason = why_unknown(self.scaler)
             if reason is not None:
                 return reason
-            key += ("scaler", *scaler_settings(self.scaler))
-        try:
-            read_groups(optimizer, key, numbers, tensors)
-            hash(found := (self._lists, *key))
-        except TypeError as error:
-            return f"its settings are of a kind that no program takes ({error})"
-        self.numbers, self.tensors = numbers + self._limit, tensors
-        if found == self._key and self.scaler is None:
+            of_scaler = ("scaler", *scaler_settings(self.scaler))
+        numbers: list[float] = []
+        if self._settings is not None:
+            numbers = self._settings.numbers
+        else:
+            groups: list[Any] = [id(p) for g in optimizer.param_groups for p in g["params"]]
+            tensors: list[Tensor] = []
+            try:
+                read_groups(optimizer, groups, numbers, tensors)
+                hash(of_groups := tuple(groups))
+            except TypeError as error:
+                return f"its settings are of a kind that no program takes ({error})"
+            self._of_groups, self.tensors = of_groups, tensors
             settings = RepeatedSettings(optimizer, numbers)
             self._settings = settings if settings.known else None
+        self.numbers = numbers + self._limit
+        found = (of_scaler, self._of_groups)
         if found != self._key:
             self._key = found
             if found not in self._known:
                 self._known[found] = [self._new_choice()]
             self._choices = self._known[found]
         return None
-
-    def _repeats(self, optimizer: Optimizer) -> bool:
-        """Whether a program can end with its step as the last one did, whose settings differ in
-        numbers alone. They are read."""
-        settings = self._settings
-        if settings is None or self.scaler is not None or not settings.are_same(optimizer):
-            return False
-        if is_being_captured() or has_step_hooks(optimizer):
-            return False
-        self.numbers = settings.numbers + self._limit
-        return True
-
-    def _is_same(self) -> bool:
-        """Whether class, groups and their lists of parameters are those that were looked at."""
-        groups = self.optimizer.param_groups
-        return (
-            type(self.optimizer).step is self._step
-            and len(groups) == len(self._groups)
-            and all(map(is_, groups, self._groups))
-            and all(map(is_, (group["params"] for group in groups), self._members))
-            and self._same()
-        )
 
     def key(self) -> Any:
         """The settings that a program is for, as read() found them."""

@@ -26,7 +26,6 @@ class RepeatedStep:
         were."""
         self.program = program
         self.settings = RepeatedSettings(optimizer, numbers)
-        self.known = self.settings.known
         self._same_state = same
 
     def is_same(self, optimizer: Optimizer) -> bool:

@@ -80,7 +80,7 @@ def compile_optimizer(
 
     @functools.wraps(hooked)
     def first(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not args and not kwargs and update.repeats(self):
+        if not _takes_arguments(args, kwargs) and update.repeats(self):
             return None
         if not has_torchs_hooks(type(self)):
             return update.leave(self, *args, **kwargs)
@@ -93,3 +93,10 @@ def compile_optimizer(
         mark_as_schedulers_wrapper(function)
     optimizer.step = types.MethodType(function, optimizer)  # type: ignore[method-assign]
     return optimizer
+
+
+def _takes_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """But for the None in a closure's place, which Accelerate passes on in each step."""
+    if args:
+        return len(args) > 1 or args[0] is not None or bool(kwargs)
+    return bool(kwargs) and (kwargs.keys() != {"closure"} or kwargs["closure"] is not None)

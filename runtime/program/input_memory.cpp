@@ -158,6 +158,7 @@ void LooseInputs::addLoose(size_t index) {
   Loose loose;
   loose.index = index;
   loose.written = std::binary_search(written_.begin(), written_.end(), index);
+  anyWritten_ |= loose.written;
   loose_.push_back(loose);
 }
 
@@ -189,23 +190,34 @@ bool LooseInputs::looksApart(const std::vector<c10::IValue>& values) const {
     loose.last = span;
     moved.push_back(&loose);
   }
-  const bool apart = llvm::none_of(moved, [&](const Loose* loose) { return meets(*loose); });
+  const auto meetsFixed = [&](const Loose* loose) {
+    return meets(loose->written ? fixed_ : fixedWritten_, loose->last);
+  };
+  const bool apart = moved.empty() || (llvm::none_of(moved, meetsFixed) && !anyMeet());
   if (!apart) {
     for (Loose* const loose : moved) loose->last = {};  // looked at again
   }
   return apart;
 }
 
-bool LooseInputs::meets(const Loose& loose) const {
-  if (loose.last.begin == loose.last.end) return false;
-  if (meets(loose.written ? fixed_ : fixedWritten_, loose.last)) return true;
-  return llvm::any_of(loose_, [&](const Loose& other) {
-    return &other != &loose && (loose.written || other.written) &&
-           other.last.begin < loose.last.end && loose.last.begin < other.last.end;
-  });
+bool LooseInputs::anyMeet() const {
+  if (!anyWritten_) return false;
+  llvm::SmallVector<const Loose*, 16> sorted;
+  for (const Loose& loose : loose_) {
+    if (loose.last.begin < loose.last.end) sorted.push_back(&loose);
+  }
+  llvm::sort(sorted, [](const Loose* a, const Loose* b) { return a->last.begin < b->last.begin; });
+  uintptr_t end = 0, writtenEnd = 0;  // of those before
+  for (const Loose* const loose : sorted) {
+    if (loose->last.begin < (loose->written ? end : writtenEnd)) return true;
+    end = std::max(end, loose->last.end);
+    if (loose->written) writtenEnd = std::max(writtenEnd, loose->last.end);
+  }
+  return false;
 }
 
 bool LooseInputs::meets(const std::vector<Span>& spans, const Span& span) {
+  if (span.begin == span.end) return false;
   const auto behind = std::partition_point(
       spans.begin(), spans.end(), [&](const Span& each) { return each.end <= span.begin; });
   return behind != spans.end() && behind->begin < span.end;

@@ -43,6 +43,7 @@ class LooseInputs {
   void close();
 
   /// False where one of them may share memory of which one is written: findShared() knows.
+  /// Complexity: linear where none lies elsewhere than in the last call; else n log n.
   bool areApart(const std::vector<c10::IValue>& values) const {
     return loose_.empty() || looksApart(values);
   }
@@ -58,11 +59,13 @@ class LooseInputs {
     Span last;  // apart from all others
   };
   bool looksApart(const std::vector<c10::IValue>& values) const;
-  bool meets(const Loose& loose) const;
+  /// Of loose ones, each with the rest.
+  bool anyMeet() const;
   static bool meets(const std::vector<Span>& spans, const Span& span);
 
   llvm::ArrayRef<size_t> written_;
   std::vector<Span> fixed_, fixedWritten_;  // by where they begin, those that meet as one
+  bool anyWritten_ = false;                 // of the loose ones
   mutable std::vector<Loose> loose_;        // areApart() notes where they lie
 };
 

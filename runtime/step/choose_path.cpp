@@ -56,8 +56,8 @@ bool Runtime::Impl::enterSealed(EntryState& entry, const Seal& seal,
   // The lent values are those of this step, and still good; or there are none.
   const bool good = lent ? !lentOverwritten_ : loans_->outstanding() == 0;
   if (!good || !producersAgree(entry, lent) || seal.resultsHeld()) return false;
-  if (!entry.inputs.moving->empty() && entry.inputs.moving->firstUncopyable(inputs) >= 0)
-    return false;
+  // That they share no memory with what is written the seal has found: they are loose inputs of it.
+  if (entry.inputs.moving->firstOtherLayout(inputs) >= 0) return false;
   if (&seal != entry.seals.current() && !makeCurrent(entry, seal)) return false;
   constexpr int64_t kRunsBetween = 64;  // looking whether what other seals read is gone costs time
   if (entry.seals.count() > 1 && entry.inputs.runs % kRunsBetween == 0) entry.seals.dropGone();

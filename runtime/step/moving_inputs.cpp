@@ -71,21 +71,39 @@ void MovingInputs::stage(size_t input, const at::Tensor& value) {
   last_[input].staged = true;
 }
 
-int64_t MovingInputs::firstUncopyable(const std::vector<c10::IValue>& inputs) const {
+bool MovingInputs::hasOtherLayout(const Staged& staged, const c10::IValue& value) const {
+  return !value.isTensor() || !sameLayout(value.toTensor(), staged.copy) ||
+         value.toTensor().scalar_type() != staged.copy.scalar_type() ||
+         addressRemainder(value.toTensor()) != addressRemainder(staged.copy);
+}
+
+int64_t MovingInputs::firstOtherLayout(const std::vector<c10::IValue>& inputs) const {
   for (const Staged& each : staged_) {
-    const c10::IValue& value = inputs[each.input];
-    if (!value.isTensor() || !sameLayout(value.toTensor(), each.copy) ||
-        value.toTensor().scalar_type() != each.copy.scalar_type() ||
-        addressRemainder(value.toTensor()) != addressRemainder(each.copy))
+    if (hasOtherLayout(each, inputs[each.input])) return static_cast<int64_t>(each.input);
+  }
+  return -1;
+}
+
+int64_t MovingInputs::firstUncopyable(const std::vector<c10::IValue>& inputs) const {
+  struct Users {
+    size_t all = 0, written = 0;
+  };
+  llvm::DenseMap<const void*, Users> users;
+  for (const c10::IValue& value : inputs) {
+    if (const void* memory = memoryOf(value)) ++users[memory].all;
+  }
+  for (const size_t input : code_.written) {
+    if (const void* memory = memoryOf(inputs[input])) ++users[memory].written;
+  }
+  const auto isShared = [&](const Staged& staged) {
+    const void* const memory = memoryOf(inputs[staged.input]);
+    if (!memory) return false;
+    const Users& of = users[memory];
+    return of.written > (staged.written ? 1 : 0) || (staged.written && of.all > 1);
+  };
+  for (const Staged& each : staged_) {
+    if (hasOtherLayout(each, inputs[each.input]) || isShared(each))
       return static_cast<int64_t>(each.input);
-    const auto meets = [&](size_t other) {
-      return other != each.input && memoryOf(inputs[other]) == memoryOf(value);
-    };
-    if (llvm::any_of(code_.written, meets)) return static_cast<int64_t>(each.input);
-    if (!each.written) continue;
-    for (size_t other = 0; other < inputs.size(); ++other) {
-      if (meets(other)) return static_cast<int64_t>(each.input);
-    }
   }
   return -1;
 }

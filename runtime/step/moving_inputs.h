@@ -31,8 +31,10 @@ class MovingInputs {
 
   bool empty() const { return staged_.empty(); }
   bool isStaged(size_t input) const { return !last_.empty() && last_[input].staged; }
-  /// Index of the first staged input that cannot be copied this time, -1 if there is none: one that is
-  /// laid out otherwise than its copy, or that shares memory with another input and either is written.
+  /// Index of the first staged input that is laid out otherwise than its copy, -1 if there is none.
+  int64_t firstOtherLayout(const std::vector<c10::IValue>& inputs) const;
+  /// Index of the first staged input that cannot be copied this time, -1 if there is none: of another layout,
+  /// or one that shares memory with another input and either is written.
   int64_t firstUncopyable(const std::vector<c10::IValue>& inputs) const;
   /// The copy that captures read.
   const at::Tensor& copyOf(size_t input) const;
@@ -59,6 +61,8 @@ class MovingInputs {
     at::Tensor copy;
     at::Tensor original;  // while a step runs, if it is written
   };
+
+  bool hasOtherLayout(const Staged& staged, const c10::IValue& value) const;
 
   const EntryCode& code_;
   std::vector<Seen> last_;  // by input

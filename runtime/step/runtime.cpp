@@ -205,14 +205,19 @@ void Runtime::Impl::launchAll(EntryState& entry, const Seal& seal,
   stats_.copiedResultBytes = 0;
   stats_.hostCalls += entry.straight.numbers->calls();
   entry.straight.numbers->count();
+  std::vector<c10::IValue> replaced;  // where inputs move: by the copies that captures read
+  if (!entry.inputs.moving->empty()) replaced = inputs;
+  const MovedInputs moved(*entry.inputs.moving, replaced, /*served=*/true);
   ArenaSession session(layout_->serve, slab_, device_->tensorDevice(), &layout_->operands);
   bool straight = false;
   // Else numbers alone are in the frame, and what graphs export in each replay.
   const auto cleaner = c10::make_scope_exit([&] {
     if (!straight) entry.executor->clear();
   });
-  straight = entry.executor->runLaunches(entry.served, session, seal, inputs);
+  straight = entry.executor->runLaunches(entry.served, session, seal,
+                                         replaced.empty() ? inputs : replaced);
   session.leaveCall();
+  moved.copyBack();
   bumpVersionsOf(*entry.code, inputs);
   entry.wasServed = true;
   for (const DeadBlock& block : entry.served.dying)

@@ -12,7 +12,7 @@ namespace gravure {
 const Seal* Runtime::Impl::straightSeal(EntryState& entry, const std::vector<c10::IValue>& inputs,
                                         const std::vector<int64_t>& watched) {
   const Seal* const seal = entry.seals.current();
-  if (!seal || !entry.inputs.moving->empty()) return nullptr;
+  if (!seal) return nullptr;
   StraightStep& straight = entry.straight;
   const bool known = straight.madeFor == entry.seals.changes();
   if (known && !straight.numbers) return nullptr;

@@ -41,8 +41,8 @@ class Pair:
                 p.grad = torch.zeros_like(p)
         self.seed = 0
 
-    def step(self, *, draws: bool = True) -> bool:
-        """Whether the compiled one went straight."""
+    def step(self, *given: Any, draws: bool = True, **named: Any) -> bool:
+        """Whether the compiled one went straight. `given`, `named`: to both steps."""
         self.seed += 1
         before = self.update.repeated_steps
         for parameters, optimizer in zip(self.parameters, self.optimizers, strict=True):
@@ -50,7 +50,7 @@ class Pair:
             for p in parameters:
                 if p.grad is not None and draws:
                     p.grad.copy_(torch.randn_like(p))
-            optimizer.step()
+            optimizer.step(*given, **named)
         one, other = (
             [(bits(p), sorted((k, bits(v)) for k, v in o.state.get(p, {}).items())) for p in ps]
             for ps, o in zip(self.parameters, self.optimizers, strict=True)
@@ -98,6 +98,54 @@ def test_steps_with_a_schedule_go_straight(kind: str, way: dict[str, bool]) -> N
         for scheduler in schedulers:
             scheduler.step()
     assert straight >= 15, pair.update.repeated_steps
+
+
+def test_steps_of_trainers_go_straight() -> None:
+    """Accelerate passes a None on in each step, Lightning a closure that runs the model."""
+    pair = warm(adamw)
+    assert pair.step(None)
+    assert pair.step(closure=None)
+    losses: list[int] = []
+    for i in range(6):
+        assert pair.step(lambda i=i: losses.append(i) or i)
+    assert losses == [i for i in range(6) for _ in range(2)]
+    assert pair.optimizers[1].step(lambda: 7) == 7
+
+
+def test_a_closure_is_called_before_a_step_goes_straight() -> None:
+    """It makes the gradients, and a number that is read behind it."""
+    pair = warm(adamw)
+    for i in range(4):
+        todo = list(range(2))
+
+        def closure(i: int = i, todo: list[int] = todo) -> None:
+            which = todo.pop(0)
+            pair.optimizers[which].param_groups[0]["lr"] = 0.1 / (i + 1)
+            for p in pair.parameters[which][:-1]:
+                assert p.grad is not None
+                p.grad.fill_(i + 1.0)
+
+        assert pair.step(closure)
+
+
+def test_a_closure_that_adds_a_gradient_is_seen() -> None:
+    pair = warm(adamw)
+    todo = list(range(2))
+
+    def closure() -> None:
+        last = pair.parameters[todo.pop(0)][-1]
+        last.grad = torch.ones_like(last)
+
+    assert not pair.step(closure)
+
+
+def test_more_than_a_closure_is_refused_as_in_eager() -> None:
+    pair = warm(adamw)
+    for given, named in (((None, None), {}), ((None,), {"closure": None}), ((), {"other": 1})):
+        for optimizer in pair.optimizers:
+            with pytest.raises(TypeError):
+                optimizer.step(*given, **named)
+    assert pair.step()
 
 
 def test_steps_go_straight_when_gradients_came_to_lie_elsewhere() -> None:
@@ -302,8 +350,14 @@ def test_hooks_and_a_replaced_step_are_obeyed(monkeypatch: pytest.MonkeyPatch) -
     calls: list[str] = []
     handles: list[Any] = []
     pair.each(lambda _, o: handles.append(o.register_step_pre_hook(lambda *a: calls.append("pre"))))
-    assert not pair.step()
+    assert pair.step()
     assert calls == ["pre"] * 2
+    pair.each(
+        lambda _, o: handles.append(
+            o.register_step_pre_hook(lambda self, *a: self.param_groups[0].update(lr=0.5))
+        )
+    )
+    assert pair.step()
     for handle in handles:
         handle.remove()
     assert pair.step()

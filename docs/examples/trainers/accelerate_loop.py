@@ -43,7 +43,7 @@ def train(*, captured: bool, mixed_precision: str = "no") -> nn.Module:
     model, optimizer, scheduler, loader = accelerator.prepare(
         model, optimizer, scheduler, DataLoader(data, batch_size=8)
     )
-    for _ in range(2):
+    for _ in range(4):
         for x, y in loader:
             with accelerator.accumulate(model):
                 accelerator.backward(F.cross_entropy(model(x), y))

@@ -62,7 +62,7 @@ def train(*, captured: bool) -> nn.Module:
     data = TensorDataset(torch.randn(64, 16), torch.randint(4, (64,)))
     module = Module(captured=captured)
     trainer = lightning.Trainer(
-        max_epochs=2,
+        max_epochs=4,
         accumulate_grad_batches=2,
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=1,

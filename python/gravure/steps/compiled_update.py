@@ -93,7 +93,14 @@ class CompiledUpdate:
     def repeats(self, optimizer: Optimizer) -> bool:
         """The whole step, where it is as it was but for numbers. False, and nothing has run or is
         changed, where that is not so, or not known."""
-        if not self._repeated or has_step_hooks(optimizer) or in_autocast():
+        if has_step_hooks(optimizer) or not self._repeats_between_hooks(optimizer):
+            return False
+        note_step(optimizer)
+        return True
+
+    def _repeats_between_hooks(self, optimizer: Optimizer) -> bool:
+        """As repeats(), of what lies between a step's hooks."""
+        if not self._repeated or in_autocast():
             return False
         for i, repeated in enumerate(self._repeated):
             ran = repeated.runs(optimizer)
@@ -101,7 +108,6 @@ class CompiledUpdate:
                 self.repeated_steps += 1
                 if i > 0:
                     self._repeated.insert(0, self._repeated.pop(i))
-                note_step(optimizer)
                 return True
             if ran is None:
                 self._repeated.remove(repeated)
@@ -129,6 +135,9 @@ class CompiledUpdate:
             with torch.enable_grad():
                 loss = closure()
             args, kwargs = (None,), {}
+        looked = closure is None and not has_step_hooks(optimizer)  # repeats() did, before
+        if not looked and self._repeats_between_hooks(optimizer):
+            return loss
         if self._runs_program(optimizer):
             return loss
         self.own_steps += 1

@@ -125,6 +125,50 @@ TEST_CASE("law 3: what may lie elsewhere is looked at where it lies elsewhere", 
   CHECK(reads.areApart({w, w}));
 }
 
+TEST_CASE("law 3: of many that lie elsewhere in each step, as pair by pair", "[law3]") {
+  std::mt19937 random(0);
+  const auto draw = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
+  const at::Tensor space = at::zeros({64});
+  int apart = 0;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<size_t> written;
+    for (size_t i = 0; i < 6; ++i) {
+      if (draw(3) == 0) written.push_back(i);
+    }
+    const auto isWritten = [&](size_t i) {
+      return std::find(written.begin(), written.end(), i) != written.end();
+    };
+    std::vector<c10::IValue> values = {space.narrow(0, 0, 4), space.narrow(0, 8, 4)};
+    LooseInputs loose(written);
+    for (size_t i = 0; i < 2; ++i)
+      loose.addFixed(i, *OperandGuard(values[i], /*keep=*/true).layout());
+    for (size_t i = 2; i < 6; ++i) loose.addLoose(i);
+    loose.close();
+    values.resize(6);
+    for (int step = 0; step < 20; ++step) {
+      for (size_t i = 2; i < 6; ++i) {
+        if (step == 0 || draw(2) == 0) values[i] = space.narrow(0, draw(60), draw(5));
+      }
+      bool expected = true;
+      for (size_t i = 0; i < 6; ++i) {
+        for (size_t j = std::max<size_t>(i + 1, 2); j < 6; ++j) {
+          if (!isWritten(i) && !isWritten(j)) continue;
+          const at::Tensor &a = values[i].toTensor(), &b = values[j].toTensor();
+          const int64_t from = std::max(a.storage_offset(), b.storage_offset());
+          const int64_t to =
+              std::min(a.storage_offset() + a.numel(), b.storage_offset() + b.numel());
+          if (from < to) expected = false;
+        }
+      }
+      CAPTURE(round, step);
+      CHECK(loose.areApart(values) == expected);
+      apart += expected ? 1 : 0;
+    }
+  }
+  CHECK(apart > 400);
+  CHECK(apart < 3600);
+}
+
 TEST_CASE("law 3: a step whose inputs share what it writes is refused, and nothing has run",
           "[law3][law2]") {
   RuntimeOptions options;

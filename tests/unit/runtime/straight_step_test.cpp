@@ -129,6 +129,58 @@ TEST_CASE("law 3: counts that conditions are on are said, and nothing runs where
         std::set<double>{now + 1.0, 41.0});
 }
 
+TEST_CASE("law 2: a straight step copies what moves, and hands back what it writes there",
+          "[law2]") {
+  for (const size_t moving : {0U, 1U}) {  // the parameter, the gradient
+    CAPTURE(moving);
+    Both both;
+    std::vector<c10::IValue> alive;  // so that no two lie at one address
+    const auto move = [&] {
+      both.each([&](Values& v) {
+        alive.push_back(v[moving]);
+        v[moving] = v[moving].toTensor().clone();
+      });
+    };
+    for (int i = 0; i < 8; ++i) {
+      move();
+      (void)both.step(0.3 + 0.02 * i);
+    }
+    const int64_t uncaptured = both.runtime->stats().uncapturedSteps;
+    for (int i = 0; i < 8; ++i) {
+      move();
+      CHECK(both.step(0.5 + 0.02 * i));
+      CHECK(both.given[moving].toTensor()._version() == (moving == 0 ? 1 : 0));
+    }
+    CHECK(both.runtime->stats().uncapturedSteps == uncaptured);
+
+    both.runtime->device().injectFault(FaultPoint::Launch, 1);
+    move();
+    CHECK(both.step(0.4));
+    move();
+    (void)both.step(0.41);
+
+    both.each([&](Values& v) { v[moving] = v[moving].toTensor().t(); });
+    CHECK_FALSE(both.step(0.43));
+
+    both.each([&](Values& v) { v[moving] = v[1 - moving]; });  // one is written
+    CHECK_FALSE(both.step(0.45));
+    move();
+    for (int i = 0; i < 4; ++i) (void)both.step(0.3 + 0.01 * i);
+  }
+}
+
+TEST_CASE("law 2: a step count that moves in each step is counted in where it lies", "[law2]") {
+  Both both;
+  std::vector<c10::IValue> alive;
+  for (int i = 0; i < 12; ++i) {
+    both.each([&](Values& v) {
+      alive.push_back(v[2]);
+      v[2] = v[2].toTensor().clone();
+    });
+    (void)both.step(0.3 + 0.02 * i);
+  }
+}
+
 TEST_CASE("law 6: a launch that fails in a straight step costs no bits", "[law6]") {
   Both both;
   both.runtime->device().injectFault(FaultPoint::Launch, 1);

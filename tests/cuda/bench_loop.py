@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import logging
 import statistics
 import sys
 import tempfile
 import time
+import types
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -409,11 +411,11 @@ def trainer() -> None:
                 self.ms = (time.perf_counter() - self.begun) * 2e3 / steps
 
     data, models, ms = Tokens(), {}, {}
-    for way in ("eager", "model alone", "captured"):
+    for way in ("eager", "model alone", "captured", "captured, losses not filtered"):
         torch._dynamo.reset()
         torch.manual_seed(0)
         model = GPT2LMHeadModel(config)
-        captured = way == "captured"
+        captured = way.startswith("captured")
         if way != "eager":
             model.compile(backend="gravure")
         with tempfile.TemporaryDirectory() as folder:
@@ -423,17 +425,77 @@ def trainer() -> None:
                 "logging_steps": 10_000, "report_to": [], "disable_tqdm": True,
             }  # fmt: skip
             settings |= {"use_cpu": True} if DEVICE == "cpu" else {}
+            # A filter of losses that are not finite waits for the device in each step.
+            settings["logging_nan_inf_filter"] = "not filtered" not in way
             clock = Clock()
             kind: Any = hf_trainer.Captured if captured else Trainer
             arguments = TrainingArguments(folder, max_grad_norm=1.0, **settings)
-            kind(model, arguments, train_dataset=data, callbacks=[clock]).train()
+            made = kind(model, arguments, train_dataset=data, callbacks=[clock])
+            host = HostOf(made, model) if captured else None
+            made.train()
         models[way], ms[way] = model, clock.ms
         say(part="trainer", way=way, step_ms=round(clock.ms, 3),
             of_eager=round(clock.ms / ms["eager"], 3),
             of_model_alone=round(clock.ms / ms["model alone"], 3) if "model alone" in ms else None,
-            same_bits_as_eager=same_bits(models["eager"], model))  # fmt: skip
+            same_bits_as_eager=same_bits(models["eager"], model),
+            host_ms=host.medians() if host else None)  # fmt: skip
     say(part="trainer", way="the same model, loop and batches without the Trainer",
         step_ms=round(_plain_gpt2(GPT2LMHeadModel(config), data.rows, steps), 3))  # fmt: skip
+
+
+class HostOf:
+    """What the host takes for the parts of a Trainer's step. The rest is Python's between them, and
+    a wait for the device where losses are filtered."""
+
+    PARTS = (
+        "get_batch_samples", "_prepare_inputs", "compute_loss", "_clip_grad_norm",
+        "floating_point_ops", "training_step",
+    )  # fmt: skip
+
+    def __init__(self, trainer: Any, model: Any) -> None:
+        self.took: dict[str, list[float]] = {}
+        for name in self.PARTS:
+            self._time(trainer, name)
+        for name in ("train", "zero_grad"):
+            self._time(model, name)
+        self._time(trainer.accelerator, "backward")
+        create = trainer.create_optimizer
+
+        def create_optimizer(*args: Any, **kwargs: Any) -> Any:
+            optimizer = create(*args, **kwargs)
+            took = self.took.setdefault("optimizer.step", [])
+            step = optimizer.step
+
+            @functools.wraps(step)
+            def timed(_: Any, *given: Any, **named: Any) -> Any:
+                begun = time.perf_counter()
+                result = step(*given, **named)
+                took.append(time.perf_counter() - begun)
+                return result
+
+            optimizer.step = types.MethodType(timed, optimizer)
+            return optimizer
+
+        trainer.create_optimizer = create_optimizer
+
+    def _time(self, owner: Any, name: str) -> None:
+        call, took = getattr(owner, name), self.took.setdefault(name, [])
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            result = call(*args, **kwargs)
+            took.append(time.perf_counter() - begun)
+            return result
+
+        object.__setattr__(owner, name, functools.wraps(call)(timed))
+
+    def medians(self) -> dict[str, float]:
+        """ms of one call, in the second half of the run."""
+        return {
+            name: round(statistics.median(took[len(took) // 2 :]) * 1e3, 3)
+            for name, took in self.took.items()
+            if took
+        }
 
 
 def _plain_gpt2(model: Any, rows: Tensor, steps: int) -> float:

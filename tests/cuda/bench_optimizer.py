@@ -5,7 +5,8 @@
 host: microseconds until `step()` returns, the device idle before it. gpu: of the device's work,
 between two events around fifteen steps, which are enqueued behind a long kernel. The learning rate
 is another one in each step. "anew": gradients are dropped and allocated again before each step, out
-of the time. "straight": the part of the steps in which nothing but numbers was another.
+of the time. "moved": those of the last steps are kept, so that they lie elsewhere in each step.
+"straight": the part of the steps in which nothing but numbers was another.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class Side:
         make: Callable[[Any], optim.Optimizer],
         compiled: bool,
         anew: bool = False,
+        moved: bool = False,
     ) -> None:
-        self.anew = anew
+        self.anew = anew or moved
+        self.kept: list[list[Any]] = []
+        self.most_kept = 3 if moved else 0
         torch.manual_seed(0)
         shapes = [(64,) if i % 3 else (96, 32) for i in range(count)]
         self.parameters = [torch.randn(s, device=device(), requires_grad=True) for s in shapes]
@@ -63,6 +67,8 @@ class Side:
     def gradients(self) -> None:
         if not self.anew:
             return
+        if self.most_kept:
+            self.kept = [*self.kept[-self.most_kept :], [p.grad for p in self.parameters]]
         for p in self.parameters:
             p.grad = None
         for p in self.parameters:
@@ -165,6 +171,7 @@ def sides(count: int) -> dict[str, Side]:
         "compiled fused": Side(count, make(fused=True), True),
         "compiled sgd": Side(count, lambda p: optim.SGD(p, 1e-3, momentum=0.9, foreach=True), True),
         "compiled foreach, anew": Side(count, make(foreach=True), True, anew=True),
+        "compiled foreach, moved": Side(count, make(foreach=True), True, moved=True),
     }
 
 

@@ -29,9 +29,15 @@ FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "trainers"
 
 @pytest.fixture
 def host_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For optimizers that are not fused, whose step counts stay on the CPU."""
+    """For a loop on the CPU whose optimizer is not fused."""
+    use_host_counters(monkeypatch)
+
+
+@pytest.fixture
+def host_counters_without_gpu(request: pytest.FixtureRequest) -> None:
+    """For a trainer that takes a GPU where there is one."""
     if not torch.cuda.is_available():
-        use_host_counters(monkeypatch)
+        request.getfixturevalue("host_counters")
 
 
 @pytest.fixture
@@ -101,7 +107,7 @@ def test_compiled_steps(name: str, example: Any) -> None:
     assert list(map(_bits, pairs[0])) == list(map(_bits, pairs[1]))
 
 
-@pytest.mark.usefixtures("host_counters")
+@pytest.mark.usefixtures("host_counters_without_gpu")
 def test_accelerate(
     example: Any, updates: list[CompiledUpdate], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +124,7 @@ def test_accelerate(
         _is_captured(updates, caplog)
 
 
-@pytest.mark.usefixtures("host_counters")
+@pytest.mark.usefixtures("host_counters_without_gpu")
 def test_lightning(
     example: Any, updates: list[CompiledUpdate], caplog: pytest.LogCaptureFixture
 ) -> None:

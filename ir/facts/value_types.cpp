@@ -76,15 +76,18 @@ bool hasStaticShape(const Value* value) {
 }
 
 c10::Device computeDevice(const Program& program) {
+  const auto captures = [](const std::optional<c10::Device>& device) {
+    return device && !device->is_cpu() && !device->is_meta();
+  };
   std::unordered_map<c10::Device, size_t> parameters;
-  std::optional<c10::Device> accelerator;
+  std::optional<c10::Device> first;
   for (const Entry& entry : program.entries) {
     for (size_t i = 0; i < entry.graph->inputs().size(); ++i) {
       const auto device = deviceOf(entry.graph->inputs()[i]);
-      if (!device) continue;
+      if (!captures(device)) continue;
+      if (!first) first = device;
       const bool counted = i < entry.inputs.size() && entry.inputs[i].role == InputRole::Parameter;
       if (counted) ++parameters[*device];
-      if (!device->is_cpu() && !accelerator) accelerator = device;
     }
   }
   if (!parameters.empty()) {
@@ -95,12 +98,11 @@ c10::Device computeDevice(const Program& program) {
     }
     return most->first;
   }
-  if (accelerator) return *accelerator;
+  if (first) return *first;
   for (const Entry& entry : program.entries) {
     for (const Node* node : entry.graph->nodes()) {
       for (const Value* output : node->outputs()) {
-        const auto device = deviceOf(output);
-        if (device && !device->is_cpu()) return *device;
+        if (const auto device = deviceOf(output); captures(device)) return *device;
       }
     }
   }

@@ -28,8 +28,8 @@ std::optional<c10::Device> deviceOf(const Value* value);
 /// True if every size and stride of the tensor type is known.
 bool hasStaticShape(const Value* value);
 
-/// The device whose work is captured: that of the parameters' majority, else of any tensor that is
-/// not on the CPU, else the CPU.
+/// The device whose work is captured: one that is not the CPU, wherever a tensor is on one, however many are
+/// on the CPU. Of several that of most parameters, else of the first input, else of the first node.
 c10::Device computeDevice(const Program& program);
 
 }  // namespace gravure

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .calls.written_again import warn_of_repeated_writes
+from .calls.written_again import warn_of_repeated
 from .graphs.names import tied_names
 from .graphs.trace import trace
 from .graphs.traced_graphs import TracedGraphs
@@ -49,7 +49,7 @@ def export_step(
     """
     _check_arguments(args)
     traced = trace(fn, args, step=True, paired_rng=not eager_rng, is_compiling=is_compiling)
-    warn_of_repeated_writes(traced, traced.name)
+    warn_of_repeated(traced, traced.name)
     step = step_entry(traced)
     return _save(fn, traced, path, {"step": (step.text(), step.writer)})
 
@@ -70,7 +70,7 @@ def export_joint(
     """
     _check_arguments(args)
     traced = trace(fn, args, step=False, paired_rng=not eager_rng, is_compiling=is_compiling)
-    warn_of_repeated_writes(traced, traced.name)
+    warn_of_repeated(traced, traced.name)
     return _save(fn, traced, path, joint_entries(traced))
 
 

@@ -64,6 +64,32 @@ def test_a_first_step_under_autocast_leaves_no_blocks_in_the_cache() -> None:
     assert idle < 64 << 20
 
 
+class MostlyOnTheCpu(nn.Module):
+    """More of its parameters are on the CPU than on the GPU, as of a large table's layers."""
+
+    def __init__(self, on_the_gpu: int) -> None:
+        super().__init__()
+        self.near = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
+        self.far = nn.ModuleList(
+            nn.Linear(32, 32, bias=False, device="cuda") for _ in range(on_the_gpu)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.near(x).to("cuda")
+        for layer in self.far:
+            y = torch.tanh(layer(y))
+        return (y * y).sin()
+
+
+@pytest.mark.parametrize("on_the_gpu", [0, 1, 3])
+def test_a_model_most_of_which_is_on_the_cpu(on_the_gpu: int) -> None:
+    def batch(_: int) -> tuple[Tensor]:
+        return (torch.randn(8, 32),)
+
+    report = same_as_eager(MostlyOnTheCpu(on_the_gpu), batch)
+    assert replays(report), str(report)
+
+
 def test_autocast_and_two_forwards() -> None:
     # With its cache eager casts a weight once for both forwards, and adds their gradients in bf16.
     def step(model: Any, optimizer: Any, batch: tuple[Tensor, ...]) -> Any:

@@ -36,7 +36,6 @@ METADATA = Metadata(
     arguments=(Argument(True, False), Argument(False, False)),
     results=(Result(True, True, None),),
     tokens=0,
-    backward_tokens=0,
     written=(),
     bases=0,
     tangent_formats=(0,),

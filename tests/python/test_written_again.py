@@ -172,3 +172,60 @@ def test_a_step_and_an_export_say_it(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, "gravure"):
         gravure.export_step(model, args, tmp_path / "step.gv")
     assert "eager writes once more in the backward" in caplog.text
+
+
+class DrawsAgain(nn.Module):
+    def __init__(self, *, keeps_state: bool, rate: float = 0.3, reentrant: bool = False) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(6, 6), nn.Dropout(rate), nn.Linear(6, 5))
+        self.how = {"preserve_rng_state": keeps_state, "use_reentrant": reentrant}
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.part, x, **self.how)
+        return F.cross_entropy(y, target)
+
+
+def train_drawing(model: nn.Module, call: Callable[..., Any]) -> list[Any]:
+    found: list[Any] = []
+    for step in range(8):
+        torch.manual_seed(step)
+        x, target = torch.randn(4, 6, requires_grad=True), torch.randint(5, (4,))
+        loss = call(x, target)
+        loss.backward()
+        found.append([bits(loss), *(bits(p.grad) for p in model.parameters())])
+        found.append(bits(torch.get_rng_state()))
+        model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not-reentrant", "reentrant"])
+def test_law_1_what_draws_anew_in_the_backward_does_so(
+    reentrant: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = DrawsAgain(keeps_state=False, reentrant=reentrant)
+    expected = train_drawing(twin := copy.deepcopy(model), twin)
+    with caplog.at_level(logging.WARNING, "gravure"):
+        assert train_drawing(model, torch.compile(model, backend="gravure")) == expected
+    assert "preserve_rng_state=False draws random numbers at" in caplog.text
+    assert "test_written_again.py:" in caplog.text
+
+
+@pytest.mark.parametrize("keeps_state, rate", [(True, 0.3), (False, 0.0)])
+def test_what_draws_the_same_or_nothing_stays_in_its_graph(keeps_state: bool, rate: float) -> None:
+    torch.manual_seed(0)
+    model = DrawsAgain(keeps_state=keeps_state, rate=rate)
+    expected = train_drawing(twin := copy.deepcopy(model), twin)
+    assert train_drawing(model, torch.compile(model, backend="gravure")) == expected
+    assert replays(gravure.report())
+
+
+def test_a_step_says_that_it_does_not_draw_anew(caplog: pytest.LogCaptureFixture) -> None:
+    args = torch.randn(4, 6), torch.randint(5, (4,))
+    for keeps_state in (False, True):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "gravure"):
+            step = gravure.compile_step(DrawsAgain(keeps_state=keeps_state))
+            for _ in range(3):
+                step(*args)
+        assert caplog.text.count("preserve_rng_state=False") == (0 if keeps_state else 2)

@@ -48,7 +48,7 @@ from .gradient_layout import GradientLayout
 from .live_graphs import follow, unfollow
 from .size_choice import FEWEST
 from .step_clock import StepClock
-from .written_again import CURE, WrittenAgain, written_again
+from .written_again import refuse_repeated
 
 logger = logging.getLogger("gravure")
 
@@ -523,6 +523,7 @@ class _Frame:
         self.writes: list[int] | None = None  # inputs that it writes into; None: not known
         self._label = request.label
         self._namer = FrameNamer()
+        self._dynamo = request.graph
         nodes = request.graph.graph.find_nodes(op="placeholder")
         self.inputs = unique_names([input_spec(node, self._namer) for node in nodes])
         # Inputs that are lists are flattened after Dynamo, and counted anew.
@@ -534,18 +535,17 @@ class _Frame:
 
     def cut(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         self._own_results = num_fwd_outputs
-        self._refuse_repeated_writes(joint)
+        self._refuse_repeated(joint)
         forward, backward = self._style.partition(
             joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest
         )
         self.bundled = self._bundles and bundle_saved(forward, backward, num_fwd_outputs)
         return forward, backward
 
-    def _refuse_repeated_writes(self, joint: fx.GraphModule) -> None:
+    def _refuse_repeated(self, joint: fx.GraphModule) -> None:
         meta = current_metadata()
         first = written_results(meta) if meta is not None else 0
-        if again := written_again(joint, joint.graph.output_node().args[0][:first]):
-            raise WrittenAgain(self._label, again, CURE)
+        refuse_repeated(self._label, self._dynamo, joint, joint.graph.output_node().args[0][:first])
 
     def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         self._forward = module  # its backward comes next

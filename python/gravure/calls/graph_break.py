@@ -10,13 +10,17 @@ from torch import fx
 from ..graphs.names import FrameNamer
 from ..options import CompileOptions
 from ..text.source_lines import Locations
-from ..torch_api import effects_alone, numpy_draws
+from ..torch_api import chosen_formulas, effects_alone, numpy_draws
 from ..torch_api.dynamo import Break, break_of
 from ..torch_api.whether_compiled import REMEDY, asks, told_the_truth_for
 
 logger = logging.getLogger("gravure")
 
 _READS = "torch._dynamo.config.capture_scalar_outputs"
+_CURES = {
+    chosen_formulas.WHY: chosen_formulas.REMEDY,
+    effects_alone.WHY: effects_alone.REMEDY,
+}
 _said: set[str] = set()
 
 
@@ -47,8 +51,8 @@ def graph_break_of(graph: fx.GraphModule, label: str) -> str:
         text = f"{location}: {numpy_draws.WHY}; {numpy_draws.REMEDY}"
     elif found.why.startswith("Data-dependent") and frame and asks(frame):
         text = f"{location}: {found.why}; to go on, {REMEDY}"
-    elif found.why == effects_alone.WHY:
-        return f"{location}: {found.why}; {effects_alone.REMEDY}"
+    elif found.why in _CURES:
+        return f"{location}: {found.why}; {_CURES[found.why]}"
     else:
         return f"{location}: {found.why}"
     if text not in _said:

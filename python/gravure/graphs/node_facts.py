@@ -36,6 +36,7 @@ _RECURRENT = (
     RECURRENT_BACKWARD,
 )
 _HIDDEN_VIEWS = (torch.ops.aten._unsafe_view.default,)  # whose schemas do not say so
+_PAIRED_DRAWS = ("graphsafe_run_with_rng_state", "run_and_save_rng_state", "run_with_rng_state")
 
 
 def is_collective(node: fx.Node) -> bool:
@@ -83,6 +84,12 @@ def is_random(node: fx.Node) -> bool:
     found = schema(node)
     known = facts(found.name, found.overload_name) if found is not None else None
     return known is None or "random" in known["flags"]
+
+
+def repeats_draws(node: fx.Node) -> bool:
+    """Whether it draws with a random state that another node keeps, or keeps it: what is computed
+    again in the backward draws the same numbers so."""
+    return higher_order_name(node.target) in _PAIRED_DRAWS
 
 
 def draws(node: fx.Node) -> bool:

@@ -38,7 +38,7 @@ class OutputSpec:
 class Tangent:
     """The gradient of a result, which the backward takes."""
 
-    spec: InputSpec
+    spec: InputSpec | None  # None: a token, which holds nothing, in such a gradient's place
     example: Any
     result: int  # which of the function's results; or -1
     base: int  # or the result, a view, whose base it is of; or -1
@@ -149,7 +149,7 @@ def backward_inputs(
     tangents, generators = [], []
     for each in backward_placeholders(backward):
         spec = _plain_spec(each, states=states)
-        if each.kind is Kind.TANGENT and spec is not None:
+        if each.kind in (Kind.TANGENT, Kind.TOKEN):
             tangents.append(Tangent(spec, each.example, each.result, each.base, each.what))
         elif each.kind is Kind.GENERATOR and spec is not None:
             generators.append(spec)

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..errors import ExportError
 from ..torch_api.fake_tensors import storage_key
 from ..torch_api.operators import pytree
-from .node_facts import is_collective
+from .node_facts import has_effects, is_collective
 from .traced_graphs import Tangent, TracedGraphs
 
 # Bytes that the forward's operators compute. One graph was faster in steps with fewer, two in steps
@@ -47,6 +47,7 @@ def _bytes_computed(module: fx.GraphModule) -> int:
 
 def refuse_other_tangent(tangent: Tangent) -> None:
     """Raises ExportError unless `tangent` is the loss's."""
+    assert tangent.spec is not None  # refuse_backward_effects()
     if tangent.result != 0:
         raise ExportError(
             tangent.spec.name,
@@ -57,11 +58,13 @@ def refuse_other_tangent(tangent: Tangent) -> None:
 
 def refuse_backward_effects(traced: TracedGraphs) -> None:
     """Raises ExportError for an operator with ordered effects in the backward."""
-    if traced.metadata is not None and traced.metadata.backward_tokens:
+    if any(tangent.spec is None for tangent in traced.tangents):
+        assert traced.backward is not None
+        ordered = (str(n.args[1]) for n in traced.backward.graph.nodes if has_effects(n))
         raise ExportError(
             traced.name,
-            "an operator with ordered effects runs in its backward",
-            "leave such operators (printing, logging) out of the step",
+            f"operators whose effects are ordered run in its backward ({', '.join(ordered)})",
+            "leave what needs them out of the step (printing, logging, torch.linalg.eig)",
         )
 
 

@@ -17,14 +17,14 @@ from ..calls.graph_break import as_told
 from ..calls.live_graphs import follow
 from ..calls.replaced_memory import CURE, replaces_memory
 from ..calls.reports import trace_program
-from ..calls.written_again import warn_of_repeated_writes
+from ..calls.written_again import warn_of_repeated
 from ..errors import ExportError
 from ..graphs.codegen import CompiledRegions, Style, compile_graphs, in_first_style
 from ..graphs.devices import device_of
 from ..graphs.donated import donatable
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.names import InputSpec, Namer
-from ..graphs.node_facts import is_random
+from ..graphs.node_facts import is_random, repeats_draws
 from ..graphs.trace import DynamoGraph, check_loss, differentiate, output_node
 from ..graphs.traced_graphs import OutputSpec, TracedGraphs
 from ..graphs.undivided import gains_undivided, undivided
@@ -215,7 +215,7 @@ class StepCompiler:
         dynamo = DynamoGraph(graph=graph, inputs=list(inputs), context=TracingContext.get())
         traced, regions = self._traced(graph, dynamo, specs, label)
         _warn_of_lstms(traced, label)
-        warn_of_repeated_writes(traced, self.name)
+        warn_of_repeated(traced, self.name, graph)
         update = None
         if self.ending is not None:
             update = Update(self.ending, inputs, draws=_draws(traced))
@@ -283,7 +283,8 @@ class StepCompiler:
 
 def _draws(traced: TracedGraphs) -> bool:
     """Whether it draws random numbers, or has an operator that may."""
-    return any(is_random(node) for module in traced.modules for node in module.graph.nodes)
+    nodes = (node for module in traced.modules for node in module.graph.nodes)
+    return any(is_random(node) or repeats_draws(node) for node in nodes)
 
 
 def _warn_of_lstms(traced: TracedGraphs, label: str) -> None:

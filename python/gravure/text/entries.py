@@ -195,6 +195,7 @@ def _write_backward(writer: EntryWriter, traced: TracedGraphs, forward: _Forward
     if backward is None:
         return forward.rest
     tangents = []
+    refuse_backward_effects(traced)
     for tangent in traced.tangents:
         # The gradient that the step starts from: one for the loss, as `loss.backward()` does.
         refuse_other_tangent(tangent)
@@ -222,9 +223,11 @@ def _write_back(writer: EntryWriter, traced: TracedGraphs, index: int, value: st
 def _named_tangents(traced: TracedGraphs) -> list[InputSpec]:
     """Specs of the tangents, named by the outputs that they are of, with values: ones for the loss,
     zeros for the others."""
+    refuse_backward_effects(traced)
     names = {spec.index: spec.name for spec in reversed(traced.outputs)}
     found = []
     for tangent in traced.tangents:
+        assert tangent.spec is not None
         name = names.get(tangent.result, tangent.spec.name) if tangent.result >= 0 else ""
         if tangent.base >= 0:
             name = f"base{tangent.base}"
@@ -240,7 +243,6 @@ def _gradients(
     writer: EntryWriter, traced: TracedGraphs, gradients: list[Any]
 ) -> list[tuple[str, fx.Node] | None]:
     """Value and node of the gradient of each argument; None where it has none."""
-    refuse_backward_effects(traced)
     own = gradients[: len(traced.arguments)]
     refs = [_ref(writer, gradient) for gradient in own]
     return [

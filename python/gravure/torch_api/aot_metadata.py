@@ -69,7 +69,6 @@ class Metadata:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     tokens: int  # each orders operators with effects: the first inputs, and results
-    backward_tokens: int
     written: tuple[int, ...]  # arguments whose new values the forward returns
     bases: int
     tangent_formats: tuple[int | None, ...]  # as c10::MemoryFormat; None where it is strides
@@ -105,7 +104,6 @@ def metadata_of(meta: Any) -> Metadata:
             for info in meta.output_info
         ),
         tokens=len(meta.tokens),
-        backward_tokens=meta.num_backward_tokens,
         written=tuple(meta.mutated_inp_runtime_indices),
         bases=meta.num_intermediate_bases,
         tangent_formats=tuple(map(_format, meta.subclass_tangent_meta)),
@@ -284,6 +282,8 @@ def backward_placeholders(module: fx.GraphModule) -> list[Placeholder]:
 
 
 def _backward_placeholder(node: fx.Node) -> Placeholder:
+    if node.name.startswith("tangents_token"):
+        return _placeholder(node, Kind.TOKEN)
     if node.name.startswith("tangents_"):
         result, base = -1, -1
         output = getattr(node.meta.get("desc"), "output", None)

@@ -17,6 +17,7 @@
   (absent_gradients.py).
 - An operator that returns nothing and writes nothing is called, and not left out
   (effects_alone.py).
+- A gradient whose formula eager chooses by the data ends the graph (chosen_formulas.py).
 - Code that asks whether it is compiled is told what eager tells it (whether_compiled.py), and a
   branch on what it makes of numbers alone is taken (constant_branches.py).
 - What code may change behind the first call is looked for in each one (further_guards.py), and a
@@ -40,6 +41,7 @@ import torch
 
 from .absent_gradients import leave_absent_gradients
 from .backend_layers import layers, with_keywords
+from .chosen_formulas import end_at_chosen_formulas
 from .compile_lock import one_at_a_time
 from .constant_branches import decide_constant_branches
 from .eager_kernels import GROUPED_MM, fake_grouped_mm
@@ -89,6 +91,16 @@ def _is_marked(backend: Any) -> bool:
     return any(getattr(layer, _MARK, False) for layer in layers(backend))
 
 
+def _has_eagers_bits(backend: Any) -> bool:
+    """Whether its kernels are ATen's, by the keywords that torch.compile gives it."""
+    for layer, keywords in with_keywords(backend):
+        if getattr(layer, _MARK, False):
+            options = keywords.get("options") or {}
+            chosen = keywords.get("mode") or options.get("mode")
+            return not chosen and options.get("codegen") != "inductor"
+    return False
+
+
 def _answer_for(backend: Any) -> Answer:
     """What code is told that asks whether it is compiled."""
     for layer, keywords in with_keywords(backend):
@@ -134,6 +146,7 @@ def _change_dynamo() -> MissingName | None:
         draw_from_python(_is_marked)
         leave_absent_gradients(_is_marked)
         keep_effects(_is_marked)
+        end_at_chosen_formulas(_has_eagers_bits)
         return _without_effect()
     except MissingName as error:
         return error

@@ -298,7 +298,24 @@ TEST_CASE("bytes of a storage follow sizes, strides and dtype") {
   CHECK(bytes("Tensor") == std::nullopt);
 }
 
-TEST_CASE("the compute device is that of the parameters, else of what is not on the CPU") {
+TEST_CASE("the compute device is that of what is not on the CPU, however little that is") {
+  CHECK(computeDevice(program("return ()",
+                              "%v : Float(2, strides=[1], device=cpu) {parameter \"v\"}, "
+                              "%u : Float(2, strides=[1], device=cpu) {parameter \"u\"}, "
+                              "%w : Float(2, strides=[1], device=cuda:1) {parameter \"w\"}"))
+            .str() == "cuda:1");
+  CHECK(computeDevice(program("return ()",
+                              "%v : Float(2, strides=[1], device=cpu) {parameter \"v\"}, "
+                              "%x : Float(2, strides=[1], device=cuda:0) {user_input \"x\"}"))
+            .str() == "cuda:0");
+  CHECK(computeDevice(program("%y : Float(2, strides=[1], device=cuda:0) = aten::neg(%v)\n"
+                              "return ()",
+                              "%v : Float(2, strides=[1], device=cpu) {parameter \"v\"}"))
+            .str() == "cuda:0");
+  CHECK(computeDevice(program("return ()",
+                              "%v : Float(2, strides=[1], device=cpu) {parameter \"v\"}, "
+                              "%u : Float(2, strides=[1], device=meta) {parameter \"u\"}"))
+            .str() == "cpu");
   CHECK(computeDevice(program("return ()",
                               "%w : Float(2, strides=[1], device=cuda:1) {parameter \"w\"}, "
                               "%x : Float(2, strides=[1], device=cpu) {user_input \"x\"}"))

@@ -77,6 +77,10 @@ def _answer(keywords: Mapping[str, Any]) -> Answer:
     return _by_keywords(keywords).answer
 
 
+def _has_eagers_bits(keywords: Mapping[str, Any]) -> bool:
+    return _by_keywords(keywords).codegen == "aten"
+
+
 @contextlib.contextmanager
 def _around(what: str, keywords: Mapping[str, Any]) -> Iterator[None]:
     """Around a compilation by Dynamo."""
@@ -85,7 +89,7 @@ def _around(what: str, keywords: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-@partial(traces_as_eager, answer=_answer)
+@partial(traces_as_eager, answer=_answer, has_eagers_bits=_has_eagers_bits)
 def compile_graph(
     graph: fx.GraphModule,
     inputs: list[Any],

@@ -225,7 +225,9 @@ def _explain_graphs(
         must_trace_as_eager()
         return _PlanRequest(graph, label_of(graph), chosen, plans=plans).compile(inputs)
 
-    backend = traces_as_eager(backend, lambda _: chosen.answer)
+    backend = traces_as_eager(
+        backend, lambda _: chosen.answer, has_eagers_bits=lambda _: chosen.codegen == "aten"
+    )
     breaks, skipped = graph_breaks(), left_frames()
     stopped = ""
     with faked(fn, args, kwargs), forgotten(backend):

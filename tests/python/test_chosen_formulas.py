@@ -86,10 +86,17 @@ def test_a_product_without_a_gradient_stays_in_its_graph() -> None:
 
 def test_inductors_kernels_promise_no_bits_of_eagers() -> None:
     loss = step(PRODUCTS["method"])
-    compiled = torch.compile(loss, backend="gravure", options={"codegen": "inductor"})
-    for _ in range(3):
-        compiled(torch.randn(4, 5, requires_grad=True)).backward()
-    assert len(gravure.report().graphs) == 1
+    inductor = {"codegen": "inductor"}
+    for how in ({"options": inductor}, {"mode": "reduce-overhead"}):
+        compiled = torch.compile(loss, backend="gravure", **how)
+        for _ in range(3):
+            compiled(torch.randn(4, 5, requires_grad=True)).backward()
+        assert "chooses by the data" not in str(gravure.report())
+        torch._dynamo.reset()
+    w = torch.ones(5, requires_grad=True)
+    whole = gravure.compile_step(lambda x: (x * w).prod(), options=inductor)
+    whole(torch.randn(4, 5))
+    assert w.grad is not None
 
 
 def test_other_backends_are_left_alone() -> None:

@@ -122,8 +122,8 @@ class StepCompiler:
             assert compiler is not None
             return compiler(graph, inputs)
 
-        answer = self.options.answer
-        return traces_as_eager(compile_graph, lambda _: answer)
+        answer, bits = self.options.answer, self.options.codegen == "aten"
+        return traces_as_eager(compile_graph, lambda _: answer, has_eagers_bits=lambda _: bits)
 
     def go_by(
         self,

@@ -69,21 +69,32 @@ from .whether_compiled import Answer, answer_as_eager, trace_with_the_truth
 _MARK = "_gravure_traces_as_eager"
 _OURS = "_gravure_handles"
 _ANSWERS = "_gravure_answers"
+_BITS = "_gravure_has_eagers_bits"
 
 
 def _as_eager(_: Mapping[str, Any]) -> Answer:
     return Answer.EAGERS
 
 
-def traces_as_eager(backend: Any, answer: Callable[[Mapping[str, Any]], Answer] = _as_eager) -> Any:
+def _always(_: Mapping[str, Any]) -> bool:
+    return True
+
+
+def traces_as_eager(
+    backend: Any,
+    answer: Callable[[Mapping[str, Any]], Answer] = _as_eager,
+    *,
+    has_eagers_bits: Callable[[Mapping[str, Any]], bool] = _always,
+) -> Any:
     """Marks a backend of Dynamo's: its graphs hold what eager runs.
 
-    `answer` is what code is told that asks whether it is compiled, by the keywords that
-    torch.compile, or a partial, gives the backend.
+    By the keywords that torch.compile, or a partial, gives the backend, `answer` is what code is
+    told that asks whether it is compiled, and `has_eagers_bits` whether its kernels are ATen's.
     """
     _change_dynamo()
     setattr(backend, _MARK, True)
     setattr(backend, _ANSWERS, answer)
+    setattr(backend, _BITS, has_eagers_bits)
     return backend
 
 
@@ -92,12 +103,9 @@ def _is_marked(backend: Any) -> bool:
 
 
 def _has_eagers_bits(backend: Any) -> bool:
-    """Whether its kernels are ATen's, by the keywords that torch.compile gives it."""
     for layer, keywords in with_keywords(backend):
         if getattr(layer, _MARK, False):
-            options = keywords.get("options") or {}
-            chosen = keywords.get("mode") or options.get("mode")
-            return not chosen and options.get("codegen") != "inductor"
+            return bool(getattr(layer, _BITS)(keywords))
     return False
 
 

@@ -78,7 +78,7 @@ def _answer(keywords: Mapping[str, Any]) -> Answer:
 
 
 def _has_eagers_bits(keywords: Mapping[str, Any]) -> bool:
-    return _by_keywords(keywords).codegen == "aten"
+    return _by_keywords(keywords).has_eagers_bits
 
 
 @contextlib.contextmanager

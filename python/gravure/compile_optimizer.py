@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from .options import CompileOptions
-from .steps.compiled_update import CompiledUpdate
+from .steps.compiled_update import CompiledUpdate, closure_of
 from .torch_api.optimizers import (
     has_torchs_hooks,
     is_schedulers_wrapper,
@@ -80,7 +80,8 @@ def compile_optimizer(
 
     @functools.wraps(hooked)
     def first(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not _takes_arguments(args, kwargs) and update.repeats(self):
+        known, closure = closure_of(args, kwargs)
+        if known and closure is None and update.repeats(self):
             return None
         if not has_torchs_hooks(type(self)):
             return update.leave(self, *args, **kwargs)
@@ -93,10 +94,3 @@ def compile_optimizer(
         mark_as_schedulers_wrapper(function)
     optimizer.step = types.MethodType(function, optimizer)  # type: ignore[method-assign]
     return optimizer
-
-
-def _takes_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """But for the None in a closure's place, which Accelerate passes on in each step."""
-    if args:
-        return len(args) > 1 or args[0] is not None or bool(kwargs)
-    return bool(kwargs) and (kwargs.keys() != {"closure"} or kwargs["closure"] is not None)

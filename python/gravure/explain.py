@@ -226,7 +226,7 @@ def _explain_graphs(
         return _PlanRequest(graph, label_of(graph), chosen, plans=plans).compile(inputs)
 
     backend = traces_as_eager(
-        backend, lambda _: chosen.answer, has_eagers_bits=lambda _: chosen.codegen == "aten"
+        backend, lambda _: chosen.answer, has_eagers_bits=lambda _: chosen.has_eagers_bits
     )
     breaks, skipped = graph_breaks(), left_frames()
     stopped = ""

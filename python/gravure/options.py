@@ -293,6 +293,11 @@ class CompileOptions:
         return Answer.TRUTH if self.is_compiling else Answer.EAGERS
 
     @property
+    def has_eagers_bits(self) -> bool:
+        """Whether kernels are ATen's, as eager's are."""
+        return self.codegen == "aten"
+
+    @property
     def raises(self) -> bool:
         """Whether it is an error that a graph, or a call of it, gets no program."""
         return self.require_capture or self.on_missed == "raise"

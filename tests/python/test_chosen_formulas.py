@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gravure
@@ -11,9 +11,9 @@ import pytest
 import torch
 from gravure.errors import ExportError
 from gravure.torch_api.chosen_formulas import REMEDY
-from running import bits, need_library
+from running import need_library
 from torch import Tensor
-from training import replays
+from training import replays, same_gradients
 
 need_library()
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -32,31 +32,25 @@ PRODUCTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def step(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def loss(x: Tensor) -> Tensor:
-        y = torch.tanh(x * 1.5) + 0.3
+        y = torch.tanh(x * 1.5)
         return (product(y) * 0.7).sin().sum() + (y * y).sum()
 
     return loss
 
 
-def same_bits(eager: Any, compiled: Any) -> None:
+def inputs() -> Iterator[Tensor]:
     for i in range(10):
         torch.manual_seed(i)
         x = torch.randn(4, 5)
-        if i % 3 == 2:  # tanh(x * 1.5) + 0.3 is zero there
-            x[i % 4, 1] = torch.atanh(torch.tensor(-0.3)) / 1.5
-        found = []
-        for call in (eager, compiled):
-            given = x.clone().requires_grad_()
-            result = call(given)
-            result.backward()
-            found.append((bits(result), bits(given.grad)))
-        assert found[0] == found[1], i
+        if i % 3 == 2:
+            x[i % 4, 1] = 0.0
+        yield x
 
 
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
 def test_law_1_a_product_has_eagers_gradient(product: Callable[[Tensor], Tensor]) -> None:
     loss = step(product)
-    same_bits(loss, torch.compile(loss, backend="gravure"))
+    same_gradients(loss, torch.compile(loss, backend="gravure"), inputs())
     text = str(gravure.report())
     assert replays(gravure.report()), text
     assert f"chooses by the data; {REMEDY}" in text
@@ -69,7 +63,7 @@ def test_law_1_a_product_has_eagers_gradient(product: Callable[[Tensor], Tensor]
 def test_law_1_a_running_product_has_eagers_gradient(product: Callable[[Tensor], Tensor]) -> None:
     """From torch 2.12 on it has one formula, so it is the cure."""
     loss = step(lambda x: product(x).select(1, -1))
-    same_bits(loss, torch.compile(loss, backend="gravure"))
+    same_gradients(loss, torch.compile(loss, backend="gravure"), inputs())
     report = gravure.report()
     assert replays(report) and (len(report.graphs) == 1) == ("cumprod" in REMEDY)
 
@@ -80,7 +74,7 @@ def test_a_product_without_a_gradient_stays_in_its_graph() -> None:
             scale = x.prod() + torch.prod(x, 0)
         return (x * scale * x.detach().prod()).sum()
 
-    same_bits(loss, torch.compile(loss, backend="gravure"))
+    same_gradients(loss, torch.compile(loss, backend="gravure"), inputs())
     assert len(gravure.report().graphs) == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -136,6 +136,18 @@ def differentiated(call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
         return loss.detach()
 
     return step
+
+
+def same_gradients(eager: Any, compiled: Any, inputs: Iterable[Tensor]) -> None:
+    """What both return for each input, and the input's gradient, are the same in bits."""
+    for i, x in enumerate(inputs):
+        found = []
+        for call in (eager, compiled):
+            given = x.clone().requires_grad_()
+            result = call(given)
+            result.backward()
+            found.append((bits(result), bits(given.grad)))
+        assert found[0] == found[1], i
 
 
 def leaves(value: Any) -> list[Any]:

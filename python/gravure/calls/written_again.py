@@ -55,11 +55,9 @@ def drawn_again(dynamo: fx.GraphModule, graph: fx.GraphModule) -> str:
         return ""
     for node in graph.graph.nodes:
         if repeats_draws(node) or (draws(node) and is_computed_again(node)):
-            line = Locations(FrameNamer()).source(node)
-            at = f" at {line}" if line else ""
             return (
                 "a part under torch.utils.checkpoint with preserve_rng_state=False draws random "
-                f"numbers{at}, and eager draws others in the backward"
+                f"numbers{_at(node)}, and eager draws others in the backward"
             )
     return ""
 
@@ -81,11 +79,10 @@ def written_again(graph: fx.GraphModule, values: Sequence[Any]) -> str:
     copied = [node.args[1] for node in graph.graph.nodes if _copies_into_an_input(node)]
     for value in (*values, *copied):
         if isinstance(value, fx.Node) and is_computed_again(value):
-            line = Locations(FrameNamer()).source(value)
-            at = f" at {line}" if line else ""
             return (
-                f"a part under torch.utils.checkpoint writes into a tensor from outside{at}, as a "
-                "batch norm does into its statistics, and eager writes once more in the backward"
+                f"a part under torch.utils.checkpoint writes into a tensor from outside{_at(value)}"
+                ", as a batch norm does into its statistics, and eager writes once more in the "
+                "backward"
             )
     return ""
 
@@ -104,6 +101,11 @@ def warn_of_repeated(traced: TracedGraphs, name: str, dynamo: fx.GraphModule | N
         _SAID.add((name, again))
         message = '%s: %s, and a program does not; %s, or take torch.compile(backend="gravure")'
         logger.warning(message, name, again, cure)
+
+
+def _at(node: fx.Node) -> str:
+    line = Locations(FrameNamer()).source(node)
+    return f" at {line}" if line else ""
 
 
 def _copies_into_an_input(node: fx.Node) -> bool:

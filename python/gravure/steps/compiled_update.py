@@ -48,6 +48,15 @@ class _Kind:
         self.same: Check = never
 
 
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+    """Whether a step is given no more than a closure, and that. It is None where there is none:
+    Accelerate passes a None on in each step."""
+    if not args and not kwargs:
+        return True, None
+    known = len(args) + len(kwargs) == 1 and kwargs.keys() <= {"closure"}
+    return known, [*args, *kwargs.values()][0] if known else None
+
+
 class CompiledUpdate:
     """What runs an optimizer's step."""
 
@@ -118,12 +127,11 @@ class CompiledUpdate:
         """Called as the optimizer's own, which is called like that where it runs."""
         note_step(optimizer)
         reason = self._in_the_way(optimizer)
-        known = len(args) + len(kwargs) <= 1 and kwargs.keys() <= {"closure"}
+        known, closure = closure_of(args, kwargs)
         if reason is None and not known:
             reason = "it is called with more than a closure"
         if reason is None and is_being_captured():
             reason = "its stream is being captured by other code"
-        closure = [*args, *kwargs.values()][0] if known and (args or kwargs) else None
         if reason is None and closure is not None and self._foreign is not None:
             reason = "a closure is called within the step"
         if reason is not None:

@@ -122,7 +122,7 @@ class StepCompiler:
             assert compiler is not None
             return compiler(graph, inputs)
 
-        answer, bits = self.options.answer, self.options.codegen == "aten"
+        answer, bits = self.options.answer, self.options.has_eagers_bits
         return traces_as_eager(compile_graph, lambda _: answer, has_eagers_bits=lambda _: bits)
 
     def go_by(

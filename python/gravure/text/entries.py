@@ -194,8 +194,8 @@ def _write_backward(writer: EntryWriter, traced: TracedGraphs, forward: _Forward
     backward = traced.backward
     if backward is None:
         return forward.rest
-    tangents = []
     refuse_backward_effects(traced)
+    tangents = []
     for tangent in traced.tangents:
         # The gradient that the step starts from: one for the loss, as `loss.backward()` does.
         refuse_other_tangent(tangent)

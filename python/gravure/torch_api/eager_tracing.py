@@ -102,19 +102,22 @@ def _is_marked(backend: Any) -> bool:
     return any(getattr(layer, _MARK, False) for layer in layers(backend))
 
 
-def _has_eagers_bits(backend: Any) -> bool:
+def _said_by(backend: Any, name: str, otherwise: Any) -> Any:
+    """What the mark of a backend says by its keywords; of one without it `otherwise`."""
     for layer, keywords in with_keywords(backend):
         if getattr(layer, _MARK, False):
-            return bool(getattr(layer, _BITS)(keywords))
-    return False
+            return getattr(layer, name)(keywords)
+    return otherwise
+
+
+def _has_eagers_bits(backend: Any) -> bool:
+    return bool(_said_by(backend, _BITS, otherwise=False))
 
 
 def _answer_for(backend: Any) -> Answer:
     """What code is told that asks whether it is compiled."""
-    for layer, keywords in with_keywords(backend):
-        if getattr(layer, _MARK, False):
-            return getattr(layer, _ANSWERS)(keywords)
-    return Answer.TRUTH
+    answer: Answer = _said_by(backend, _ANSWERS, otherwise=Answer.TRUTH)
+    return answer
 
 
 def _at_undecided(tx: Any) -> None:

@@ -299,32 +299,26 @@ TEST_CASE("bytes of a storage follow sizes, strides and dtype") {
 }
 
 TEST_CASE("the compute device is that of what is not on the CPU, however little that is") {
-  CHECK(computeDevice(program("return ()",
-                              "%v : Float(2, strides=[1], device=cpu) {parameter \"v\"}, "
-                              "%u : Float(2, strides=[1], device=cpu) {parameter \"u\"}, "
-                              "%w : Float(2, strides=[1], device=cuda:1) {parameter \"w\"}"))
-            .str() == "cuda:1");
-  CHECK(computeDevice(program("return ()",
-                              "%v : Float(2, strides=[1], device=cpu) {parameter \"v\"}, "
-                              "%x : Float(2, strides=[1], device=cuda:0) {user_input \"x\"}"))
-            .str() == "cuda:0");
-  CHECK(computeDevice(program("%y : Float(2, strides=[1], device=cuda:0) = aten::neg(%v)\n"
-                              "return ()",
-                              "%v : Float(2, strides=[1], device=cpu) {parameter \"v\"}"))
-            .str() == "cuda:0");
-  CHECK(computeDevice(program("return ()",
-                              "%v : Float(2, strides=[1], device=cpu) {parameter \"v\"}, "
-                              "%u : Float(2, strides=[1], device=meta) {parameter \"u\"}"))
-            .str() == "cpu");
-  CHECK(computeDevice(program("return ()",
-                              "%w : Float(2, strides=[1], device=cuda:1) {parameter \"w\"}, "
-                              "%x : Float(2, strides=[1], device=cpu) {user_input \"x\"}"))
-            .str() == "cuda:1");
-  CHECK(computeDevice(program("return ()", "%x : Float(2, strides=[1], device=cpu), "
-                                           "%y : Float(2, strides=[1], device=cuda:0)"))
-            .str() == "cuda:0");
-  CHECK(computeDevice(program("return ()", "%x : Float(2, strides=[1], device=cpu)")).str() ==
-        "cpu");
+  struct Input {
+    const char *name, *device, *role = "parameter";
+  };
+  const auto device = [](std::initializer_list<Input> inputs, const std::string& calls = "") {
+    std::string text;
+    for (const Input& each : inputs) {
+      text += text.empty() ? "%" : ", %";
+      text += std::string(each.name) + " : Float(2, strides=[1], device=" + each.device + ") {" +
+              each.role + " \"" + each.name + "\"}";
+    }
+    return computeDevice(program(calls + "return ()", text)).str();
+  };
+  CHECK(device({{"v", "cpu"}, {"u", "cpu"}, {"w", "cuda:1"}}) == "cuda:1");
+  CHECK(device({{"w", "cuda:1"}, {"x", "cpu", "user_input"}}) == "cuda:1");
+  CHECK(device({{"v", "cpu"}, {"x", "cuda:0", "user_input"}}) == "cuda:0");
+  CHECK(device({{"x", "cpu", "user_input"}, {"y", "cuda:0", "user_input"}}) == "cuda:0");
+  CHECK(device({{"v", "cpu"}}, "%y : Float(2, strides=[1], device=cuda:0) = aten::neg(%v)\n") ==
+        "cuda:0");
+  CHECK(device({{"v", "cpu"}, {"u", "meta"}}) == "cpu");
+  CHECK(device({{"x", "cpu", "user_input"}}) == "cpu");
 }
 
 }  // namespace gravure

@@ -105,10 +105,10 @@ void ArenaPages::readOn(const void* address, c10::Stream stream) {
     slab.readers.push_back(stream);
 }
 
-/// Has what a run of `entry` uses lie apart from all that means something now. True if it shared pages with
-/// some of that.
+/// Has what a run of `entry` uses, and what is held, lie apart from all that means something now. True if it
+/// shared pages with some of that.
 bool ArenaPages::keepApartFromLiving(PagedSlab& slab, size_t entry) {
-  const ArenaParts own = partOfEntry(entry);
+  const ArenaParts own = partOfEntry(entry) | slab.held();
   bool met = false;
   for (PagedSlab* other : slabs_) {
     if (other == &slab) continue;
@@ -122,17 +122,18 @@ bool ArenaPages::keepApartFromLiving(PagedSlab& slab, size_t entry) {
     // The other one has saved values, so its backward is still to come, while what this one returns is held.
     // With calls in flight of one graph that is not known before: their gradients are added up.
     const bool nested = (living & kSavedPart) != 0 && !other->isInFlightWith(slab);
-    if (nested && sharing_.keepApart(other->tenant, slab.tenant, kResultPart, kLaterEntriesPart))
+    const ArenaParts results = resultsOfEntry(entry);
+    if (nested && sharing_.keepApart(other->tenant, slab.tenant, results, kLaterEntriesPart))
       other->unfit = true;
   }
   return met;
 }
 
-/// Gives the slab all its pages, by the rules. False if a held page would have to move, as its bytes would be
-/// lost.
+/// Gives the slab all its pages, by the rules. False if a held page breaks one: it stays, as its bytes would
+/// be lost.
 bool ArenaPages::fit(PagedSlab& slab) {
   std::vector<PageSharing::Move> moves;
-  if (!sharing_.choose(slab.tenant, slab.held(), moves)) return false;
+  const bool kept = sharing_.choose(slab.tenant, slab.held(), moves);
   std::vector<int64_t> sizes;
   for (const PageSharing::Move& move : moves) {
     if (move.page == PageSharing::kNoPage)
@@ -148,7 +149,7 @@ bool ArenaPages::fit(PagedSlab& slab) {
   remap(slab, moves);
   destroyUnused();
   slab.unfit = false;
-  return true;
+  return kept;
 }
 
 void ArenaPages::remap(PagedSlab& slab, const std::vector<PageSharing::Move>& moves) {
@@ -233,16 +234,17 @@ bool ArenaPages::enter(PagedSlab& slab, size_t entry, std::string& why) {
   if (slab.ofOldSizes && slab.held() == kNoPart) takeNewSizes(slab);
   const bool met = keepApartFromLiving(slab, entry);
   if (met || slab.unfit) {
+    // A broken rule does no harm while nobody else lives on the pages.
     try {
-      if (!fit(slab)) why = "held values in it would have to move";
+      if (!fit(slab) && keepApartFromLiving(slab, entry))
+        why = "held values in it would have to move";
     } catch (const c10::Error& error) {
-      why = error.what_without_backtrace();
+      if (met || !hasAllPages(slab)) why = error.what_without_backtrace();
     }
-    if (!why.empty() && (met || !hasAllPages(slab))) {
+    if (!why.empty()) {
       slab.patience = kPatience;
       return false;
     }
-    why.clear();  // a broken rule does no harm while nobody else lives on the pages
     slab.unfit = false;
   }
   if (!orderAfterOthers(slab, entry)) {

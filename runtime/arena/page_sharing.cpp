@@ -118,15 +118,17 @@ bool PageSharing::choose(Tenant tenant, ArenaParts held, std::vector<Move>& move
     return found;
   };
   moves.clear();
+  bool kept = true;
   llvm::BitVector taken(pages_.size());
   for (size_t i = 0; i < state.pages.size(); ++i) {
     const Page page = state.pages[i];
-    if (page != kNoPage && !forbidden(page, state.wants[i].parts)) {
-      taken.set(page);
+    const bool breaks = page != kNoPage && forbidden(page, state.wants[i].parts);
+    if (page == kNoPage || (breaks && !(state.wants[i].parts & held))) {
+      moves.push_back({i, kNoPage});
       continue;
     }
-    if (page != kNoPage && (state.wants[i].parts & held)) return false;
-    moves.push_back({i, kNoPage});
+    taken.set(page);
+    kept &= !breaks;
   }
   // Pages only become taken, so for pages with the same needs the search goes on where it ended.
   std::map<std::pair<int64_t, ArenaParts>, size_t> from;
@@ -141,7 +143,7 @@ bool PageSharing::choose(Tenant tenant, ArenaParts held, std::vector<Move>& move
       break;
     }
   }
-  return true;
+  return kept;
 }
 
 void PageSharing::assign(Tenant tenant, size_t index, Page page) {

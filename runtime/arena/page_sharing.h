@@ -23,14 +23,18 @@ namespace gravure {
 using ArenaParts = uint8_t;
 constexpr ArenaParts kNoPart = 0;
 constexpr ArenaParts kSavedPart = 1;
-constexpr ArenaParts kResultPart = 2;
-constexpr ArenaParts kWholeArena = 4;         // on every page
-constexpr ArenaParts kFirstEntryPart = 8;     // what a run of the program's first entry uses
-constexpr ArenaParts kLaterEntriesPart = 16;  // what runs of the others use
-constexpr size_t kPartKinds = 5;
+constexpr ArenaParts kFirstResultsPart = 2;   // results of the program's first entry
+constexpr ArenaParts kLaterResultsPart = 4;   // those of the others
+constexpr ArenaParts kWholeArena = 8;         // on every page
+constexpr ArenaParts kFirstEntryPart = 16;    // what a run of the first entry uses
+constexpr ArenaParts kLaterEntriesPart = 32;  // what runs of the others use
+constexpr size_t kPartKinds = 6;
 
 constexpr ArenaParts partOfEntry(size_t entry) {
   return entry == 0 ? kFirstEntryPart : kLaterEntriesPart;
+}
+constexpr ArenaParts resultsOfEntry(size_t entry) {
+  return entry == 0 ? kFirstResultsPart : kLaterResultsPart;
 }
 
 class PageSharing {
@@ -68,7 +72,7 @@ class PageSharing {
     Page page = kNoPage;  // where to; kNoPage: to a page that is still to be added
   };
   /// What must change for the tenant to have all its pages and keep all rules: lowest pages first, and
-  /// as few as possible move. False if a page with one of the `held` parts would have to.
+  /// as few as possible move. A page with one of the `held` parts stays; false if one breaks a rule.
   bool choose(Tenant tenant, ArenaParts held, std::vector<Move>& moves) const;
   void assign(Tenant tenant, size_t index, Page page);
 

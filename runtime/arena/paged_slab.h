@@ -40,9 +40,13 @@ class PagedSlab final : public Slab {
     ArenaParts parts = kNoPart;
     if (lastWork) return parts;
     if (shape_.savedBook && shape_.savedBook->outstanding() > 0) parts |= kSavedPart;
-    const bool lent = std::any_of(shape_.resultBooks.begin(), shape_.resultBooks.end(),
-                                  [](const auto& book) { return book && book->outstanding() > 0; });
-    if (lent || shape_.resultsStay) parts |= kResultPart;
+    if (shape_.resultsStay) return parts | kFirstResultsPart | kLaterResultsPart;
+    for (size_t entry = 0; entry < shape_.resultBooks.size(); ++entry) {
+      const auto& books = shape_.resultBooks[entry];
+      const bool lent = std::any_of(books.begin(), books.end(),
+                                    [](const auto& book) { return book->outstanding() > 0; });
+      if (lent) parts |= resultsOfEntry(entry);
+    }
     return parts;
   }
   /// Streams that read saved values lent from outside the arena since the last call.
@@ -103,7 +107,9 @@ class PagedSlab final : public Slab {
     };
     ArenaParts parts = kNoPart;
     if (meets(shape_.saved)) parts |= kSavedPart;
-    if (meets(shape_.results)) parts |= kResultPart;
+    for (size_t entry = 0; entry < shape_.results.size(); ++entry) {
+      if (meets(shape_.results[entry])) parts |= resultsOfEntry(entry);
+    }
     if (shape_.used.empty()) parts |= kFirstEntryPart | kLaterEntriesPart;
     for (size_t entry = 0; entry < shape_.used.size(); ++entry) {
       if (meets(shape_.used[entry])) parts |= partOfEntry(entry);

@@ -116,13 +116,13 @@ struct Extent {
 /// An arena as its program uses it. The rest of its memory means nothing between two steps.
 struct ArenaShape {
   int64_t bytes = 0;
-  std::vector<Extent> saved;              // where saved values lie from forward to backward
-  std::vector<Extent> results;            // where lent and static results lie
-  std::vector<std::vector<Extent>> used;  // by entry: what its runs read and write; {}: all of it
-  size_t entered = 0;                     // the entry that is run first
+  std::vector<Extent> saved;                 // where saved values lie from forward to backward
+  std::vector<std::vector<Extent>> results;  // by entry: where its lent and static results lie
+  std::vector<std::vector<Extent>> used;     // by entry: what its runs read and write; {}: all
+  size_t entered = 0;                        // the entry that is run first
   // Who holds them: what nobody holds means nothing either.
   std::shared_ptr<LoanBook> savedBook;
-  std::vector<std::shared_ptr<LoanBook>> resultBooks;
+  std::vector<std::vector<std::shared_ptr<LoanBook>>> resultBooks;  // by entry
   bool resultsStay = false;  // static results are held for as long as the arena lives
   /// The same for all arenas of one graph's calls in flight; nullptr where there is one arena.
   std::shared_ptr<const void> inFlightWith{};

@@ -325,12 +325,18 @@ class LayoutBuilder {
   }
 
   void noteResting() {
+    layout_.results.resize(codes_.size());
     for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
-      const Buffer& buffer = layout_.plan.buffers[i];
       if (!saved_[i] && !staysOn_[i]) continue;
-      auto& extents = staysOn_[i] ? layout_.results : layout_.saved;
-      extents.push_back({buffer.offset, buffer.offset + buffer.bytes});
+      auto& extents = staysOn_[i] ? layout_.results[entryAt(born_[i])] : layout_.saved;
+      extents.push_back(extentOf(layout_.plan.buffers[i]));
     }
+  }
+
+  size_t entryAt(int64_t position) const {
+    size_t entry = 0;
+    while (entry + 1 < codes_.size() && position >= timeline_.entryRange(entry).second) ++entry;
+    return entry;
   }
 
   /// A result is written by the entry that returns it, and read by its holder.

@@ -239,8 +239,9 @@ ArenaShape Runtime::Impl::shapeOf(const ArenaLayout& layout) const {
   shape.used = layout.used;
   shape.savedBook = std::make_shared<LoanBook>();
   for (const EntryState& entry : entries_) {
+    auto& books = shape.resultBooks.emplace_back();
     for (size_t o = 0; o < entry.results.lent.size(); ++o)
-      shape.resultBooks.push_back(std::make_shared<LoanBook>());
+      books.push_back(std::make_shared<LoanBook>());
   }
   shape.resultsStay = options_.results == ResultPolicy::Static;
   if (shared_->isForSeveral()) shape.inFlightWith = shared_;
@@ -329,10 +330,7 @@ std::string Runtime::Impl::plan(const EntryState& next) {
   const bool first = !std::exchange(planned_, true);
   if (layout_) forgetArena();
   if (first) remarkThreads();
-  size_t book = 0;
-  for (EntryState& entry : entries_) {
-    for (auto& lent : entry.results.lent) lent = shape.resultBooks[book++];
-  }
+  for (size_t e = 0; e < entries_.size(); ++e) entries_[e].results.lent = shape.resultBooks[e];
   if (const std::string why = slab->whyUnshared(); !why.empty() && first) {
     remarks_.add(RemarkKind::Analysis, "runtime", "arena-unshared",
                  why +

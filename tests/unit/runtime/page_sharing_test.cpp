@@ -9,6 +9,7 @@
 #include <llvm/ADT/STLExtras.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <random>
 #include <set>
@@ -173,6 +174,8 @@ class CountedSource final : public PageSource {
 struct Counted {
   CountedSource* source = new CountedSource();
   ArenaPages pages{std::unique_ptr<PageSource>(source)};
+  std::map<PageHandle, int64_t> written;  // by page: the run that wrote there last
+  int64_t runs = 0;
 };
 
 ArenaShape shapeOf(int64_t pages) {
@@ -332,8 +335,8 @@ TEST_CASE("a step on pages that have moved comes after older work on those that 
   using Order = std::vector<std::pair<int64_t, int64_t>>;
   Counted device;
   ArenaShape holding = shapeOf(4);
-  holding.results = {{0, 4 * 4096}};
-  holding.resultBooks = {std::make_shared<LoanBook>()};
+  holding.results = {{{0, 4 * 4096}}};
+  holding.resultBooks = {{std::make_shared<LoanBook>()}};
   auto a = device.pages.make(shapeOf(4)), holds = device.pages.make(holding);
   device.source->stream = 1;
   auto other = device.pages.make(shapeOf(8));  // on their page, and one more
@@ -347,7 +350,7 @@ TEST_CASE("a step on pages that have moved comes after older work on those that 
     each->leave();
   }
   device.source->stream = 2;
-  lent = Lender(holds).lend(at::from_blob(memory.data(), {4}), holding.resultBooks[0]);
+  lent = Lender(holds).lend(at::from_blob(memory.data(), {4}), holding.resultBooks[0][0]);
   device.source->ordered.clear();
   const auto before = device.source->behind(*a);
   REQUIRE(enter(*a));  // moves away from what is held, to the other one's second page
@@ -436,7 +439,7 @@ TEST_CASE("pages given for an arena that cannot be made are not kept") {
 TEST_CASE("static results keep their pages from every other arena") {
   Counted device;
   ArenaShape shape = shapeOf(8);
-  shape.results = {{0, 100}, {5000, 6000}};
+  shape.results = {{{0, 100}, {5000, 6000}}};
   shape.resultsStay = true;
   auto a = device.pages.make(shape), b = device.pages.make(shapeOf(8));
   CHECK_FALSE(a->mayHaveChanged());
@@ -508,7 +511,7 @@ TEST_CASE("what is held has its pages to itself, and a rule costs no step while 
   ArenaShape saving = shapeOf(8), returning = shapeOf(8);
   saving.saved = {{0, 100}};  // on the first of two large pages
   saving.savedBook = std::make_shared<LoanBook>();
-  returning.results = {{7 * 4096, 8 * 4096}};  // on the second
+  returning.results = {{{7 * 4096, 8 * 4096}}};  // on the second
   auto a = device.pages.make(saving), b = device.pages.make(returning);
   CHECK(device.pages.bytes() == 8 * 4096);
 
@@ -536,10 +539,10 @@ TEST_CASE("what the forward alone uses may lie on what another program held then
   Counted device;
   ArenaShape model = shapeOf(8), loss = shapeOf(12);
   model.saved = {{0, 4 * 4096}};
-  model.results = {{4 * 4096, 8 * 4096}};  // the scores, which its backward does not use
+  model.results = {{{4 * 4096, 8 * 4096}}};  // the scores, which its backward does not use
   model.used = {{{0, 8 * 4096}}, {{0, 4 * 4096}}};
   model.savedBook = std::make_shared<LoanBook>();
-  model.resultBooks = {std::make_shared<LoanBook>()};
+  model.resultBooks = {{std::make_shared<LoanBook>()}};
   loss.used = {{{0, 4 * 4096}}, {{0, 12 * 4096}}};
   auto a = device.pages.make(model);
   std::set<PageHandle> before;
@@ -550,7 +553,7 @@ TEST_CASE("what the forward alone uses may lie on what another program held then
     REQUIRE(a->enter(0, why));
     at::Tensor saved = Lender(a).lend(at::from_blob(a->base(), {25}), model.savedBook);
     at::Tensor scores =
-        Lender(a).lend(at::from_blob(a->base() + 4 * 4096, {25}), model.resultBooks[0]);
+        Lender(a).lend(at::from_blob(a->base() + 4 * 4096, {25}), model.resultBooks[0][0]);
     a->leave();
     if (!b) b = device.pages.make(loss);
     const std::set<PageHandle> held = device.source->behind(*a);
@@ -574,8 +577,8 @@ TEST_CASE("an entry comes after what was read on another stream while an earlier
           "[law5][memory]") {
   Counted device;
   ArenaShape model = shapeOf(8), loss = shapeOf(12);
-  model.results = {{0, 8 * 4096}};
-  model.resultBooks = {std::make_shared<LoanBook>()};
+  model.results = {{{0, 8 * 4096}}};
+  model.resultBooks = {{std::make_shared<LoanBook>()}};
   loss.used = {{{0, 4 * 4096}}, {{0, 12 * 4096}}};
   auto a = device.pages.make(model), b = device.pages.make(loss);
   std::string why;
@@ -588,7 +591,7 @@ TEST_CASE("an entry comes after what was read on another stream while an earlier
   for (int step = 0; step < 3; ++step) {
     CAPTURE(step);
     run(*a, 0, 1);
-    at::Tensor result = Lender(a).lend(at::from_blob(a->base(), {25}), model.resultBooks[0]);
+    at::Tensor result = Lender(a).lend(at::from_blob(a->base(), {25}), model.resultBooks[0][0]);
     run(*b, 0, 2);
     result = at::Tensor();  // read on stream 1, which may still be at it
     run(*b, 1, 2);
@@ -600,7 +603,7 @@ TEST_CASE("an entry comes after what was read on another stream while an earlier
 TEST_CASE("memory that rests is given back, and comes again at the same addresses") {
   Counted device;
   ArenaShape shape = shapeOf(8);
-  shape.results = {{0, 100}};
+  shape.results = {{{0, 100}}};
   shape.resultsStay = true;
   auto a = device.pages.make(shape), b = device.pages.make(shapeOf(20));
   const char* const base = b->base();
@@ -626,4 +629,134 @@ TEST_CASE("a tensor keeps its arena by its address") {
   CHECK(device.pages.arenaAt(base + 100).end - device.pages.arenaAt(base + 100).begin == 4 * 4096);
   device.pages.release(base + 100);
   CHECK(device.pages.arenas() == 0);
+}
+
+namespace {
+
+/// One arena of a program of two entries, of which a loop holds this and that. A page's content is told by a
+/// number: of the run that wrote there last.
+class DrawnArena {
+ public:
+  DrawnArena(Counted& device, std::mt19937& random) : device_(device), random_(random) {
+    constexpr int64_t kPages = 12;
+    shape_ = shapeOf(kPages);
+    shape_.savedBook = std::make_shared<LoanBook>();
+    shape_.results.resize(2);
+    shape_.used.resize(2);
+    shape_.resultBooks.resize(2);
+    for (int64_t page = 0; page < kPages; ++page) {
+      const Extent all{page * 4096, (page + 1) * 4096};
+      const bool isSaved = chance(4);
+      if (isSaved) shape_.saved.push_back(all);
+      for (size_t entry : {0, 1}) {
+        const bool isResult = !isSaved && chance(4);
+        if (isResult) {
+          shape_.results[entry].push_back(all);
+          shape_.resultBooks[entry].push_back(std::make_shared<LoanBook>());
+          results_[entry].emplace_back();
+        }
+        if (isSaved || isResult || chance(3)) shape_.used[entry].push_back(all);
+      }
+    }
+    slab_ = device.pages.make(shape_);
+  }
+
+  /// Runs the backward where a forward has run, else the forward.
+  void run() {
+    const size_t entry = saved_.empty() ? 0 : 1;
+    std::string why;
+    const bool entered = slab_->enter(entry, why);
+    CAPTURE(why);
+    REQUIRE(entered);
+    for (const Extent& extent : shape_.used[entry]) {
+      if (!isHeld(extent)) device_.written[pageAt(extent)] = ++device_.runs;
+    }
+    if (entry == 0) {
+      for (const Extent& extent : shape_.saved) saved_.push_back(hold(extent, shape_.savedBook));
+    }
+    for (size_t r = 0; r < results_[entry].size(); ++r) {
+      const Extent& extent = shape_.results[entry][r];
+      if (chance(2) && !isHeld(extent))
+        results_[entry][r] = hold(extent, shape_.resultBooks[entry][r]);
+    }
+    slab_->leave();
+    if (entry == 1) saved_.clear();
+  }
+  void dropResults() {
+    for (auto& each : results_) {
+      for (Held& held : each) {
+        if (chance(2)) held = {};
+      }
+    }
+  }
+  void checkHeld() const {
+    forEachHeld([this](const Held& held) {
+      CHECK(pageAt(held.extent) == held.page);
+      CHECK(device_.written[held.page] == held.content);
+    });
+  }
+
+ private:
+  struct Held {
+    at::Tensor loan;
+    Extent extent;
+    PageHandle page = 0;
+    int64_t content = 0;
+  };
+  bool chance(uint32_t oneIn) { return random_() % oneIn == 0; }
+  char* at(const Extent& extent) const { return slab_->base() + extent.begin; }
+  PageHandle pageAt(const Extent& extent) const {
+    auto piece = device_.source->mapped.upper_bound(at(extent));  // large pages hold four of these
+    return (--piece)->second.handle * 4 + (at(extent) - piece->first) / 4096;
+  }
+  Held hold(const Extent& extent, const std::shared_ptr<LoanBook>& book) {
+    const PageHandle page = pageAt(extent);
+    return {Lender(slab_).lend(at::from_blob(at(extent), {25}), book), extent, page,
+            device_.written[page]};
+  }
+  template <typename Visit>
+  void forEachHeld(const Visit& visit) const {
+    for (const Held& held : saved_) visit(held);
+    for (const auto& each : results_) {
+      for (const Held& held : each) {
+        if (held.loan.defined()) visit(held);
+      }
+    }
+  }
+  bool isHeld(const Extent& extent) const {
+    bool found = false;
+    forEachHeld([&](const Held& held) { found = found || held.extent.begin == extent.begin; });
+    return found;
+  }
+
+  Counted& device_;
+  std::mt19937& random_;
+  ArenaShape shape_;
+  std::shared_ptr<Slab> slab_;
+  std::vector<Held> saved_;
+  std::array<std::vector<Held>, 2> results_;  // by entry
+};
+
+}  // namespace
+
+TEST_CASE("whatever several arenas hold, each is entered, and what is held stays",
+          "[law5][memory]") {
+  for (uint32_t seed = 1; seed <= 300; ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    Counted device;
+    std::vector<std::unique_ptr<DrawnArena>> arenas;
+    for (int move = 0; move < 60; ++move) {
+      CAPTURE(move);
+      const size_t i = random() % 4;
+      if (i == arenas.size()) arenas.push_back(std::make_unique<DrawnArena>(device, random));
+      if (i >= arenas.size()) continue;
+      switch (random() % 8) {
+        case 0: device.pages.releaseAtRest(); break;
+        case 1: arenas[i]->dropResults(); break;
+        default: arenas[i]->run();
+      }
+      for (const auto& each : arenas) each->checkHeld();
+    }
+  }
 }

@@ -328,8 +328,14 @@ class LayoutBuilder {
     layout_.results.resize(codes_.size());
     for (size_t i = 0; i < layout_.plan.buffers.size(); ++i) {
       if (!saved_[i] && !staysOn_[i]) continue;
-      auto& extents = staysOn_[i] ? layout_.results[entryAt(born_[i])] : layout_.saved;
-      extents.push_back(extentOf(layout_.plan.buffers[i]));
+      const Extent extent = extentOf(layout_.plan.buffers[i]);
+      if (!staysOn_[i]) {
+        layout_.saved.push_back(extent);
+        continue;
+      }
+      // A later entry may return what an earlier one has made: a gradient that is a saved value.
+      for (size_t e = entryAt(born_[i]); e < codes_.size(); ++e)
+        layout_.results[e].push_back(extent);
     }
   }
 

@@ -20,7 +20,7 @@ struct ArenaLayout {
   std::vector<std::vector<DeadBlock>> dying;  // by position of the call they die with
   // What may be held between steps.
   std::vector<Extent> saved;                 // alive from one entry to the next
-  std::vector<std::vector<Extent>> results;  // reserved, by the entry that makes them
+  std::vector<std::vector<Extent>> results;  // reserved, by entry that may return them
   std::vector<std::vector<Extent>> used;     // by entry: what its runs read and write
   /// [entry][stage][operand]: offset of a staged copy, -1 where its shape is known only at run time.
   std::vector<std::vector<std::vector<int64_t>>> staged;

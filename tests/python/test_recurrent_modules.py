@@ -107,13 +107,15 @@ def test_other_backends_are_told_what_dynamo_says() -> None:
 def test_a_step_with_an_lstm_in_half_precision_says_that_bits_differ(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    # Without such a processor eager takes the LSTM apart, and so does the step.
+    one_dnn_runs_it = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     for dtype in (torch.float32, torch.bfloat16):
         cells = nn.LSTM(8, 8, num_layers=2).to(dtype)
         step = gravure.compile_step(lambda x, cells=cells: cells(x)[0].float().square().sum())
         with caplog.at_level("WARNING", "gravure"):
             step(torch.randn(6, 3, 8, dtype=dtype))
         said = [r.getMessage() for r in caplog.records if "nn.LSTM" in r.getMessage()]
-        assert bool(said) == (dtype == torch.bfloat16)
+        assert bool(said) == (dtype == torch.bfloat16 and one_dnn_runs_it)
 
 
 @pytest.mark.parametrize("width", [4, 8, 16, 40])  # of vectors, and of what is left behind them

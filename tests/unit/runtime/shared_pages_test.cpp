@@ -142,8 +142,7 @@ TEST_CASE("a gradient that is a saved value is held when nothing is saved any mo
     auto saved = returning.forward();
     auto inputs = backwardInputs(saved.got);
     saved.got.clear();
-    const at::Tensor gradient =
-        returning.runtime->run("backward", std::move(inputs))[1].toTensor();
+    const at::Tensor gradient = returning.runtime->run("backward", std::move(inputs))[1].toTensor();
     held += inHostArena(gradient.const_data_ptr());
     const at::Tensor& expected = saved.expected[1].toTensor();
     CHECK(sameBits(gradient, expected));

@@ -35,8 +35,24 @@ def _time_kernels_alone() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache_dir()}-{process}"
 
 
-def pytest_configure() -> None:
+class _Failures:
+    """Names each failure at once: a run that is ended from outside prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.ensure_newline()
+            words = report.longreprtext.splitlines() or [""]
+            terminal.write_line(f"failed: {report.nodeid}: {words[-1]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     _time_kernels_alone()
+    if not hasattr(config, "workerinput"):  # xdist's processes print nothing
+        config.pluginmanager.register(_Failures(config))
 
 
 def pytest_collection_finish() -> None:

@@ -16,15 +16,16 @@ ABOVE_ALL = [
     "//tools:__subpackages__",
 ]
 
-def gravure_library(name, deps = [], exclude = [], **kwargs):
+def gravure_library(name, deps = [], exclude = [], own = [], **kwargs):
     """A folder's library: every .cpp and .h in it, but those of `exclude`.
 
+    Headers of `own` are for the folder alone: nobody else is compiled anew where one changes.
     alwayslink keeps the files whose only effect is to register an operator, a pass or a device.
     """
     native.cc_library(
         name = name,
-        srcs = native.glob(["*.cpp"], allow_empty = True, exclude = exclude),
-        hdrs = native.glob(["*.h"], allow_empty = True, exclude = exclude),
+        srcs = native.glob(["*.cpp"], allow_empty = True, exclude = exclude) + own,
+        hdrs = native.glob(["*.h"], allow_empty = True, exclude = exclude + own),
         copts = COPTS,
         alwayslink = True,
         deps = deps,

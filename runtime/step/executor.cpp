@@ -11,6 +11,7 @@
 #include "runtime/results/results.h"
 #include "runtime/results/tensor_copies.h"
 #include "runtime/results/watched_operands.h"
+#include "runtime/step/attention_seeds.h"
 #include "runtime/step/seal.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -157,6 +158,7 @@ void Executor::runCall(Call& call) {
   const bool handsOver = call.letsGo && !served_;
   if (handsOver) handOverOperands(call);
   call.push(frame_, stack_);
+  if (readsSeeds(call) && !device_.callerCaptures()) seedsToHost(call, stack_);
   if (session_) session_->enterCall(call.position);
   if (recorder_) recorder_->before(call, frame_);
   if (handsOver) releaseOperands(call);

@@ -3,6 +3,7 @@
 #include "ir/core/cudagraph_ops.h"
 #include "runtime/device/rng.h"
 #include "runtime/results/results.h"
+#include "runtime/step/attention_seeds.h"
 #include "runtime/step/number_captures.h"
 
 #include <llvm/ADT/STLExtras.h>
@@ -224,6 +225,7 @@ void Partition::capture(const Launch& launch, const EntryCode& code, Frame& fram
                         torch::jit::Stack& stack, Device& device, ArenaSession& session) {
   const Slab& slab = *session.slab();
   checkOperands(launch, code, frame, slab);
+  checkSeeds(launch, frame, device.tensorDevice());
   const auto generators = generatorsOf(launch, frame, device.tensorDevice());
   LaunchNumbers numbers = numbersOf(launch, frame, !generators.empty());
   auto captured = std::make_shared<CapturedPartition>();

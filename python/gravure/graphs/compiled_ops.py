@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..library.load import program_class
 from ..library.namespace import LIBRARY
 from ..torch_api.dispatch import not_traced, plainly
+from .attention_seeds import place_seeds
 
 _SCHEMA = "(str name, int calls, Tensor[] inputs, int[] numbers=[]) -> Tensor[]"
 LIBRARY.define(f"compiled{_SCHEMA}")
@@ -94,8 +95,8 @@ class CompiledCode:
     """A function of tensors, and ints after them, as `gravure::compiled` or one of its kind.
 
     The last `donated` of its tensors it may write over. `collectives`: what it communicates, by
-    groups' names. It lives as long as somebody holds it; a program that calls it by its name then
-    does not.
+    groups' names. `seeds`: which of its tensors attention_seeds.py is about. It lives as long as
+    somebody holds it; a program that calls it by its name then does not.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class CompiledCode:
         random: bool,
         donated: int = 0,
         collectives: Sequence[tuple[str, str]] = (),
+        seeds: Collection[int] = (),
     ) -> None:
         assert not ((random or collectives) and donated)
         self.name = f"{label} #{next(_NUMBERS)}"
@@ -115,6 +117,7 @@ class CompiledCode:
         kind += "_communicating" * bool(collectives) + "_random" * random
         self.operator = getattr(torch.ops.gravure, kind).default
         self._collectives = collectives
+        self._seeds = seeds
         self._kept = len(inputs) - donated
         self._run = run
         self._inputs = inputs
@@ -145,6 +148,7 @@ class CompiledCode:
                 if is_shared or not layout.conforms(given[at]):
                     given[at] = layout.copy_of(given[at])
                 held.add(addresses[at])
+            place_seeds(given, self._seeds)
             given += numbers
             made = self._run(given)  # the list is the code's to empty, and nobody else's
         pairs = zip(addresses, watched, strict=True)

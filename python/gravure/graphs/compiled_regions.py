@@ -15,6 +15,7 @@ from ..errors import ExportError
 from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import FakeTensorMode, mode_of_any
 from ..torch_api.operators import pytree
+from .attention_seeds import seeds_of
 from .compiled_ops import CompiledCode, Layout
 from .donated import sharing
 from .known_numbers import KnownNumbers
@@ -260,7 +261,9 @@ class _Cutter:
             self._missed.append(f"compile-failed: {label}: {reason}")
             return self.copy(nodes)
         inputs, outputs = region.layouts()
-        code = CompiledCode(label, run, inputs, outputs, random=random, donated=len(donated))
+        code = CompiledCode(
+            label, run, inputs, outputs, random=random, donated=len(donated), seeds=region.seeds()
+        )
         self._codes.append(code)
         self._call(code, region, calls, len(donated))
         self._done.update(nodes)
@@ -345,6 +348,7 @@ class _Region:
         self._mode = FakeTensorMode() if known else None
         self._env: dict[fx.Node, Any] = {}
         self._graph = fx.Graph()
+        self._seeds = seeds_of(nodes)
         for node in nodes:
             self._take(node, inside)
         for number in self.numbers:
@@ -369,6 +373,10 @@ class _Region:
             self.inputs.append(node)
         self.module.recompile()
         return range(len(self.inputs) - len(nodes), len(self.inputs))
+
+    def seeds(self) -> list[int]:
+        """Which of its inputs attention_seeds.py is about."""
+        return [at for at, node in enumerate(self.inputs) if node in self._seeds]
 
     def has_result_like(self, node: fx.Node) -> bool:
         """Whether a result might lie over this input, so that it would be copied."""
@@ -445,5 +453,7 @@ def carried_code(
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     layouts = region.layouts()
-    code = CompiledCode(node.name, run, *layouts, random=random, collectives=collectives)
+    code = CompiledCode(
+        node.name, run, *layouts, random=random, collectives=collectives, seeds=region.seeds()
+    )
     return code, region.inputs, region.numbers

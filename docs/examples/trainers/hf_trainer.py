@@ -23,7 +23,7 @@ class Captured(Trainer):
     """The optimizer is compiled where the Trainer makes it, before it is wrapped.
 
     Two walks through all modules, which the Trainer makes in each step, are made once: they take
-    longer than the captured model.
+    the host longer than the captured model's forward.
     """
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:

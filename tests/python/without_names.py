@@ -71,7 +71,18 @@ def train(gone: str) -> list[str]:
     return said
 
 
+def warm_up() -> None:
+    """Has the children find imported what Dynamo and AOTAutograd import when they first compile.
+
+    Without a gradient: autograd's threads cannot be forked.
+    """
+    with torch.no_grad():
+        torch.compile(torch.sin, backend="aot_eager")(torch.randn(2, 4))
+    torch._dynamo.reset()
+
+
 def main() -> None:
+    warm_up()
     for name in sys.argv[1:]:
         read, write = os.pipe()
         child = os.fork()

@@ -17,7 +17,7 @@ from running import need_library
 
 need_library()
 
-FIRST, LAST = map(int, os.environ.get("GRAVURE_DRAWN_LOOPS", "0:60").split(":"))
+FIRST, LAST = map(int, os.environ.get("GRAVURE_DRAWN_LOOPS", "0:40").split(":"))
 
 
 @pytest.mark.parametrize("first", range(FIRST, LAST, 20))

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from gravure.graphs.attention_seeds import place_seeds, seeds_of
+from gravure.graphs.compiled_regions import _Region
+from gravure.graphs.known_numbers import KnownNumbers
 from torch import fx
 
 _BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
@@ -41,6 +43,17 @@ def test_the_seeds_of_a_graph_in_a_graph() -> None:
         graph.call_function(torch.ops.higher_order.invoke_subgraph, (held, "a", *operands))
     )
     assert _names(fx.GraphModule({"inner": inner}, graph).graph.nodes) == {"first", "second"}
+
+
+def test_the_seeds_of_a_region_are_known_by_their_places_among_its_inputs() -> None:
+    module = fx.GraphModule({}, _graph(0.1))
+    for node in module.graph.find_nodes(op="placeholder"):
+        node.meta["val"] = torch.empty(())
+    call = module.graph.find_nodes(op="call_function", target=_BACKWARD)
+    region = _Region(module, call, KnownNumbers(), always=True)
+    assert [region.inputs[at].name for at in region.seeds()] == ["seed", "off"]
+    region.put_last(region.inputs[:2])
+    assert [region.inputs[at].name for at in region.seeds()] == ["seed", "off"]
 
 
 def test_a_capture_takes_no_seed_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -318,8 +318,8 @@ def whole_loop() -> Iterator[str]:
         "`tests/cuda/bench_optimizer.py --rounds 20`). In transformers' Trainer a GPT-2, "
         "model, clipping and optimizer captured, takes 0.16 of eager's step where two of the "
         "Trainer's walks through all modules are made once, as in "
-        "[the example](examples/trainers/hf_trainer.py), and 0.20 to 0.25 with them (H200s, the "
-        "model of `tests/cuda/bench_loop.py --parts trainer`). "
+        "[the example](examples/trainers/hf_trainer.py), and 0.17 to 0.25 with them (H200s, the "
+        "model of `tests/cuda/bench_loop.py --parts trainer`, in a script). "
         "([Log](benchmarks-log.md#a-compiled-optimizers-step).)"
     )
     yield ""

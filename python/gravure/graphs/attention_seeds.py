@@ -8,14 +8,15 @@ replayed forward they are on the device. For calls by the runtime
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator, MutableSequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.operator_schemas import normalize_function
 
 from ..torch_api.operators import pytree
+from .node_facts import argument, is_graph
 
 _BACKWARDS = (
     torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
@@ -29,13 +30,8 @@ def seeds_of(nodes: Collection[fx.Node]) -> set[fx.Node]:
 
 
 def _seeds_of(node: fx.Node) -> Iterator[fx.Node]:
-    if node.target in _BACKWARDS:
-        named: Any = normalize_function(
-            node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True
-        )
-        arguments = named.kwargs
-        if arguments["dropout_p"] != 0:
-            yield from (arguments["philox_seed"], arguments["philox_offset"])
+    if node.target in _BACKWARDS and argument(node, "dropout_p") != 0:
+        yield from (argument(node, name) for name in ("philox_seed", "philox_offset"))
     for inner in _graphs_of(node):
         placeholders = inner.graph.find_nodes(op="placeholder")
         seeds = seeds_of(inner.graph.nodes)
@@ -47,12 +43,10 @@ def _seeds_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _graphs_of(node: fx.Node) -> Iterator[fx.GraphModule]:
-    owner = node.graph.owning_module
-    for operand in node.all_input_nodes:
-        if operand.op == "get_attr" and owner is not None:
-            held = getattr(owner, str(operand.target), None)
-            if isinstance(held, fx.GraphModule):
-                yield held
+    for operand in filter(is_graph, node.all_input_nodes):
+        held = operator.attrgetter(str(operand.target))(node.graph.owning_module)
+        if isinstance(held, fx.GraphModule):
+            yield held
 
 
 def place_seeds(tensors: MutableSequence[Any], seeds: Collection[int]) -> None:

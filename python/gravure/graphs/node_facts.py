@@ -96,11 +96,11 @@ def draws(node: fx.Node) -> bool:
     """Whether this call draws random numbers, or may: as drawsRandom of ir/facts/op_facts.cpp."""
     if not is_random(node):
         return False
-    rates = [_argument(node, name) for name in ("dropout_p", "dropout")]
-    return 0 not in rates and _argument(node, "train") is not False
+    rates = [argument(node, name) for name in ("dropout_p", "dropout")]
+    return 0 not in rates and argument(node, "train") is not False
 
 
-def _argument(node: fx.Node, name: str) -> Any:
+def argument(node: fx.Node, name: str) -> Any:
     """What it is given for a parameter of this name, or has by default; None if there is none."""
     for at, parameter in enumerate(schema(node).arguments):
         if parameter.name == name:

@@ -56,15 +56,14 @@ bool isUnderAutocast(const BackwardCall& call) {
   });
 }
 
-/// Whether the backward was made without one of `tangents` that is there.
-bool isMadeWithout(const BackwardCall& call, const variable_list& tangents) {
-  for (size_t i = 0; i < tangents.size(); ++i) {
-    if (call.plan->absent[i] != 0 && tangents[i].defined()) return true;
-  }
-  return false;
+/// Whether the backward was made for `tangents`.
+bool isMadeFor(const BackwardCall& call, const variable_list& tangents) {
+  const auto& forms = call.plan->forms;
+  return std::equal(forms.begin(), forms.end(), tangents.begin(), tangents.end(),
+                    [](const TangentForm& form, const at::Tensor& t) { return form.fits(t); });
 }
 
-/// The same call of the program with all tangents. The forward is the same, and so is what it saved.
+/// The same call of the program for any tangents. The forward is the same, and so is what it saved.
 BackwardCall wholeOf(const BackwardCall& call) {
   const auto whole = call.program->whole();
   return whole ? BackwardCall{whole, whole->autogradPlan(), call.tangents} : call;
@@ -84,7 +83,8 @@ variable_list prepared(const BackwardCall& call, const variable_list& tangents) 
   variable_list found;
   found.reserve(tangents.size());
   for (size_t i = 0; i < tangents.size(); ++i) {
-    if (!tangents[i].defined() && call.plan->absent[i] != 0) {
+    const TangentForm::Kind kind = call.plan->forms[i].kind;
+    if (kind == TangentForm::Kind::Absent) {
       found.emplace_back();
       continue;
     }
@@ -94,7 +94,7 @@ variable_list prepared(const BackwardCall& call, const variable_list& tangents) 
                 "metadata incorrectly: a plain tensor was expected as the gradient of output ",
                 i);
     const auto format = static_cast<c10::MemoryFormat>(call.plan->tangentFormats[i]);
-    if (!tangent.is_contiguous(format)) {
+    if (kind == TangentForm::Kind::AsTraced && !tangent.is_contiguous(format)) {
       if (call.plan->tangentTo[i] >= 0) call.program->warnOfLayout(i, tangent);
       tangent = tangent.contiguous(format);
     }
@@ -219,12 +219,17 @@ void BackwardNode::release_variables() {
   dropped = std::exchange(saved_, {});
 }
 
-/// By the program that is for what other nodes have given by now. `whole`: with all tangents.
-BackwardCall BackwardNode::callFor(bool whole) const {
-  BackwardCall call = whole ? wholeOf(call_) : call_;
+/// By the program that is for what other nodes have given by now. `whole`: for any tangents. `forms`: of the
+/// tangents, where a program is to be made for them.
+BackwardCall BackwardNode::callFor(bool whole, const std::vector<int64_t>& forms) const {
+  const BackwardCall call = whole ? wholeOf(call_) : call_;
   const auto hasArrived = [this](size_t i) { return torch_private::hasArrived(next_edge(i)); };
   const auto& shared = call.plan->shared;
   const bool isBehind = call.plan->sums && std::any_of(shared.begin(), shared.end(), hasArrived);
+  if (!forms.empty()) {
+    const auto fitted = call.program->fitted(forms, isBehind);
+    if (fitted) return {fitted, fitted->autogradPlan(), call.tangents};
+  }
   return isBehind ? apartOf(call) : call;
 }
 
@@ -234,8 +239,8 @@ variable_list BackwardNode::apply(variable_list&& tangents) {
     torch::autograd::Engine::get_default_engine().queue_callback(giveBackIdleCudaCache);
   if (isUnderAutocast(call_) != call_.plan->inAutocast) call_.program->warnOfAutocast();
   const bool last = !torch::autograd::get_current_graph_task_keep_graph();
-  call_.program->noteTangents(tangents);
-  const BackwardCall call = callFor(isMadeWithout(call_, tangents));
+  const std::vector<int64_t> forms = call_.program->noteTangents(tangents);
+  const BackwardCall call = callFor(!isMadeFor(call_, tangents), forms);
   WatchedValues saved = takeSaved();
   const LetGoTogether parameters(saved.values, call_.plan->ofCaller);
   const int64_t there = givenOf(tangents);
@@ -282,7 +287,7 @@ variable_list BackwardNode::apply_with_saved(const variable_list& tangents,
   std::vector<at::Tensor> tensors = tensorsOf(saved_.values);
   saved.before(tensors);
   const std::vector<c10::IValue> packed{tensors};
-  auto apply = [call = callFor(/*whole=*/true), numbers = numbersOf(saved_.values)](
+  auto apply = [call = callFor(/*whole=*/true, {}), numbers = numbersOf(saved_.values)](
                    const variable_list& given, const std::vector<c10::IValue>& args) {
     checkModes(*call.plan);
     return run(call, prepared(call, given), givenOf(given),

@@ -43,7 +43,7 @@ class BackwardNode final : public torch::autograd::Node {
 
  private:
   WatchedValues takeSaved();
-  BackwardCall callFor(bool whole) const;
+  BackwardCall callFor(bool whole, const std::vector<int64_t>& forms) const;
   torch::autograd::variable_list refusingMore(torch::autograd::variable_list gradients,
                                               const torch::autograd::variable_list& tangents) const;
 

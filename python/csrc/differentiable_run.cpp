@@ -154,22 +154,55 @@ bool LoadedProgram::hasArrivedGradient(int64_t edge) {
   return to.is_valid() && torch_private::hasArrived(to);
 }
 
-void LoadedProgram::noteTangents(const std::vector<at::Tensor>& tangents) {
-  const bool lean = whole_ != nullptr;
-  if (!lean && tangentsNoted_.exchange(true)) return;
-  std::vector<int64_t> absent;
-  for (size_t i = 0; i < tangents.size(); ++i) {
-    if (lean && autograd_->absent[i] != 0 && tangents[i].defined()) absent = {-1};
-    if (!lean && !tangents[i].defined()) absent.push_back(static_cast<int64_t>(i));
+std::vector<int64_t> LoadedProgram::noteTangents(const std::vector<at::Tensor>& tangents) {
+  const bool isFitted = whole_ != nullptr;
+  // Others in flight, before Python has asked, are run as the first one is.
+  const bool isFirst = isFitted || !tangentsNoted_.exchange(true);
+  if (!isFirst && !tangentNews_.load(std::memory_order_acquire)) return {};
+  std::vector<int64_t> news;
+  if (isFitted) {
+    for (size_t i = 0; i < tangents.size(); ++i) {
+      const TangentForm& form = autograd_->forms[i];
+      if (form.fits(tangents[i])) continue;
+      const bool came = form.kind == TangentForm::Kind::Absent || !tangents[i].defined();
+      if (news.empty() || came) news = {came ? kCameAfterAll : kLiesOtherwise};
+    }
+    if (news.empty() || tangentsNoted_.exchange(true)) return {};
+  } else {
+    bool asTraced = true;
+    for (size_t i = 0; i < tangents.size(); ++i) {
+      const TangentForm form = formOf(i, tangents[i]);
+      asTraced = asTraced && form.kind == TangentForm::Kind::AsTraced;
+      form.append(news);
+    }
+    if (asTraced) return {};
+    if (!isFirst) return news;
   }
-  if (absent.empty() || (lean && tangentsNoted_.exchange(true))) return;
-  absentTangents_ = std::move(absent);
+  tangentForms_ = news;
   tangentNews_.store(true, std::memory_order_release);
+  if (isFitted) return {};
+  return news;
+}
+
+TangentForm LoadedProgram::formOf(size_t i, const at::Tensor& tangent) const {
+  if (!tangent.defined()) return {TangentForm::Kind::Absent, {}};
+  const auto format = static_cast<c10::MemoryFormat>(autograd_->tangentFormats[i]);
+  if (autograd_->tangentTo[i] < 0 || tangent.is_contiguous(format)) return {};
+  return {TangentForm::Kind::Strided, tangent.strides().vec()};
 }
 
 std::vector<int64_t> LoadedProgram::takeTangentNews() {
   if (!tangentNews_.exchange(false, std::memory_order_acq_rel)) return {};
-  return std::exchange(absentTangents_, {});
+  return std::exchange(tangentForms_, {});
+}
+
+c10::intrusive_ptr<LoadedProgram> LoadedProgram::fitted(const std::vector<int64_t>& forms,
+                                                        bool apart) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("gravure::fitted", "");
+  torch::jit::Stack stack{autograd_->number, c10::List<int64_t>(forms), apart};
+  op.callBoxed(stack);
+  const c10::IValue made = stack.back();
+  return made.isNone() ? nullptr : made.toCustomClass<LoadedProgram>();
 }
 
 void LoadedProgram::warnOfAutocast() {
@@ -187,8 +220,8 @@ void LoadedProgram::warnOfLayout(size_t index, const at::Tensor& tangent) {
     left -= autograd_->differentiable[output];
   std::ostringstream message;
   message << graph_ << ": the gradient of result " << output << " has sizes " << tangent.sizes()
-          << " and strides " << tangent.strides() << ". The backward was traced for one that lies "
-          << "in memory as the result does, so it is copied first. Eager reads it as it lies: the "
+          << " and strides " << tangent.strides() << ". The backward was traced for one in the "
+          << "result's memory format, so it is copied first. Eager reads it as it lies: the "
           << "last bits of some gradients may be others than eager's. Compute what follows, as the "
           << "loss, inside of the compiled function, or take gravure.compile_step";
   logToUser(LogLevel::Warning, {message.str()});

@@ -120,8 +120,9 @@ TORCH_LIBRARY_FRAGMENT(gravure, m) {
       .def_static("shares_other_memory", &sharesOtherMemory)
       .def("shutdown", &LoadedProgram::shutdown);
 
-  // LoadedProgram::apart(), which Python implements (apart_programs.py).
+  // LoadedProgram::apart() and fitted(), which Python implements (programs_beside.py).
   m.def("apart(int number) -> __torch__.torch.classes.gravure.Program?");
+  m.def("fitted(int number, int[] forms, bool apart) -> __torch__.torch.classes.gravure.Program?");
   // GradientWatch tells, and Python listens (seen_results.py).
   m.def("seen_result(int graph, int result, int through, int how, Tensor? hooked) -> ()");
 }

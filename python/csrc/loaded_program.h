@@ -44,6 +44,8 @@ struct ProgramSource;
 /// both call takes and returns vectors.
 class LoadedProgram final : public torch::CustomClassHolder {
  public:
+  /// What take_tangent_news() may return (calls/compiled_graph.py).
+  static constexpr int64_t kCameAfterAll = -1, kLiesOtherwise = -2;
   using Options = c10::Dict<std::string, std::string>;
   using Values = c10::List<c10::IValue>;  // as torch.classes has values of any type
 
@@ -158,11 +160,15 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// `backward`, for that node: `values` by position. Without `last` those that are lent stay good.
   std::vector<c10::IValue> runBackward(std::vector<std::pair<int64_t, c10::IValue>> values,
                                        bool last);
-  /// Which of `tangents`, the gradients of outputs, the first backward by autograd's node was not given:
-  /// most loops give none for what the model returns beside its loss.
-  void noteTangents(const std::vector<at::Tensor>& tangents);
-  /// This one's backward was made without some of them. `whole` has the same forward, and runs the
-  /// backward where one comes after all.
+  /// Looks how `tangents`, the gradients of outputs, come: most loops give none for what the model returns
+  /// beside its loss. Returns their forms, as TangentForm::append writes them, in the first backwards by
+  /// autograd's node, until takeTangentNews(), if one does not come as it was traced for.
+  std::vector<int64_t> noteTangents(const std::vector<at::Tensor>& tangents);
+  /// One of the same forward whose backward was made for such tangents, and gives each term of a gradient by
+  /// itself, if `apart`. Made by Python; nothing where there can be none.
+  c10::intrusive_ptr<LoadedProgram> fitted(const std::vector<int64_t>& forms, bool apart);
+  /// This one's backward was made for what the first one was given. `whole` has the same forward, and runs
+  /// the backward where something else comes after all.
   void setWhole(const c10::intrusive_ptr<LoadedProgram>& whole);
   c10::intrusive_ptr<LoadedProgram> whole() const { return whole_; }
   /// One of the same forward whose backward gives each term of a gradient by itself, where this one's adds
@@ -174,8 +180,8 @@ class LoadedProgram final : public torch::CustomClassHolder {
   /// to where its `edge` leads.
   static bool hasArrivedGradient(int64_t edge);
   std::shared_ptr<const AutogradPlan> autogradPlan() const { return autograd_; }
-  /// What run_differentiable() stops for, once: the absent ones, if there are any; -1: one that this
-  /// program was made without has come.
+  /// What run_differentiable() stops for, once: forms that note_tangents() returned; of a program that was
+  /// made for some, one number: kCameAfterAll or kLiesOtherwise.
   std::vector<int64_t> takeTangentNews();
 
   /// Says once that a backward is called under autocast that was traced without, or the other way round.
@@ -313,6 +319,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   std::vector<c10::IValue> repeated(const std::string& name) const;
   Remarks allRemarks() const;
   bool isMadeForOthers(const KernelSettings& settings) const;
+  TangentForm formOf(size_t i, const at::Tensor& tangent) const;
   std::unique_lock<std::recursive_mutex> turn() const;
   std::unique_lock<std::recursive_mutex> stepTurn() const;
 
@@ -340,7 +347,7 @@ class LoadedProgram final : public torch::CustomClassHolder {
   };
   std::shared_ptr<Warned> warned_ = std::make_shared<Warned>();
   std::atomic<bool> tangentsNoted_ = false, tangentNews_ = false;
-  std::vector<int64_t> absentTangents_;  // written before tangentNews_ is, read behind it
+  std::vector<int64_t> tangentForms_;  // written before tangentNews_ is, read behind it
   c10::intrusive_ptr<LoadedProgram> whole_;
   std::atomic<bool> ranBackward_ = false;
   std::mutex apartMutex_;

@@ -48,6 +48,16 @@ void forEachTensor(const torch::jit::Stack& stack, Visit&& visit) {
   }
 }
 
+/// With lists of its own: some kernels write into a list that they are given, as that of
+/// `_unsafe_masked_index` does.
+torch::jit::Stack copyOf(const torch::jit::Stack& operands) {
+  torch::jit::Stack copied = operands;
+  for (c10::IValue& value : copied) {
+    if (value.isList()) value = value.toList().copy();
+  }
+  return copied;
+}
+
 /// The same memory, in tensors of our own.
 torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
   torch::jit::Stack aliases = operands;
@@ -163,7 +173,7 @@ class HostExecutable final : public Executable {
     const Call& call = *baked.call;
     const OpFacts& facts = *baked.facts;
     session.enterCall(call.position);
-    stack_ = baked.operands;
+    stack_ = copyOf(baked.operands);
     if (facts.wait) waitForStarted();
     if (baked.rng.isNone()) {
       call.run(stack_);

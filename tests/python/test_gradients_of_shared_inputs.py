@@ -441,7 +441,7 @@ def test_a_whole_model_adds_inside() -> None:
     assert stats["uncaptured_steps"] == 4 and stats["captures"] == 2
     assert len(instance.program.outputs("backward")) == len(list(model.parameters()))
     # Its weight has two terms, which are known, and were not asked for.
-    assert instance.beside is not None and instance.beside.made is None
+    assert instance.beside is not None and instance.beside.apart is None
 
 
 def test_what_the_wrapper_runs_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,7 +28,47 @@ void checkSize(const std::vector<int64_t>& numbers, size_t size, const char* nam
               "\", where ", size, " were expected");
 }
 
+constexpr int64_t kAbsent = -1, kAsTraced = -2;
+
 }  // namespace
+
+std::vector<TangentForm> TangentForm::parse(const std::vector<int64_t>& numbers) {
+  std::vector<TangentForm> forms;
+  for (size_t i = 0; i < numbers.size();) {
+    const int64_t number = numbers[i++];
+    if (number < 0) {
+      TORCH_CHECK(number >= kAsTraced, "set_autograd: ", number, " in \"forms\" is no form");
+      forms.push_back({number == kAbsent ? Kind::Absent : Kind::AsTraced, {}});
+      continue;
+    }
+    TORCH_CHECK(number <= static_cast<int64_t>(numbers.size() - i), "set_autograd: ", number,
+                " strides in \"forms\", of which it has ", numbers.size() - i);
+    const auto begin = numbers.begin() + static_cast<int64_t>(i);
+    forms.push_back({Kind::Strided, {begin, begin + number}});
+    i += static_cast<size_t>(number);
+  }
+  return forms;
+}
+
+void TangentForm::append(std::vector<int64_t>& numbers) const {
+  if (kind != Kind::Strided) {
+    numbers.push_back(kind == Kind::Absent ? kAbsent : kAsTraced);
+    return;
+  }
+  numbers.push_back(static_cast<int64_t>(strides.size()));
+  numbers.insert(numbers.end(), strides.begin(), strides.end());
+}
+
+bool TangentForm::fits(const at::Tensor& tangent) const {
+  if (kind == Kind::Absent) return !tangent.defined();
+  if (kind == Kind::AsTraced) return true;  // or is brought there
+  if (!tangent.defined() || tangent.dim() != static_cast<int64_t>(strides.size())) return false;
+  for (size_t d = 0; d < strides.size(); ++d) {
+    const auto at = static_cast<int64_t>(d);
+    if (tangent.size(at) != 1 && tangent.stride(at) != strides[d]) return false;
+  }
+  return true;
+}
 
 AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const Entry& backward) {
   AutogradPlan plan;
@@ -41,7 +81,7 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   plan.edges = listNamed(lists, "edges");
   plan.frozen = listNamed(lists, "frozen");
   plan.gradients = listNamed(lists, "gradients");
-  plan.absent = listNamed(lists, "absent");
+  plan.forms = TangentForm::parse(listNamed(lists, "forms"));
   plan.needs = listNamed(lists, "needs");
   plan.through = listNamed(lists, "through");
   const std::vector<int64_t> modes = listNamed(lists, "modes");
@@ -61,7 +101,8 @@ AutogradPlan AutogradPlan::parse(const Lists& lists, const Entry& forward, const
   checkSize(plan.differentiable, plan.outputs.size(), "differentiable");
   checkSize(plan.savedTo, plan.saved.size(), "saved_to");
   checkSize(plan.tangentTo, tangents, "tangent_to");
-  checkSize(plan.absent, tangents, "absent");
+  TORCH_CHECK(plan.forms.size() == tangents, "set_autograd: ", plan.forms.size(),
+              " gradients in \"forms\", where ", tangents, " were expected");
   if (!plan.through.empty()) checkSize(plan.through, plan.outputs.size(), "through");
   checkSize(plan.tangentFormats, tangents, "tangent_formats");
   checkSize(plan.gradients, plan.edges.size(), "gradients");

@@ -5,12 +5,28 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/MemoryFormat.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace gravure {
+
+/// How the gradient of an output comes to a backward: as it was traced, in its memory format; never; or with
+/// these strides.
+struct TangentForm {
+  enum class Kind : uint8_t { AsTraced, Absent, Strided };
+  Kind kind = Kind::AsTraced;
+  std::vector<int64_t> strides;  // of Strided, one a dimension
+
+  /// As Python has them (given_gradients.py): -2, -1, or the number of strides and then these.
+  static std::vector<TangentForm> parse(const std::vector<int64_t>& numbers);
+  void append(std::vector<int64_t>& numbers) const;
+  /// Whether `tangent`, which may be undefined, comes so.
+  bool fits(const at::Tensor& tangent) const;
+};
 
 /// Positions are those of an entry's inputs or outputs.
 struct AutogradPlan {
@@ -28,8 +44,8 @@ struct AutogradPlan {
   std::vector<bool> ofCaller;      // likewise: whether it is the caller's, as a parameter is
   std::vector<int64_t> tangentTo;  // one a differentiable output: the same for its gradient
   std::vector<int64_t> tangentFormats;  // the memory format that its gradient was traced with
-  std::vector<int64_t> absent;     // likewise: 1 if the backward was made without that gradient
-  std::vector<int64_t> through;    // one an output, or none at all: GradientWatch::watch
+  std::vector<TangentForm> forms;       // likewise: what the backward was made for
+  std::vector<int64_t> through;         // one an output, or none at all: GradientWatch::watch
   std::vector<int64_t> edges;      // inputs of the forward that have a gradient, once a term of it
   std::vector<int64_t> frozen;     // inputs of the forward that required none when traced
   std::vector<int64_t> gradients;  // one an edge: the backward's output; -1: part of an earlier sum

@@ -29,6 +29,7 @@ from torch import fx
 from ..errors import ExportError
 from ..graphs.codegen import ATEN, Style
 from ..graphs.devices import arena_excess
+from ..graphs.given_gradients import Forms, absent_alone, forms_of
 from ..graphs.node_facts import has_effects, is_collective
 from ..graphs.traced_graphs import TracedGraphs
 from ..library.load import program_class
@@ -40,12 +41,12 @@ from ..torch_api.dynamo_errors import first_line
 from ..torch_api.fake_tensors import unset_fake_temporarily
 from ..torch_api.operators import OpOverload
 from . import reports
-from .apart_programs import unlike_eagers
 from .first_run import is_of_operator, why_it_failed
 from .instance import Instance
 from .module_choice import ModuleChoice
 from .pending_backwards import PendingBackwards
 from .program_maker import ProgramMaker
+from .programs_beside import unlike_eagers
 from .reports import GraphReport, ProgramReport, kernels_of, program_report
 from .seen_results import ResultsSeen
 from .size_choice import SizeChoice, most_sizes
@@ -54,6 +55,7 @@ from .symbol_sizes import SymbolSizes
 from .written_program import LoadedFrom
 
 _NUMBERS = itertools.count(1)
+_CAME_AFTER_ALL = -1  # LoadedProgram::takeTangentNews
 _MOST_BUFFERS = 4  # sets of living buffers that go with the same parameters
 _KNOWN = {"aten", "prims", "rngprims", "profiler", "gravure"}  # namespaces that are not the user's
 logger = logging.getLogger("gravure")
@@ -120,7 +122,7 @@ class CompiledGraph:
         self._had_several = False
         self._pending: PendingBackwards | None = None  # None where nothing tells whose one is
         self._ran_backward = False  # by Python, without an error
-        self._absent: tuple[int, ...] = ()  # gradients of outputs that backwards come without
+        self._forms: Forms = ()  # of the gradients of outputs, as backwards are given them
         self._apart = False  # terms of gradients were asked for one by one
         # Of AOTAutograd's wrapper: by the edge of its node, each input whose gradient is a sum.
         self._sums: dict[int, str] = {}
@@ -177,6 +179,10 @@ class CompiledGraph:
     def metadata(self) -> Metadata | None:
         """What AOTAutograd found out; None before it has, and of what it did not trace."""
         return self._made_by.traced.metadata if self._made_by is not None else None
+
+    @property
+    def has_open_sizes(self) -> bool:
+        return bool(self._symbols)
 
     def watch_results(self, results: Any) -> None:
         """Those of a call by AOTAutograd's wrapper."""
@@ -343,9 +349,9 @@ class CompiledGraph:
             self._shared = instance
             return instance
         self._teach(instance)
-        if self._absent and instance.native is not None:
+        if self._forms and instance.native is not None:
             instance.keep(args)
-            self._make_lean(instance, instance, args)
+            self._fit(instance, instance, args)
         instance.defer(instance.backward is not None and self._may_be_several)
         instance.belong(self._owners or (), _ending(weakref.ref(self)))
         self._instances.setdefault(key, []).append(instance)
@@ -432,8 +438,8 @@ class CompiledGraph:
                 made.number = 1 + len(first.further)
                 assert first.made is not None
                 made.program.warm_up_with(first.made.program)
-                if first.absent:
-                    self._make_lean(first, made, args)
+                if first.forms:
+                    self._fit(first, made, args)
                 first.further.append(made)
                 self._had_several = True
                 return made
@@ -497,60 +503,65 @@ class CompiledGraph:
         known = self._symbols.known(sizes)
         return tuple([known[symbol] for symbol in self._backward_symbols])
 
-    # ---- gradients that backwards come without
+    # ---- how the gradients of outputs come (given_gradients.py)
     #
-    # Most loops give none for what a model returns beside its loss. A lean program has a backward
-    # without them; the whole one stays behind it, for a backward in which one comes after all.
+    # Most loops give none for what a model returns beside its loss. A fitted program has a backward
+    # for what the first one was given; the whole one stays behind it, for anything else.
 
     def _follow_tangents(self, first: Instance, instance: Instance, args: Sequence[Any]) -> bool:
         """Whether `instance` has another program from now on, since its last backward was given
-        other gradients than its program is for: fewer, or more.
+        other gradients than its program is for.
 
         `first`: the instance for these sizes and this module, whose further one `instance` may be.
         """
         if instance.wants_apart:
             return self._make_apart(first, instance, args)
-        news = tuple(instance.program.take_tangent_news())
+        news = instance.program.take_tangent_news()
         if not news:
             return False
         if instance.whole is not None:
-            logger.info("%s: an output has a gradient that had none before", self.label)
-            instance.leave_lean()
-            self._absent = ()
-            return True
-        self._absent = news
-        self._make_lean(first, instance, args)
+            came = news[0] == _CAME_AFTER_ALL
+            said = "has a gradient that had none before" if came else "has a gradient laid anew"
+            logger.info("%s: an output %s", self.label, said)
+            self._forms = () if came else absent_alone(instance.forms)
+            instance.leave_fitted()
+        else:
+            self._forms = self._maker.fitting(forms_of(news), apart=instance.apart)
+        if self._forms:
+            self._fit(first, instance, args)
         return True
 
-    def _make_lean(self, first: Instance, instance: Instance, args: Sequence[Any]) -> None:
-        """Gives `instance` a lean program, where there can be one."""
+    def _fit(self, first: Instance, instance: Instance, args: Sequence[Any]) -> None:
+        """Gives `instance` a fitted program, where there can be one."""
         family = (i for i in (first, *first.further) if i.apart == instance.apart)
-        same = next((i for i in family if i.absent == self._absent), None)
-        lean = self._lean(instance.sizes, apart=instance.apart)
-        if lean is None or lean.native is None:
+        same = next((i for i in family if i.forms == self._forms), None)
+        fitted = self._fitted(instance)
+        if fitted is None or fitted.native is None:
             return
         if same is not None:
-            lean.program.warm_up_with(same.program)
+            fitted.program.warm_up_with(same.program)
         else:
-            self._teach(lean, self._absent)
-        instance.take_lean(lean, args, self._absent)
+            self._teach(fitted, self._forms)
+        instance.take_fitted(fitted, args, self._forms)
 
-    def _lean(self, sizes: tuple[int, ...], *, apart: bool) -> Instance | None:
-        alike = (i for i in self._of_modules() if i.sizes == sizes and i.absent == self._absent)
-        like = next((i.made_lean for i in alike if i.apart == apart), None)
+    def _fitted(self, instance: Instance) -> Instance | None:
+        sizes, apart, forms = instance.sizes, instance.apart, self._forms
+        alike = (i for i in self._of_modules() if i.sizes == sizes and i.forms == forms)
+        like = next((i.made_fitted for i in alike if i.apart == apart), None)
+        if like is None and instance.beside is not None:
+            made_for, made = instance.beside.fitted or ((), None)
+            like = made if made_for == forms else None
         try:
             with compile_lock, unset_fake_temporarily():
-                if not self._maker.goes_without(self._absent, apart=apart):
+                if self._maker.fitting(forms, apart=apart) != forms:
                     return None
                 known = self._symbols.known(sizes)
-                return self._maker.make(
-                    known, keeps=True, absent=self._absent, apart=apart, like=like
-                )
+                return self._maker.make(known, keeps=True, forms=forms, apart=apart, like=like)
         except Exception as error:  # the whole program is right, too, and slower
-            logger.debug("%s: not without %s: %r", self.label, self._absent, error)
+            logger.debug("%s: not for %s: %r", self.label, forms, error)
             return None
 
-    # ---- terms of gradients one by one (apart_programs.py)
+    # ---- terms of gradients one by one (programs_beside.py)
 
     def _make_apart(self, first: Instance, instance: Instance, args: Sequence[Any]) -> bool:
         """Gives `instance` the program that its last backward asked for, if there can be one; else
@@ -558,10 +569,10 @@ class CompiledGraph:
         instance.wants_apart = False
         logger.info("%s: gradients of its inputs come from elsewhere, too", self.label)
         self._apart = True
-        was_lean = bool(instance.absent)
+        was_fitted = bool(instance.forms)
         like = self._alike(instance.sizes, apart=True)
-        if like is None and instance.beside is not None and not was_lean:
-            like = instance.beside.made
+        if like is None and instance.beside is not None and not was_fitted:
+            like = instance.beside.apart
         try:
             made = self._program(instance.sizes, keeps=True, apart=True, like=like)
         except Exception as error:
@@ -571,8 +582,8 @@ class CompiledGraph:
             return False
         instance.take_apart(made, args)
         self._teach(instance)
-        if was_lean:
-            self._make_lean(first, instance, args)
+        if was_fitted:
+            self._fit(first, instance, args)
         return True
 
     # ---- making programs
@@ -582,10 +593,10 @@ class CompiledGraph:
         alike = (i for i in self._firsts() if i.sizes == sizes and i.apart == apart)
         return next((i.made for i in alike), None)
 
-    def _teach(self, instance: Instance, absent: tuple[int, ...] = ()) -> None:
+    def _teach(self, instance: Instance, forms: Forms = ()) -> None:
         """Tells it what a program for other sizes, or of another module, knows of the graph."""
         others = (i for i in self._firsts() if i is not instance and i.apart == instance.apart)
-        if (teacher := next((i for i in others if i.absent == absent), None)) is not None:
+        if (teacher := next((i for i in others if i.forms == forms), None)) is not None:
             instance.program.learn_from(teacher.program)
 
     def _make(

@@ -476,8 +476,9 @@ class FrameCall:
         if not self._bundled or not saved_tensor_hooks_are_set():
             results = self._wrapper(*args)
             self._graph.watch_results(results)
-            # One that the library runs from the next call on says itself what it sees.
-            if self._was_wrapped or not self._is_native:
+            # The library, if it runs the next calls, copies as this one does where sizes are open,
+            # and says so.
+            if self._was_wrapped or not self._is_native or not self._graph.has_open_sizes:
                 self._layout.watch(results)
             self._was_wrapped = True
             return results

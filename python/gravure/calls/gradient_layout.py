@@ -1,9 +1,9 @@
 """Gradients of a graph's results that lie otherwise in memory than its backward was traced for.
 
 AOTAutograd copies them into the memory format that it traced with; eager reads them as they lie,
-and sums in another order. Where the library runs the backward it sees them itself
-(`LoadedProgram::warnOfLayout`); here they are looked at in front of AOTAutograd's own function,
-until the first backward of a graph.
+and sums in another order. Where the library runs the backward it sees them itself, and mostly has
+another one made (given_gradients.py, `LoadedProgram::warnOfLayout`); here they are looked at in
+front of AOTAutograd's own function, until the first backward of a graph.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _told(i: int, gradient: Tensor) -> str:
     sizes, strides = list(gradient.shape), list(gradient.stride())
     return (
         f"the gradient of result {i} has sizes {sizes} and strides {strides}. The backward was "
-        "traced for one that lies in memory as the result does, so it is copied first. Eager reads "
-        "it as it lies: the last bits of some gradients may be others than eager's. Compute what "
-        "follows, as the loss, inside of the compiled function, or take gravure.compile_step"
+        "traced for one in the result's memory format, so it is copied first. Eager reads it as it "
+        "lies: the last bits of some gradients may be others than eager's. Compute what follows, "
+        "as the loss, inside of the compiled function, or take gravure.compile_step"
     )

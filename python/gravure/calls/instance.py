@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from ..graphs.given_gradients import Forms
 from ..text.entry_call import Call, Run, picker
-from .apart_programs import ApartProgram
 from .native_node import NativeCall
+from .programs_beside import ProgramsBeside
 from .weak_tensors import WeakTensors
 from .written_program import LoadedFrom
 
@@ -32,22 +33,22 @@ class Instance:
         missed: list[str] | None = None,
         native: NativeCall | None = None,
         captures: bool = True,
-        beside: ApartProgram | None = None,
+        beside: ProgramsBeside | None = None,
     ) -> None:
         """`call`: how its first entry is called, with what a module keeps; None for no module's."""
         self.captures = captures  # or each of its calls runs uncaptured
         self.forward = forward
         self.backward = backward
         self.native = native  # both, as one node of autograd's graph
-        # The program that runs, and where it goes without some gradients (it is lean) the one that
-        # was made first, with all of them: `whole`, with its `_own_native`.
+        # The program that runs; where it is for gradients of some `forms` (it is fitted), also the
+        # one that was made first, for any: `whole`, with its `_own_native`.
         self.program: Any = made.program if made is not None else None
         self.whole: Any = None
         self._own_native = native
         self._own_beside = beside
-        self.absent: tuple[int, ...] = ()  # gradients that the backward of `program` goes without
+        self.forms: Forms = ()  # of the gradients that the backward of `program` is for
         self.made = made  # what was made first
-        self.made_lean: LoadedFrom | None = None
+        self.made_fitted: LoadedFrom | None = None
         # Terms of gradients: whether the program gives them one by one; else the one beside it that
         # does, if there are any, and whether that was asked for.
         self.apart = made is not None and bool(made.written.traced.apart)
@@ -107,17 +108,17 @@ class Instance:
         positions = [self._positions[i] for i in which]
         program.bind_weakly(self._entry, positions, [kept[i] for i in which])
 
-    def take_lean(self, lean: Instance, args: Sequence[Any], absent: tuple[int, ...]) -> None:
-        """Autograd's node is `lean`'s from now on, whose backward goes without some gradients."""
-        lean.program.set_whole(self.program)
-        lean.program.set_defers(self.defers)
+    def take_fitted(self, fitted: Instance, args: Sequence[Any], forms: Forms) -> None:
+        """Autograd's node is `fitted`'s from now on, whose backward is for such gradients."""
+        fitted.program.set_whole(self.program)
+        fitted.program.set_defers(self.defers)
         kept = self._pick(args)
-        self._bind(lean.program, kept, range(len(kept)))
-        self._own_native, self.native = self.native, lean.native
+        self._bind(fitted.program, kept, range(len(kept)))
+        self._own_native, self.native = self.native, fitted.native
         self._own_beside = self.beside
-        self._follow_beside(lean.beside)
-        self.whole, self.program, self.absent = self.program, lean.program, absent
-        self.made_lean = lean.made
+        self._follow_beside(fitted.beside)
+        self.whole, self.program, self.forms = self.program, fitted.program, forms
+        self.made_fitted = fitted.made
 
     def take_apart(self, made: Instance, args: Sequence[Any]) -> None:
         """Its program is `made`'s from now on, which gives terms of gradients one by one."""
@@ -127,21 +128,21 @@ class Instance:
         self.forward, self.backward = made.forward, made.backward
         self.native = self._own_native = made.native
         self.program, self.whole, self.made = made.program, None, made.made
-        self.absent, self.made_lean = (), None
+        self.forms, self.made_fitted = (), None
         self.apart = True
         self._follow_beside(None)
 
-    def _follow_beside(self, beside: ApartProgram | None) -> None:
+    def _follow_beside(self, beside: ProgramsBeside | None) -> None:
         """`beside` is that of its program from now on."""
         self.beside, self.wants_apart = beside, False
         if beside is not None:
             beside.tell(_wanting(weakref.ref(self)))
 
-    def leave_lean(self) -> None:
-        """All gradients come after all."""
+    def leave_fitted(self) -> None:
+        """Gradients come otherwise after all."""
         self.native, self.program, self.whole = self._own_native, self.whole, None
         self._follow_beside(self._own_beside)
-        self.absent, self.made_lean = (), None
+        self.forms, self.made_fitted = (), None
 
     def knows(self, tensors: Set[int]) -> bool:
         """Whether it is for one of these, by `id`."""

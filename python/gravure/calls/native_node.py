@@ -8,12 +8,13 @@ python/csrc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from ..graphs.given_gradients import Forms, numbers_of
 from ..graphs.traced_graphs import TracedGraphs
 from ..library.direct_calls import direct
 from ..text.entry_call import Call, picker
@@ -48,7 +49,7 @@ def native_call(
 
     `lists`: autograd_lists(). `held` is what the program needs as long as it lives, which may be
     longer than anybody else does. `label` names the graph in warnings. `number`: that of its
-    ApartProgram, or 0. `seen`: what looks at its results.
+    ProgramsBeside. `seen`: what looks at its results.
     """
     if lists is None:
         return None
@@ -64,17 +65,17 @@ def native_call(
 
 
 def autograd_lists(
-    forward: Call, backward: Call, traced: TracedGraphs, absent: Collection[int]
+    forward: Call, backward: Call, traced: TracedGraphs, forms: Forms
 ) -> dict[str, list[int]] | None:
     """How a forward and its backward hang together in autograd's graph; None where they cannot.
 
     Each saved value is a result of the one call and an argument of the other, of the graphs
-    `traced`. `absent`: gradients of outputs that the backward goes without.
+    `traced`. `forms`: of the gradients of outputs that the backward is for.
     """
     lists = _plan(forward, backward, traced)
     if lists is None or traced.metadata is None:
         return None
-    lists["absent"] = [int(i in absent) for i in range(len(lists["tangent_to"]))]
+    lists["forms"] = numbers_of(forms, len(lists["tangent_to"]))
     depends = _saves_dependent(traced.forward, traced.own_results, traced.metadata)
     modes = [traced.metadata.may_vary, depends, traced.in_autocast]
     return lists | {"modes": list(map(int, modes))}

@@ -12,10 +12,10 @@ import torch
 from torch import fx
 
 from ..errors import ExportError
-from ..graphs.absent_tangents import without_tangents
 from ..graphs.codegen import CompiledRegions, Style, compile_graphs
 from ..graphs.devices import device_of
 from ..graphs.donated import donatable
+from ..graphs.given_gradients import Forms, absent_alone, with_given
 from ..graphs.gradient_terms import added, with_terms_apart
 from ..graphs.known_numbers import KnownNumbers
 from ..graphs.saved_bundle import viewed_input, without_bundle
@@ -32,9 +32,9 @@ from ..torch_api.autograd import keeps_graph
 from ..torch_api.compile_lock import compile_lock
 from ..torch_api.dispatch import below_autograd
 from ..torch_api.fake_tensors import is_nested_number, unset_fake_temporarily
-from .apart_programs import ApartProgram
 from .instance import Instance
 from .native_node import native_call
+from .programs_beside import ProgramsBeside
 from .reports import trace_program
 from .seen_results import ResultsSeen
 from .written_program import LoadedFrom, WrittenProgram
@@ -73,8 +73,8 @@ class ProgramMaker:
         self._seen = seen
         self._texts: dict[Any, WrittenProgram] = {}
         self._known_sizes: dict[tuple[int, ...], None] = {}  # a set that has an order
-        # The same by the gradients that the backward goes without, and whether terms are apart.
-        self._variants: dict[tuple[tuple[int, ...], bool], TracedGraphs | None] = {}
+        # The same by the gradients that the backward is for, and whether terms are apart.
+        self._variants: dict[tuple[Forms, bool], TracedGraphs | None] = {}
         self._regions: list[CompiledRegions] = []  # of all texts, whose programs call them by name
 
     def as_it_is(self) -> Instance:
@@ -88,20 +88,20 @@ class ProgramMaker:
         *,
         keeps: bool,
         captures: bool = True,
-        absent: tuple[int, ...] = (),
+        forms: Forms = (),
         apart: bool = False,
         like: LoadedFrom | None = None,
     ) -> Instance:
         """A program for these values of symbols. With `keeps` it is for one module's tensors.
 
-        Its backward goes without the gradients that are `absent`, where it can (goes_without()).
+        Its backward is for such gradients as fitting() returns.
         `apart`: it gives terms of gradients one by one, if there are any.
         `like`: a program for the same, which captures as well: it is not planned again.
         """
         if like is not None:
             written, program = like.written, like.program.again()
         else:
-            written = self.text(known, absent, apart=apart)
+            written = self.text(known, forms, apart=apart)
             options = self.options.for_library() | ({} if captures else {"uncaptured": "1"})
             with under_way(f"planning {self.label}"):
                 program = program_class().of_text(written.text, self.device, options)
@@ -115,11 +115,9 @@ class ProgramMaker:
         native = beside = None
         if len(calls) > 1:
             if keeps and self._native and self._seen is not None:
-                if written.sums:
-                    beside = self._beside(known, absent)
+                beside = self._beside(known, written)
                 held = [*self._regions, *(call.held for call in calls), beside]
-                number = beside.number if beside is not None else 0
-                lists = written.autograd
+                number, lists = beside.number, written.autograd
                 native = native_call(program, calls[0], lists, held, self.label, number, self._seen)
             if written.bundle is not None:
                 written.bundle.bind(program)
@@ -142,14 +140,20 @@ class ProgramMaker:
 
         return Instance(runs[0], backward, made, kept, sizes, missed, native, captures, beside)
 
-    def _beside(self, known: dict[Any, int], absent: tuple[int, ...]) -> ApartProgram:
-        """What is asked for a program of the same that gives terms of gradients one by one."""
+    def _beside(self, known: dict[Any, int], written: WrittenProgram) -> ProgramsBeside:
+        """What is asked for programs of the same with another backward."""
+        is_apart = bool(written.traced.apart)
 
-        def make() -> LoadedFrom | None:
+        def make(forms: Forms, apart: bool) -> LoadedFrom | None:
             with compile_lock, unset_fake_temporarily():
-                return self.make(known, keeps=True, absent=absent, apart=True).made
+                made = self.make(known, keeps=True, forms=forms, apart=apart or is_apart)
+            return made.made if made.native is not None else None
 
-        return ApartProgram(self.label, make)
+        def fit(forms: Forms, apart: bool) -> Forms:
+            with compile_lock, unset_fake_temporarily():
+                return self.fitting(forms, apart=apart or is_apart)
+
+        return ProgramsBeside(self.label, written.forms, make, fit, sums=written.sums)
 
     @property
     def known_sizes(self) -> list[tuple[int, ...]]:
@@ -161,16 +165,17 @@ class ProgramMaker:
         return device_of(self._graphs.modules, self.label)
 
     def text(
-        self, known: dict[Any, int], absent: tuple[int, ...] = (), *, apart: bool = False
+        self, known: dict[Any, int], forms: Forms = (), *, apart: bool = False
     ) -> WrittenProgram:
         """The program for these values of symbols."""
         key = tuple(known.items())
         apart = apart and bool(self._graphs.terms)
-        if absent or apart:
-            whole, graphs = self._variant((), apart), self._variant(absent, apart)
+        if forms or apart:
+            whole, graphs = self._variant((), apart), self._variant(forms, apart)
             assert whole is not None and graphs is not None
+            absent = [i for i, form in enumerate(forms) if form.absent]
             text, calls = graph_entries(graphs, KnownNumbers(known), absent)
-            return WrittenProgram(text, calls, [], whole, absent)
+            return WrittenProgram(text, calls, [], whole, forms)
         if key not in self._texts:
             for module in self.traced.modules:
                 _refuse_nested(module)
@@ -180,25 +185,28 @@ class ProgramMaker:
                 self._texts.pop(next(iter(self._texts)))
         return self._texts[key]
 
-    def goes_without(self, absent: tuple[int, ...], *, apart: bool) -> bool:
-        """Makes the backward without these gradients of outputs, if there can be one."""
+    def fitting(self, forms: Forms, *, apart: bool) -> Forms:
+        """Of such gradients of outputs what a backward can be for: all of it, that some are absent,
+        or nothing, (). The rest is brought into what the backward was traced for."""
         if self.style.inductor or not self._native or self._graphs.backward is None:
-            return False
-        return self._variant(absent, apart) is not None
+            return ()
+        for some in (forms, absent_alone(forms)):
+            if some and self._variant(some, apart) is not None:
+                return some
+        return ()
 
-    def _variant(self, absent: tuple[int, ...], apart: bool) -> TracedGraphs | None:
-        key = absent, apart
+    def _variant(self, forms: Forms, apart: bool) -> TracedGraphs | None:
+        key = forms, apart
         if key not in self._variants:
-            self._variants[key] = self._make_variant(absent, apart)
+            self._variants[key] = self._make_variant(forms, apart)
         return self._variants[key]
 
-    def _make_variant(self, absent: tuple[int, ...], apart: bool) -> TracedGraphs | None:
-        if not absent:
+    def _make_variant(self, forms: Forms, apart: bool) -> TracedGraphs | None:
+        if not forms:
             return with_terms_apart(self._graphs) if apart else self._graphs
         graphs = self._variant((), apart)
         assert graphs is not None and graphs.backward is not None
-        first = len(graphs.saved_inputs)
-        module = without_tangents(graphs.backward, [first + i for i in absent])
+        module = with_given(graphs.backward, len(graphs.saved_inputs), forms)
         return replace(graphs, backward=module) if module is not None else None
 
     def marker(self) -> tuple[int, int] | None:

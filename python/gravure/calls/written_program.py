@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ..graphs.given_gradients import Forms
 from ..graphs.traced_graphs import TracedGraphs
 from ..text.entry_call import Call
 from .bound_bundle import Bundle, bundle_of
@@ -21,7 +21,7 @@ class WrittenProgram:
     calls: list[Call]  # one an entry, as its text says it
     missed: list[str]  # remarks on how it was written
     traced: TracedGraphs
-    absent: Collection[int] = ()  # gradients of outputs that the backward goes without
+    forms: Forms = ()  # of the gradients that the backward is for
 
     @property
     def sums(self) -> bool:
@@ -31,7 +31,7 @@ class WrittenProgram:
     @cached_property
     def autograd(self) -> dict[str, list[int]] | None:
         """What makes both entries one node of autograd's; None where they cannot be."""
-        return autograd_lists(self.calls[0], self.calls[1], self.traced, self.absent)
+        return autograd_lists(self.calls[0], self.calls[1], self.traced, self.forms)
 
     @cached_property
     def bundle(self) -> Bundle | None:

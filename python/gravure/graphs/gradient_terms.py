@@ -3,7 +3,7 @@
 Autograd's engine adds what comes to a tensor, in the order in which it comes. In eager the uses of
 a tensor inside of a compiled graph and those outside of it come one after another; a graph that
 adds its own first and hands over their sum rounds otherwise, as soon as three terms meet. So there
-is a backward that hands over the terms, for where others come before them (apart_programs.py).
+is a backward that hands over the terms, for where others come before them (programs_beside.py).
 
 Which additions of the backward graph are those of an input, and not of what is computed of it, the
 graph does not say: `h = x + f(x)` hands the sum that came to `h` on to `x` as it is. So terms are

@@ -1,0 +1,172 @@
+"""A graph some of whose values lie otherwise in memory than they did while it was traced.
+
+    %g : 7x5, row by row, as it was traced                   column by column, as it lies
+    %s = aten::slice(%g, -2, 0, 5)    5x5, strides [5, 1]  =>  strides [1, 7]
+    %v = aten::view(%s, [25])                              =>  of a copy of %s, row by row
+    %n = aten::native_group_norm_backward(%g, …)           =>  of a copy of %g, row by row
+
+Kernels that sum may do it in another order for another layout, so eager's bits are those of eager's
+layout. What Python or C++ did with a layout while it traced is in no graph: a `contiguous()` that
+had nothing to do, and is a copy now. So operators that are not known to take any layout are given
+what is contiguous, or copies that lie as they were traced.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..torch_api.compile_lock import compile_lock
+from ..torch_api.eager_layouts import eager_layouts
+from ..torch_api.fake_tensors import mode_of, mode_of_any
+from ..torch_api.operators import OpOverload, pytree
+
+_aten = torch.ops.aten
+# Operands of a node that lie otherwise than they were traced, as they were traced.
+Traced = dict[fx.Node, Tensor]
+
+# Besides those that PyTorch calls pointwise.
+_OF_ANY_LAYOUT = {
+    _aten._to_copy.default,
+    _aten.addmm.default,
+    _aten.baddbmm.default,
+    _aten.bmm.default,
+    _aten.clone.default,
+    _aten.expand.default,
+    _aten.mean.dim,
+    _aten.mm.default,
+    _aten.mv.default,
+    _aten.permute.default,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.split.Tensor,
+    _aten.split_with_sizes.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.sum.default,
+    _aten.sum.dim_IntList,
+    _aten.t.default,
+    _aten.transpose.int,
+    _aten.unsqueeze.default,
+    _aten.view.default,
+    _aten._unsafe_view.default,
+}
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
+# What they return depends on where in memory an element is.
+_BY_MEMORY = ("aten.as_strided", "aten._reshape_alias", "aten.view.dtype")
+
+
+def laid(value: Any, strides: tuple[int, ...]) -> Tensor | None:
+    """A stand-in like `value` with these strides; None where sizes are open, or it is no tensor."""
+    if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return None
+    if len(strides) != value.dim():
+        return None
+    with mode_of(value):
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+
+
+def follow_layouts(graph: fx.Graph, moved: Mapping[fx.Node, Traced]) -> bool:
+    """Has the nodes of `graph` know how what they compute lies. `moved`: those that an operand of
+    theirs lies otherwise for.
+
+    False where it cannot be known: the graph is of no use then.
+    """
+    todo: defaultdict[fx.Node, Traced] = defaultdict(dict)
+    for node, operands in moved.items():
+        todo[node].update(operands)
+    values = [node.meta.get("val") for node in graph.nodes]
+    with compile_lock, eager_layouts(), torch.no_grad(), mode_of_any(values):
+        for node in list(graph.nodes):
+            if node not in todo or node.op == "output":
+                continue
+            before, after = node.meta.get("val"), _value_of(graph, node, todo[node])
+            if not _are_alike(before, after):
+                return False
+            if _strides(before) != _strides(after):
+                node.meta["val"] = after
+                for user in node.users:
+                    todo[user][node] = before
+    return True
+
+
+def _value_of(graph: fx.Graph, node: fx.Node, traced: Traced) -> Any:
+    """None where it cannot be told."""
+    if node.target is operator.getitem:
+        return _run(node)
+    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+        return None
+    takes_any = node.target in _OF_ANY_LAYOUT or torch.Tag.pointwise in node.target.tags
+    if takes_any or (all(map(_is_contiguous, traced)) and not _is_by_memory(node)):
+        try:
+            return _run(node)
+        except Exception:
+            if node.target not in _VIEWS:
+                return None
+    for operand, value in traced.items():
+        if (copy := _copy_of(graph, node, operand, value)) is None:
+            return None
+        node.replace_input_with(operand, copy)
+    return _run(node)
+
+
+def _is_by_memory(node: fx.Node) -> bool:
+    return str(node.target).startswith(_BY_MEMORY)
+
+
+def _is_contiguous(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and value.is_contiguous()
+
+
+def _copy_of(graph: fx.Graph, before: fx.Node, operand: fx.Node, value: Any) -> fx.Node | None:
+    """One that lies as `value` does; None where that has gaps, or shares elements."""
+    if not isinstance(value, Tensor):
+        return None
+    order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
+    if not value.permute(order).is_contiguous():
+        return None
+    back = sorted(range(value.dim()), key=order.__getitem__)
+    copy = operand
+    with graph.inserting_before(before):
+        for op, args, kwargs in (
+            (_aten.permute.default, (order,), {}),
+            (_aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+            (_aten.permute.default, (back,), {}),
+        ):
+            copy = graph.call_function(op, (copy, *args), kwargs)
+            copy.meta["val"] = _run(copy)
+    return copy
+
+
+def _run(node: fx.Node) -> Any:
+    args, kwargs = pytree.tree_map_only(
+        fx.Node, lambda operand: operand.meta["val"], (node.args, node.kwargs)
+    )
+    return node.target(*args, **kwargs)
+
+
+def _are_alike(before: Any, after: Any) -> bool:
+    """The same but for strides."""
+    ones, others = pytree.tree_leaves(before), pytree.tree_leaves(after)
+    return len(ones) == len(others) and all(map(_is_alike, ones, others))
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return isinstance(one, Tensor) == isinstance(other, Tensor)
+    return _kind(one) == _kind(other)
+
+
+def _kind(tensor: Tensor) -> Any:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+
+
+def _strides(value: Any) -> list[Any]:
+    return [t.stride() for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]

@@ -316,10 +316,10 @@ def whole_loop() -> Iterator[str]:
         "On torch 2.15 a step of 113 parameters takes 54 to 69 µs of the host (foreach) and 36 "
         "(fused), of 400 parameters 129 to 236 and 84 to 152, by host (two H200s, "
         "`tests/cuda/bench_optimizer.py --rounds 20`). In transformers' Trainer a GPT-2, "
-        "model, clipping and optimizer captured, takes 0.16 of eager's step where two of the "
+        "model, clipping and optimizer captured, takes 0.164 of eager's step where two of the "
         "Trainer's walks through all modules are made once, as in "
-        "[the example](examples/trainers/hf_trainer.py), and 0.17 to 0.25 with them (H200s, the "
-        "model of `tests/cuda/bench_loop.py --parts trainer`, in a script). "
+        "[the example](examples/trainers/hf_trainer.py) (`tests/cuda/bench_loop.py --parts "
+        "trainer`), and 0.15 to 0.25 with them, by process (H200s, the same in a script). "
         "([Log](benchmarks-log.md#a-compiled-optimizers-step).)"
     )
     yield ""

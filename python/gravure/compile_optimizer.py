@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -31,6 +32,9 @@ NOT_FOR_OPTIMIZERS = (
     "fused_random",
     "regions",
 )
+
+# Optimizers of which it was said why their own steps run.
+_REFUSED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def compile_optimizer(
@@ -67,9 +71,12 @@ def compile_optimizer(
             f"somebody replaced the step of this {type(optimizer).__name__}; compile it before it "
             "is wrapped, and the wrapper will call the compiled step"
         )
+    if optimizer in _REFUSED and not foreign:  # a step that is compiled with it asks, too
+        return optimizer
     update = CompiledUpdate(chosen, foreign=foreign)
     if not update.knows(optimizer):  # which may have no hooks, as what wraps another one
         update.refuse(optimizer)
+        _REFUSED.add(optimizer)
         return optimizer
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:

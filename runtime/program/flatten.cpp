@@ -12,12 +12,20 @@
 
 #include <llvm/ADT/DenseMap.h>
 #include <llvm/ADT/DenseSet.h>
+#include <llvm/ADT/StringRef.h>
 
 #include <algorithm>
 #include <iterator>
 
 namespace gravure {
 namespace {
+
+/// Whether eager counts the writes of the operator that `node` calls. It does not where the schema is silent:
+/// batch norm's write running statistics, of two calls whose backwards come behind both.
+bool countsVersions(const Node* node) {
+  const c10::FunctionSchema* const schema = factsOf(node).schema;
+  return !schema || schema->is_mutable() || llvm::StringRef(schema->name()).ends_with("_");
+}
 
 class Flattener {
  public:
@@ -220,20 +228,23 @@ class Flattener {
     }
   }
 
-  /// Inputs whose memory some node of this entry writes, through any alias: the version of these moves
-  /// each step. What `forward` writes and saves is not written again by `backward`. Those that are
+  /// Inputs whose memory some node of this entry writes, through any alias. What `forward` writes and saves is not written again by `backward`. Those that are
   /// donated are among them: who still needs one is told by its version.
   void findWrittenInputs() {
-    llvm::DenseSet<int64_t> written, donated;
+    llvm::DenseSet<int64_t> written, counted, donated;
     forEachNode(code_.entry->graph->block(), [&](const Node* node) {
       for (const Value* value : donatedOperands(node)) donated.insert(timeline_.storageOf(value));
-      for (const Value* value : writtenInputs(node)) written.insert(timeline_.storageOf(value));
+      for (const Value* value : writtenInputs(node)) {
+        written.insert(timeline_.storageOf(value));
+        if (countsVersions(node)) counted.insert(timeline_.storageOf(value));
+      }
     });
     const auto inputs = code_.entry->graph->inputs();
     for (size_t i = 0; i < inputs.size(); ++i) {
       const int64_t storage = timeline_.storageOf(inputs[i]);
       if (storage < 0) continue;
       if (written.contains(storage)) code_.written.push_back(i);
+      if (counted.contains(storage)) code_.counted.push_back(i);
       if (donated.contains(storage)) code_.donated.push_back(i);
     }
   }

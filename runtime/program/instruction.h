@@ -224,6 +224,7 @@ struct EntryCode {
   std::vector<Ownership> ownership;  // one an entry output
   Slot slots = 0;                    // size of a frame
   std::vector<size_t> written;       // entry inputs that the program writes
+  std::vector<size_t> counted;       // of these, those whose versions rise, as in eager
   std::vector<size_t> donated;       // entry inputs that compiled code writes over (compiled_op.h)
   std::vector<int64_t> storages;     // Timeline storage of each slot, -1 if it has none
   bool hasCudnnDropout = false;      // some call uses its state (ir/facts/recurrent_operators.h)

@@ -72,14 +72,14 @@ KeptInputs::KeptInputs(const EntryCode& code, const std::vector<c10::IValue>& in
 
 namespace {
 
-/// Of the inputs among `values` that the entry writes; none of them if there are no values.
+/// Of the inputs among `values` that count what the entry writes; none of them if there are no values.
 void bumpVersionsOf(const EntryCode& code, const std::vector<c10::IValue>& values) {
   if (values.empty()) return;
-  const auto& written = code.written;
-  for (size_t i = 0; i < written.size(); ++i) {
-    if (i + kFarAhead < written.size()) prefetchVersion(values[written[i + kFarAhead]]);
-    if (!values[written[i]].isTensor()) continue;
-    const at::Tensor& tensor = values[written[i]].toTensor();
+  const auto& counted = code.counted;
+  for (size_t i = 0; i < counted.size(); ++i) {
+    if (i + kFarAhead < counted.size()) prefetchVersion(values[counted[i + kFarAhead]]);
+    if (!values[counted[i]].isTensor()) continue;
+    const at::Tensor& tensor = values[counted[i]].toTensor();
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }
 }

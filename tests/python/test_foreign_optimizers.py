@@ -237,6 +237,20 @@ def test_what_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     pair.step(3)
 
 
+def test_a_refusal_is_said_once_also_by_a_step_around_it(caplog: pytest.LogCaptureFixture) -> None:
+    """And nobody recommends what was done."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = Asks(model.parameters())
+    with caplog.at_level(logging.WARNING, "gravure"):
+        gravure.compile_optimizer(optimizer, foreign=True)
+        step = gravure.compile_step(lambda x: model(x).sum(), optimizer=optimizer)
+        for _ in range(4):
+            step(torch.randn(3, 4))
+    said = [r.getMessage() for r in caplog.records]
+    assert len([line for line in said if "runs as it is" in line]) == 1
+    assert not [line for line in said if "foreign=True" in line]
+
+
 def test_hooks_and_state() -> None:
     pair = Pair(Lion)
     pair.step(4)

@@ -83,6 +83,22 @@ def test_it_is_read_as_it_lies_from_the_first_step_on(
     assert program.stats["replays"] > 0
 
 
+def test_a_convolution_whose_gradient_is_channels_last(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 8, 3))
+
+    def run(x: Tensor) -> Tensor:
+        return model(x.expand(40, 5, 8).unflatten(0, (40, 1)))
+
+    def loss(y: Tensor) -> Tensor:
+        return (y.contiguous(memory_format=torch.channels_last) ** 3).sum()
+
+    with caplog.at_level(logging.WARNING, "gravure"):
+        found = _gradients(model, torch.compile(run, backend="gravure"), loss)
+    assert found == _gradients(model, run, loss)
+    assert not _told(caplog)
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_loss_of_one_of_two_transposed_results(
     caplog: pytest.LogCaptureFixture, which: int

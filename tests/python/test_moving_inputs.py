@@ -9,7 +9,7 @@ import gravure
 import pytest
 import torch
 import torch.nn as nn
-from running import TORCH, need_library
+from running import TORCH, bits, need_library
 from torch import Tensor
 from training import leaves, state_of
 
@@ -44,6 +44,40 @@ def _uncaptured() -> int:
 def _runs(count: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(4, 8, generator=generator) for _ in range(count)]
+
+
+class Running(nn.Module):
+    """It has no parameters, as a metric, and states that it assigns anew."""
+
+    def __init__(self, *, buffers: bool) -> None:
+        super().__init__()
+        for name in ("total", "count"):
+            if buffers:
+                self.register_buffer(name, torch.zeros(8))
+            else:
+                setattr(self, name, torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = self.total + x.sum(0)
+        self.count = self.count + x.shape[0]
+        return (x - self.total / self.count).square().tanh()
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+def test_a_module_whose_buffers_are_all_it_has(*, buffers: bool) -> None:
+    """Two of them, one behind the other: what the first one had, the second one takes over."""
+    for _ in range(2):
+        model = Running(buffers=buffers)
+        ours = copy.deepcopy(model)
+        compiled = torch.compile(ours, backend="gravure")
+        for x in _runs(24):
+            assert bits(compiled(x)) == bits(model(x))
+            assert bits(ours.total) == bits(model.total)
+        del compiled
+    programs = [p for graph in gravure.report().graphs for p in graph.programs]
+    assert sum(p.stats["replays"] for p in programs) > 30
+    assert len(programs) <= 3
+    assert _uncaptured() < 16
 
 
 def test_a_buffer_that_is_reassigned_is_captured() -> None:

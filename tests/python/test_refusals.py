@@ -177,6 +177,21 @@ def test_a_backward_that_branches_on_data_is_named_by_its_line(tmp_path: Path) -
     assert "torch.compile" in error.remedy
 
 
+def test_a_cure_is_said_once_and_keeps_what_is_trained() -> None:
+    """As with a frozen embedding and checkpoints: Dynamo's own hint would drop the gradient."""
+
+    def loss(x: Tensor) -> Tensor:
+        y = (x * 2).requires_grad_()
+        return torch.utils.checkpoint.checkpoint(torch.sin, y, use_reentrant=True).sum()
+
+    step = gravure.compile_step(loss)
+    with pytest.raises(gravure.ExportError) as caught:
+        step(torch.randn(3))
+    said = str(caught.value)
+    assert "detach" not in caught.value.remedy
+    assert said.count(caught.value.remedy) == 1 and 'backend="gravure"' in said
+
+
 def test_an_error_of_our_own_is_said_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     w = weight(3)
 

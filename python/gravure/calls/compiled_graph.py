@@ -69,7 +69,8 @@ class CompiledGraph:
 
     Modules of one class share a graph of Dynamo's (layers that are compiled one by one), and each
     has instances of its own. These belong to all of the module's parameters (its buffers, if it has
-    none), their owners, and go when one of them is gone.
+    none), their owners, and go when one of them is gone; buffers may be assigned anew, so the last
+    program of such owners waits for the next call.
     """
 
     def __init__(
@@ -105,12 +106,15 @@ class CompiledGraph:
         self._backward_symbols = SymbolSizes()  # those that the backward is given, too
         self._kept: list[int] = []  # arguments that are parameters and buffers
         self._owners: list[int] | None = None  # of these, the owners; known from the first call on
+        self._owners_are_buffers = False
 
         # The instances.
         self._instances: dict[Key, list[Instance]] = {}
         self._shared: Instance | None = None
         self._is_around = False  # the shared one was given to around(), and stays
         self._unclaimed: Instance | None = None
+        # One whose owners, buffers, are gone: their module may have others by now.
+        self._orphan: Instance | None = None
         self._current: Instance | None = None  # of the last call
         self._sizes = SizeChoice(label)
         self._modules = ModuleChoice()
@@ -309,6 +313,8 @@ class CompiledGraph:
         """The one for these sizes and this module; current from now on."""
         if self._owners is None:
             self._owners = _owners_among(args, self._kept)
+            owners = [args[i] for i in self._owners]
+            self._owners_are_buffers = not any(isinstance(t, torch.nn.Parameter) for t in owners)
         owners = [args[i] for i in self._owners]
         key = self._symbols.read(args), tuple(map(id, owners))
         if self._symbols:
@@ -343,8 +349,9 @@ class CompiledGraph:
             return self._shared  # a program could not be made: none can
         if excess := self._excess(key, owners):
             return self._shared if self._shared is not None else self._make_shared(*excess)
-        instance = self._unclaimed or self._make_first(key[0])
-        self._unclaimed = None
+        instance = self._take_orphan(key[0]) or self._unclaimed or self._make_first(key[0])
+        if instance is self._unclaimed:
+            self._unclaimed = None
         if instance.program is None:
             self._shared = instance
             return instance
@@ -645,7 +652,8 @@ class CompiledGraph:
         return [*self._of_modules(), *self._of_no_module()]
 
     def _of_no_module(self) -> list[Instance]:
-        return [each for each in (self._unclaimed, self._shared) if each is not None]
+        found = self._unclaimed, self._orphan, self._shared
+        return [each for each in found if each is not None]
 
     def _of_modules(self) -> list[Instance]:
         return [each for first in self._firsts() for each in (first, *list(first.further))]
@@ -715,9 +723,30 @@ class CompiledGraph:
         return not self.all_instances()
 
     def _end(self, instance: Instance) -> None:
-        """Its module is gone."""
+        """An owner of it is gone: its module is, or has assigned a buffer anew."""
+        if instance is self._orphan:
+            return
+        self._end_orphan()
+        if self._owners and self._owners_are_buffers:
+            self._remove(instance)
+            self._orphan = instance
+            return
         self._modules.gone(replayed=instance.program.stats()["replays"] > 0)
         self._let_go(instance)
+
+    def _end_orphan(self) -> None:
+        orphan, self._orphan = self._orphan, None
+        if orphan is not None:
+            self._modules.gone(replayed=orphan.program.stats()["replays"] > 0)
+            self._let_go(orphan)
+
+    def _take_orphan(self, sizes: tuple[int, ...]) -> Instance | None:
+        """It is for the module that is called next, if sizes are the same; else it ends."""
+        if self._orphan is not None and self._orphan.sizes == sizes:
+            orphan, self._orphan = self._orphan, None
+            return orphan
+        self._end_orphan()
+        return None
 
     def _let_go(self, instance: Instance) -> None:
         for further in list(instance.further):
@@ -725,6 +754,18 @@ class CompiledGraph:
         if WRITTEN_TO and instance.program is not None:
             ended = program_report(instance, self.options, detailed=PAGE_AT_EXIT)
             self._ended.append(ended)
+        self._remove(instance)
+        self._had_several = True  # a backward of its calls may still come, beside the next one's
+        if self._unclaimed is instance:
+            self._unclaimed = None
+        if self._orphan is instance:
+            self._orphan = None
+        if self._shared is instance and not self._is_around:
+            self._shared = None
+        instance.let_go()
+
+    def _remove(self, instance: Instance) -> None:
+        """No call finds it any more."""
         for first in self._firsts():
             if instance in first.further:
                 first.further.remove(instance)
@@ -733,14 +774,8 @@ class CompiledGraph:
                 several.remove(instance)
             if not several:
                 self._instances.pop(key, None)
-        self._had_several = True  # a backward of its calls may still come, beside the next one's
         if self._current is instance:
             self._current = None
-        if self._unclaimed is instance:
-            self._unclaimed = None
-        if self._shared is instance and not self._is_around:
-            self._shared = None
-        instance.let_go()
 
 
 def _ending(graph: weakref.ref[CompiledGraph]) -> Callable[[Instance], None]:

@@ -30,17 +30,20 @@ _aten = torch.ops.aten
 # Operands of a node that lie otherwise than they were traced, as they were traced.
 Traced = dict[fx.Node, Tensor]
 
-# Besides those that PyTorch calls pointwise.
+# Besides those that PyTorch calls pointwise. Autograd's C++ gives these a gradient as it lies.
 _OF_ANY_LAYOUT = {
     _aten._to_copy.default,
     _aten.addmm.default,
     _aten.baddbmm.default,
     _aten.bmm.default,
+    _aten.cat.default,
     _aten.clone.default,
+    _aten.convolution_backward.default,
     _aten.expand.default,
     _aten.mean.dim,
     _aten.mm.default,
     _aten.mv.default,
+    _aten.native_layer_norm_backward.default,
     _aten.permute.default,
     _aten.select.int,
     _aten.slice.Tensor,

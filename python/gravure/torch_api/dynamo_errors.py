@@ -49,6 +49,8 @@ def refusal(error: Exception, name: str) -> ExportError:
         if stack and asks(stack[-1]):
             remedy += f", or {REMEDY}"
     what = f"{reason}: {explanation}" if explanation else f"{type(error).__name__}: {reason}"
+    if remedy and remedy in what:  # said, and no remedy where the gradient is wanted
+        remedy = 'torch.compile(backend="gravure"), which breaks the graph there'
     if reason.endswith(" raised:") and len(lines) > 1:  # the backend, which is Gravure
         what, remedy = lines[1], remedy or "report it with its traceback: it looks like our fault"
     if "Tensor.backward()" in reason:

@@ -1,4 +1,4 @@
-"""Backwards that go without the gradients of some outputs."""
+"""Backwards for gradients of outputs as they come: some never, some in another layout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gravure.graphs.given_gradients import Form, with_given
+from gravure.graphs.given_gradients import Form, Forms, forms_of, numbers_of, with_given
 from running import bits
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -68,3 +68,84 @@ def test_the_graph_that_is_given_stays_as_it_is() -> None:
     before = str(module.graph)
     assert with_given(module, 1, ABSENT) is not None
     assert str(module.graph) == before
+
+
+def lies(module: fx.GraphModule, name: str) -> list[tuple[int, ...]]:
+    """The strides of what the call of that operator takes."""
+    (node,) = [n for n in module.graph.nodes if n.op == "call_function" and name in str(n.target)]
+    return [each.meta["val"].stride() for each in node.all_input_nodes]
+
+
+TRANSPOSED = (Form(strides=(1, 4)),)
+
+
+@torch.library.custom_op("given_gradients::rows", mutates_args=())
+def _rows(x: Tensor) -> Tensor:
+    return x.contiguous() * 2
+
+
+_rows.register_fake(torch.empty_like)
+_ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "strides"),
+    [
+        (lambda g: g.exp(), "exp", (1, 4)),
+        (lambda g: g @ torch.ones(6, 6), "mm", (1, 4)),
+        (lambda g: g.sum(0), "sum", (1, 4)),
+        (lambda g: torch.fft.rfft(g, dim=0).real, "_fft_r2c", (1, 4)),
+        (lambda g: _ATEN._softmax_backward_data(g, g, 1, torch.float32), "_softmax", (1, 4)),
+        (lambda g: _ATEN.glu_backward(g[:, :3], g, 1), "glu_backward", (6, 1)),
+        (lambda g: _ATEN.glu_backward(g[:, :3], g, 1), "glu_backward", (3, 1)),
+        (_rows, "rows", (6, 1)),
+        (lambda g: g.as_strided((2, 2), (6, 1)), "as_strided", (6, 1)),
+        (lambda g: g.view(24), "view", (6, 1)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_takes_a_gradient_as_it_lies_and_what_a_copy(
+    call: Callable[[Tensor], Tensor], name: str, strides: tuple[int, ...]
+) -> None:
+    module = traced(lambda g: (call(g),), torch.ones(4, 6))
+    given = with_given(module, 0, TRANSPOSED)
+    assert given is not None
+    assert strides in lies(given, name)
+    gradient = torch.randn(6, 4).t()
+    assert gradient.stride() == TRANSPOSED[0].strides
+    assert bits(given(gradient)[0]) == bits(call(gradient.contiguous()))
+    result = given.graph.output_node().args[0][0]
+    assert result.meta["val"].stride() == given(gradient)[0].stride()
+
+
+def test_a_copy_lies_as_it_was_traced_also_behind_a_transpose() -> None:
+    module = traced(lambda g: (_rows(g.t()),), torch.ones(4, 6))
+    given = with_given(module, 0, TRANSPOSED)
+    assert given is not None and lies(given, "rows") == [(4, 1)]
+    assert operators(given) == ["t.default", "rows.default"]  # it is contiguous as it lies
+    given = with_given(module, 0, (Form(strides=(12, 2)),))
+    assert given is not None and lies(given, "rows") == [(1, 6)]
+
+
+@pytest.mark.parametrize("strange", ["open sizes", "written"])
+def test_there_is_none_for_other_strides(strange: str) -> None:
+    def backward(g: Tensor) -> tuple[Tensor, ...]:
+        return (g.mul_(2) if strange == "written" else g * 2,)
+
+    mode = "symbolic" if strange == "open sizes" else "fake"
+    module = make_fx(backward, tracing_mode=mode)(torch.ones(4, 6))
+    first = len(module.graph.find_nodes(op="placeholder")) - 1
+    assert with_given(module, first, TRANSPOSED) is None
+
+
+@pytest.mark.parametrize(
+    ("forms", "numbers"),
+    [
+        ((), [-2, -2]),
+        ((Form(absent=True), Form()), [-1, -2]),
+        ((Form(strides=(1, 4)), Form(absent=True)), [2, 1, 4, -1]),
+        ((Form(strides=()), Form()), [0, -2]),
+    ],
+)
+def test_forms_are_written_as_numbers_and_read_again(forms: Forms, numbers: list[int]) -> None:
+    assert numbers_of(forms, 2) == numbers and forms_of(numbers) == forms

@@ -7,8 +7,9 @@
 
 Kernels that sum may do it in another order for another layout, so eager's bits are those of eager's
 layout. What Python or C++ did with a layout while it traced is in no graph: a `contiguous()` that
-had nothing to do, and is a copy now. So operators that are not known to take any layout are given
-what is contiguous, or copies that lie as they were traced.
+had nothing to do, and is a copy now. ATen's public operators take any layout; those of its own
+(`_…`, `…_backward`) and other libraries' may rely on such a copy, so they are given what is
+contiguous, or copies that lie as they were traced.
 """
 
 from __future__ import annotations
@@ -30,35 +31,19 @@ _aten = torch.ops.aten
 # Operands of a node that lie otherwise than they were traced, as they were traced.
 Traced = dict[fx.Node, Tensor]
 
-# Besides those that PyTorch calls pointwise. Autograd's C++ gives these a gradient as it lies.
-_OF_ANY_LAYOUT = {
-    _aten._to_copy.default,
-    _aten.addmm.default,
-    _aten.baddbmm.default,
-    _aten.bmm.default,
-    _aten.cat.default,
-    _aten.clone.default,
-    _aten.convolution_backward.default,
-    _aten.expand.default,
-    _aten.mean.dim,
-    _aten.mm.default,
-    _aten.mv.default,
-    _aten.native_layer_norm_backward.default,
-    _aten.permute.default,
-    _aten.select.int,
-    _aten.slice.Tensor,
-    _aten.split.Tensor,
-    _aten.split_with_sizes.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.sum.default,
-    _aten.sum.dim_IntList,
-    _aten.t.default,
-    _aten.transpose.int,
-    _aten.unsqueeze.default,
-    _aten.view.default,
-    _aten._unsafe_view.default,
+# Of ATen's own (below), those that autograd's C++ gives a gradient as it lies.
+_AS_IT_LIES = {
+    "_fft_c2c",
+    "_fft_c2r",
+    "_fft_r2c",
+    "_log_softmax_backward_data",
+    "_softmax_backward_data",
+    "_to_copy",
+    "_unsafe_view",
+    "convolution_backward",
+    "cudnn_batch_norm_backward",
+    "native_batch_norm_backward",
+    "native_layer_norm_backward",
 }
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 # What they return depends on where in memory an element is.
@@ -105,8 +90,8 @@ def _value_of(graph: fx.Graph, node: fx.Node, traced: Traced) -> Any:
         return _run(node)
     if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
         return None
-    takes_any = node.target in _OF_ANY_LAYOUT or torch.Tag.pointwise in node.target.tags
-    if takes_any or (all(map(_is_contiguous, traced)) and not _is_by_memory(node)):
+    as_it_lies = _takes_any_layout(node.target) or all(map(_is_contiguous, traced))
+    if as_it_lies and not _is_by_memory(node):
         try:
             return _run(node)
         except Exception:
@@ -119,6 +104,14 @@ def _value_of(graph: fx.Graph, node: fx.Node, traced: Traced) -> Any:
     return _run(node)
 
 
+def _takes_any_layout(op: OpOverload) -> bool:
+    if torch.Tag.pointwise in op.tags:
+        return True
+    name = op.name().removeprefix("aten::").partition(".")[0]
+    own = name.startswith("_") or name.endswith("_backward")
+    return op.namespace == "aten" and (not own or name in _AS_IT_LIES)
+
+
 def _is_by_memory(node: fx.Node) -> bool:
     return str(node.target).startswith(_BY_MEMORY)
 
@@ -129,11 +122,12 @@ def _is_contiguous(node: fx.Node) -> bool:
 
 
 def _copy_of(graph: fx.Graph, before: fx.Node, operand: fx.Node, value: Any) -> fx.Node | None:
-    """One that lies as `value` does; None where that has gaps, or shares elements."""
+    """One that lies as `value` does, but without gaps; None where that is not as good,
+    or not known."""
     if not isinstance(value, Tensor):
         return None
     order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
-    if not value.permute(order).is_contiguous():
+    if _is_by_memory(before) and not value.permute(order).is_contiguous():
         return None
     back = sorted(range(value.dim()), key=order.__getitem__)
     copy = operand

@@ -178,3 +178,29 @@ def test_a_size_that_depends_on_data_is_said_so() -> None:
     x, mask, y = torch.randn(4, 8), torch.rand(4) > 0.5, torch.randn(8, requires_grad=True)
     assert bits(torch.compile(fn, backend="gravure")(x, mask, y)) == bits(fn(x, mask, y))
     assert "the size of what aten.nonzero makes depends on data" in str(gravure.report())
+
+
+def test_a_call_under_vmap_that_has_later_calls_left_to_python() -> None:
+    """PyTorch's way with any backend: the report says since when, and what takes it back."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).tanh()
+
+    model, x = Model(), torch.randn(5, 6)
+    model.compile(backend="gravure")
+    with torch.no_grad():
+        torch.vmap(lambda row: model(row))(x)
+    for _ in range(3):
+        model(x).sum().backward()
+    report = gravure.report()
+    assert not report.graphs
+    (said,) = [line for line in report.skipped if "functorch" in line]
+    assert "torch.vmap" in said and "torch._dynamo.reset()" in said
+    torch._dynamo.reset()
+    model(x).sum().backward()
+    assert gravure.report().graphs

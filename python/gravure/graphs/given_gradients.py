@@ -78,7 +78,7 @@ def numbers_of(forms: Forms, count: int) -> list[int]:
 
 def absent_alone(forms: Forms) -> Forms:
     """The same, but that what comes is brought into its memory format first."""
-    kept = tuple(form._replace(strides=None) for form in forms)
+    kept = tuple(Form(absent=form.absent) for form in forms)
     return kept if any(form.absent for form in kept) else ()
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from ..torch_api.compile_lock import compile_lock
 from ..torch_api.eager_layouts import eager_layouts
 from ..torch_api.fake_tensors import mode_of, mode_of_any
-from ..torch_api.operators import OpOverload, pytree
+from ..torch_api.operators import OpOverload, pytree, schema_of
 
 _aten = torch.ops.aten
 # Operands of a node that lie otherwise than they were traced, as they were traced.
@@ -88,7 +88,7 @@ def _value_of(graph: fx.Graph, node: fx.Node, traced: Traced) -> Any:
     """None where it cannot be told."""
     if node.target is operator.getitem:
         return _run(node)
-    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+    if not isinstance(node.target, OpOverload) or schema_of(node.target).is_mutable:
         return None
     as_it_lies = _takes_any_layout(node.target) or all(map(_is_contiguous, traced))
     if as_it_lies and not _is_by_memory(node):

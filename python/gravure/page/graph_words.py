@@ -38,6 +38,11 @@ _BREAKS = (
     ("builtin", "what prints, reads or writes files or asks the time belongs behind the step"),
     ("logging", "log what is constant, without keywords, or behind the step"),
     (
+        "functorch tracing",
+        "a call of it under torch.vmap or torch.func had Dynamo leave it as it is in all calls: "
+        "call the module that is not compiled there; torch._dynamo.reset() takes it back",
+    ),
+    (
         "recompile limit",
         "a tensor instead of a number that changes, sizes padded to a few; gravure.diagnose and "
         "TORCH_LOGS=recompiles name what differs",

@@ -356,7 +356,7 @@ class CompiledGraph:
             self._shared = instance
             return instance
         self._teach(instance)
-        if self._forms and instance.native is not None:
+        if self._forms and instance.native is not None and not instance.forms:
             instance.keep(args)
             self._fit(instance, instance, args)
         instance.defer(instance.backward is not None and self._may_be_several)
@@ -534,12 +534,13 @@ class CompiledGraph:
             instance.leave_fitted()
         else:
             self._forms = self._maker.fitting(forms_of(news), apart=instance.apart)
-        if self._forms:
-            self._fit(first, instance, args)
+        self._fit(first, instance, args)
         return True
 
     def _fit(self, first: Instance, instance: Instance, args: Sequence[Any]) -> None:
         """Gives `instance` a fitted program, where there can be one."""
+        if not self._forms:
+            return
         family = (i for i in (first, *first.further) if i.apart == instance.apart)
         same = next((i for i in family if i.forms == self._forms), None)
         fitted = self._fitted(instance)

@@ -11,34 +11,17 @@ in another order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
+from .absent_values import depending, is_absent
 from .moved_values import Traced, follow_layouts, laid
 from .read_graph import ReadGraph
 
 _aten = torch.ops.aten
 
-# What is computed of zeros alone is zeros.
-_LINEAR = {
-    _aten._to_copy,
-    _aten._unsafe_view,
-    _aten.alias,
-    _aten.clone,
-    _aten.detach,
-    _aten.expand,
-    _aten.neg,
-    _aten.permute,
-    _aten.reshape,
-    _aten.squeeze,
-    _aten.sum,
-    _aten.t,
-    _aten.transpose,
-    _aten.unsqueeze,
-    _aten.view,
-}
 _ABSENT, _AS_TRACED = -1, -2  # TangentForm of python/csrc/autograd/autograd_plan.h
 
 
@@ -85,27 +68,30 @@ def absent_alone(forms: Forms) -> Forms:
 def with_given(backward: fx.GraphModule, first: int, forms: Forms) -> fx.GraphModule | None:
     """A copy of `backward` for such gradients, the placeholders from `first` on.
 
-    Those that are absent are zeros that nobody reads. A sum with one is its other term: eager has
-    no such sum, so the bits are eager's, also of -0, and of what sums such a term in the order in
-    which it lies. What takes such zeros otherwise gets them from an operator. None where not all
-    sizes are known, or zeros would be laid out with gaps.
+    Nobody reads those that are absent, and nothing is computed of them (absent_values.py). A sum
+    with one is its other term: eager has no such sum, so the bits are eager's, also of -0, and of
+    what sums such a term in the order in which it lies. What takes one otherwise gets zeros from an
+    operator. None where not all sizes are known, or zeros would be laid out with gaps.
     """
     absent = [first + i for i, form in enumerate(forms) if form.absent]
     strided = {first + i: form.strides for i, form in enumerate(forms) if form.strides is not None}
-    found = _with_given(backward, absent, strided, as_they_lie=True)
+    given = range(first, first + len(forms))
+    found = _with_given(backward, given, absent, strided, as_they_lie=True)
     if found is None and not strided:
-        found = _with_given(backward, absent, strided, as_they_lie=False)
+        found = _with_given(backward, given, absent, strided, as_they_lie=False)
     return found
 
 
 def _with_given(
     backward: fx.GraphModule,
+    given: Iterable[int],
     absent: Iterable[int],
     strided: Mapping[int, tuple[int, ...]],
     *,
     as_they_lie: bool,
 ) -> fx.GraphModule | None:
-    """`as_they_lie`: also a sum that lies otherwise than its term is that term."""
+    """`given`: the gradients among the placeholders. `as_they_lie`: also a sum that lies otherwise
+    than its term is that term."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(backward.graph, {}))
     old, new = backward.graph.output_node(), graph.output_node()
@@ -120,18 +106,17 @@ def _with_given(
             return None
         for user in node.users:
             moved.setdefault(user, {})[node] = value
+    gradients = depending(graph, [placeholders[i] for i in given])
     for node in list(graph.nodes):
         if zeros.isdisjoint(node.all_input_nodes):
             continue
-        if _is_linear(node) and node.args[0] in zeros:
+        if is_absent(node, zeros, gradients):
             zeros.add(node)
         elif (rest := _rest_of_sum(node, zeros, as_it_lies=as_they_lie)) is not None:
             if rest.meta["val"].stride() != node.meta["val"].stride():
                 for user in node.users:
                     moved.setdefault(user, {})[rest] = node.meta["val"]
             node.replace_all_uses_with(rest)
-        elif _is_sum(node) and zeros.issuperset(node.all_input_nodes):
-            zeros.add(node)
         else:
             for each in [n for n in node.all_input_nodes if n in zeros]:
                 made = _zeros_like(graph, node, each)
@@ -144,14 +129,6 @@ def _with_given(
     if moved and not follow_layouts(graph, moved):
         return None
     return ReadGraph(backward, graph)
-
-
-def _packet(node: fx.Node) -> Any:
-    return getattr(node.target, "overloadpacket", None)
-
-
-def _is_linear(node: fx.Node) -> bool:
-    return node.op == "call_function" and _packet(node) in _LINEAR
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -179,15 +156,23 @@ def _rest_of_sum(node: fx.Node, zeros: set[fx.Node], *, as_it_lies: bool) -> fx.
 def _zeros_like(graph: fx.Graph, before: fx.Node, zero: fx.Node) -> fx.Node | None:
     """A call that makes what `zero` stands for; None where its layout is not known, or has gaps."""
     value = zero.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+    if not isinstance(value, torch.Tensor):
         return None
     if not all(isinstance(size, int) for size in value.shape):
+        return None
+    order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
+    ordered = value.permute(order)
+    if not ordered.is_contiguous():
         return None
     with graph.inserting_before(before):
         made = graph.call_function(
             _aten.zeros.default,
-            (list(value.shape),),
+            (list(ordered.shape),),
             {"dtype": value.dtype, "device": value.device},
         )
+        made.meta = {"val": ordered}
+        if order != list(range(value.dim())):
+            back = sorted(range(value.dim()), key=order.__getitem__)
+            made = graph.call_function(_aten.permute.default, (made, back))
     made.meta = {"val": value}
     return made

@@ -2,7 +2,8 @@
 
     %g : 7x5, row by row, as it was traced                   column by column, as it lies
     %s = aten::slice(%g, -2, 0, 5)    5x5, strides [5, 1]  =>  strides [1, 7]
-    %v = aten::view(%s, [25])                              =>  of a copy of %s, row by row
+    %v = aten::view(%s, [25])                              =>  of a copy of %s, row by row; and a
+                                                               copy for a view is none any more
     %n = aten::native_group_norm_backward(%g, …)           =>  of a copy of %g, row by row
 
 Kernels that sum may do it in another order for another layout, so eager's bits are those of eager's
@@ -74,6 +75,11 @@ def follow_layouts(graph: fx.Graph, moved: Mapping[fx.Node, Traced]) -> bool:
         for node in list(graph.nodes):
             if node not in todo or node.op == "output":
                 continue
+            if (seen := _views_instead(node)) is not None:
+                for view, before in seen.items():
+                    for user in view.users:
+                        todo[user][view] = before
+                continue
             before, after = node.meta.get("val"), _value_of(graph, node, todo[node])
             if not _are_alike(before, after):
                 return False
@@ -81,7 +87,30 @@ def follow_layouts(graph: fx.Graph, moved: Mapping[fx.Node, Traced]) -> bool:
                 node.meta["val"] = after
                 for user in node.users:
                     todo[user][node] = before
+    graph.eliminate_dead_code()
     return True
+
+
+def _views_instead(node: fx.Node) -> dict[fx.Node, Tensor] | None:
+    """A `reshape` that was traced as a copy, and is a view of what lies otherwise now: what it was,
+    by the view. None where `node` is no such copy."""
+    is_copy = node.kwargs.get("memory_format") is torch.contiguous_format
+    if node.target is not _aten.clone.default or not is_copy:
+        return None
+    if any(user.target is not _aten._unsafe_view.default for user in node.users):
+        return None
+    (source,) = node.args
+    assert isinstance(source, fx.Node)
+    try:
+        values = {n: _aten.view.default(source.meta["val"], n.args[1]) for n in node.users}
+    except Exception:
+        return None
+    before = {view: view.meta["val"] for view in values}
+    for view, value in values.items():
+        view.target = _aten.view.default
+        view.replace_input_with(node, source)
+        view.meta["val"] = value
+    return before
 
 
 def _value_of(graph: fx.Graph, node: fx.Node, traced: Traced) -> Any:

@@ -79,8 +79,13 @@ _PRODUCTS = {_aten.mul, _aten.mm, _aten.bmm, _aten.dot}
 _SUMS = {_aten.add, _aten.sub}
 # Where the second and the third operand are zeros, made as such or absent.
 _CHOICES = {_aten.where}
-# Where the first and the last operand are.
-_PUTS = {_aten.index_put, _aten.index_add, _aten.scatter_add, _aten.slice_scatter}
+# Where the first operand and the one at this position are.
+_PUTS = {
+    _aten.index_put: 2,
+    _aten.index_add: 3,
+    _aten.scatter_add: 3,
+    _aten.slice_scatter: 1,
+}
 _MADE_AS_ZEROS = {_aten.zeros, _aten.zeros_like, _aten.new_zeros}
 _MADE_OF = {_aten.full, _aten.full_like, _aten.new_full, _aten.scalar_tensor}
 
@@ -129,7 +134,7 @@ def is_absent(node: fx.Node, absent: Collection[fx.Node], gradients: Collection[
         return are_zeros(args[0]) and are_zeros(args[1])
     if kind in _CHOICES:
         return are_zeros(args[1]) and are_zeros(args[2])
-    return kind in _PUTS and are_zeros(args[0]) and are_zeros(args[-1])
+    return kind in _PUTS and are_zeros(args[0]) and are_zeros(args[_PUTS[kind]])
 
 
 def _is_backward(node: fx.Node) -> bool:

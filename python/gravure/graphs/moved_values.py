@@ -127,9 +127,13 @@ def _value_of(graph: fx.Graph, node: fx.Node, traced: Traced) -> Any:
             if node.target not in _VIEWS:
                 return None
     for operand, value in traced.items():
-        if (copy := _copy_of(graph, node, operand, value)) is None:
+        if node.target in _VIEWS:  # as `reshape` copies
+            order = list(range(operand.meta["val"].dim()))
+        elif (known := _order_of(value, node)) is not None:
+            order = known
+        else:
             return None
-        node.replace_input_with(operand, copy)
+        node.replace_input_with(operand, _copy_of(graph, node, operand, order))
     return _run(node)
 
 
@@ -150,22 +154,29 @@ def _is_contiguous(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.is_contiguous()
 
 
-def _copy_of(graph: fx.Graph, before: fx.Node, operand: fx.Node, value: Any) -> fx.Node | None:
-    """One that lies as `value` does, but without gaps; None where that is not as good,
-    or not known."""
+def _order_of(value: Any, user: fx.Node) -> list[int] | None:
+    """The dimensions of `value` by their strides; None where a copy in that order, which has no
+    gaps, is not as good for `user`."""
     if not isinstance(value, Tensor):
         return None
     order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
-    if _is_by_memory(before) and not value.permute(order).is_contiguous():
-        return None
-    back = sorted(range(value.dim()), key=order.__getitem__)
+    dense = value.permute(order).is_contiguous()
+    return None if _is_by_memory(user) and not dense else order
+
+
+def _copy_of(graph: fx.Graph, before: fx.Node, operand: fx.Node, order: list[int]) -> fx.Node:
+    """One whose dimensions have strides in that order."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    calls = [(_aten.clone.default, (), {"memory_format": torch.contiguous_format})]
+    if order != sorted(order):
+        calls = [
+            (_aten.permute.default, (order,), {}),
+            *calls,
+            (_aten.permute.default, (back,), {}),
+        ]
     copy = operand
     with graph.inserting_before(before):
-        for op, args, kwargs in (
-            (_aten.permute.default, (order,), {}),
-            (_aten.clone.default, (), {"memory_format": torch.contiguous_format}),
-            (_aten.permute.default, (back,), {}),
-        ):
+        for op, args, kwargs in calls:
             copy = graph.call_function(op, (copy, *args), kwargs)
             copy.meta["val"] = _run(copy)
     return copy

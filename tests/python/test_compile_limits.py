@@ -168,7 +168,7 @@ import gc, torch, gravure
 def train():
     model = torch.compile(torch.nn.Linear(4, 4), backend="gravure")
     for _ in range(6):
-        model(torch.randn(2, 4)).sum().backward()
+        model(torch.randn(2, 4)).square().mean().backward()
 train()
 torch._dynamo.reset()
 gc.collect()
@@ -192,7 +192,7 @@ import builtins, torch, gravure
 from gravure.calls.live_graphs import followed
 model = torch.compile(torch.nn.Linear(4, 4), backend="gravure")
 for _ in range(6):
-    model(torch.randn(2, 4)).sum().backward()
+    model(torch.randn(2, 4)).square().mean().backward()
 builtins.kept = list(followed())
 for graph in builtins.kept:
     graph.shutdown()

@@ -48,10 +48,10 @@ def test_a_profile_names_each_part(tmp_path: Path) -> None:
         compiled = torch.compile(model, backend="gravure")
         with torch.profiler.profile() as profile:
             for _ in range(5):
-                compiled(torch.randn(8, 4)).sum().backward()
+                compiled(torch.randn(8, 4)).square().mean().backward()
         names = _names(profile, tmp_path / "trace.json")
         with torch.profiler.profile() as later:
-            compiled(torch.randn(8, 4)).sum().backward()
+            compiled(torch.randn(8, 4)).square().mean().backward()
     for begin in (
         "gravure: compiling graph",
         "gravure: planning graph",
@@ -83,7 +83,7 @@ def test_a_trace_is_one_that_perfetto_opens(tmp_path: Path) -> None:
     compiled = torch.compile(Reads(), backend="gravure")
     with torch.profiler.profile() as profile:
         for _ in range(5):
-            compiled(torch.randn(8, 4)).sum().backward()
+            compiled(torch.randn(8, 4)).square().mean().backward()
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     own = [e for e in events if str(e.get("name", "")).startswith("gravure: ")]
@@ -176,7 +176,7 @@ import torch, gravure
 model = torch.nn.Linear(4, 1)
 compiled = torch.compile(model, backend="gravure")
 for _ in range(4):
-    compiled(torch.randn(8, 4)).sum().backward()
+    compiled(torch.randn(8, 4)).square().mean().backward()
 step = gravure.compile_step(lambda x: model(x).square().mean())
 step(torch.randn(8, 4))
 """

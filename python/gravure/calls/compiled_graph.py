@@ -313,8 +313,7 @@ class CompiledGraph:
         """The one for these sizes and this module; current from now on."""
         if self._owners is None:
             self._owners = _owners_among(args, self._kept)
-            owners = [args[i] for i in self._owners]
-            self._owners_are_buffers = not any(isinstance(t, torch.nn.Parameter) for t in owners)
+            self._owners_are_buffers = not any(_is_parameter(args[i]) for i in self._owners)
         owners = [args[i] for i in self._owners]
         key = self._symbols.read(args), tuple(map(id, owners))
         if self._symbols:
@@ -731,15 +730,17 @@ class CompiledGraph:
         if self._owners and self._owners_are_buffers:
             self._remove(instance)
             self._orphan = instance
-            return
-        self._modules.gone(replayed=instance.program.stats()["replays"] > 0)
-        self._let_go(instance)
+        else:
+            self._finish(instance)
 
     def _end_orphan(self) -> None:
         orphan, self._orphan = self._orphan, None
         if orphan is not None:
-            self._modules.gone(replayed=orphan.program.stats()["replays"] > 0)
-            self._let_go(orphan)
+            self._finish(orphan)
+
+    def _finish(self, instance: Instance) -> None:
+        self._modules.gone(replayed=instance.program.stats()["replays"] > 0)
+        self._let_go(instance)
 
     def _take_orphan(self, sizes: tuple[int, ...]) -> Instance | None:
         """It is for the module that is called next, if sizes are the same; else it ends."""
@@ -799,4 +800,8 @@ def _summed_edges(traced: TracedGraphs) -> dict[int, str]:
 
 def _owners_among(args: Sequence[Any], kept: list[int]) -> list[int]:
     """Of what a module keeps, what does not change: its parameters, frozen ones too."""
-    return [i for i in kept if isinstance(args[i], torch.nn.Parameter)] or kept
+    return [i for i in kept if _is_parameter(args[i])] or kept
+
+
+def _is_parameter(value: Any) -> bool:
+    return isinstance(value, torch.nn.Parameter)

@@ -94,11 +94,13 @@ class ProgramsBeside:
         except Exception as error:  # this one is right, too, but for last bits
             logger.debug("%s: not for %s: %r", self._label, numbers, error)
             return None
-        if made is not None and not apart:
-            self.fitted = forms, made
-        if made is not None and apart:
+        if made is None:
+            return None
+        if apart:
             self._told()
-        return made.program if made is not None else None
+        else:
+            self.fitted = forms, made
+        return made.program
 
 
 _BESIDE: weakref.WeakValueDictionary[int, ProgramsBeside] = weakref.WeakValueDictionary()

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from .absent_values import depending, is_absent
-from .moved_values import Traced, follow_layouts, laid
+from .moved_values import Traced, are_alike, by_stride, follow_layouts, inverse, laid
 from .read_graph import ReadGraph
 
 _aten = torch.ops.aten
@@ -147,7 +147,7 @@ def _rest_of_sum(node: fx.Node, zeros: set[fx.Node], *, as_it_lies: bool) -> fx.
     alike = (
         isinstance(term, torch.Tensor)
         and isinstance(total, torch.Tensor)
-        and (term.dtype, term.device, term.shape) == (total.dtype, total.device, total.shape)
+        and are_alike(term, total)
         and (as_it_lies or term.stride() == total.stride())
     )
     return terms[0] if alike else None
@@ -160,7 +160,7 @@ def _zeros_like(graph: fx.Graph, before: fx.Node, zero: fx.Node) -> fx.Node | No
         return None
     if not all(isinstance(size, int) for size in value.shape):
         return None
-    order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
+    order = by_stride(value)
     ordered = value.permute(order)
     if not ordered.is_contiguous():
         return None
@@ -171,8 +171,7 @@ def _zeros_like(graph: fx.Graph, before: fx.Node, zero: fx.Node) -> fx.Node | No
             {"dtype": value.dtype, "device": value.device},
         )
         made.meta = {"val": ordered}
-        if order != list(range(value.dim())):
-            back = sorted(range(value.dim()), key=order.__getitem__)
-            made = graph.call_function(_aten.permute.default, (made, back))
+        if order != sorted(order):
+            made = graph.call_function(_aten.permute.default, (made, inverse(order)))
     made.meta = {"val": value}
     return made

@@ -61,6 +61,21 @@ def laid(value: Any, strides: tuple[int, ...]) -> Tensor | None:
         return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
 
 
+def by_stride(value: Tensor) -> list[int]:
+    """Its dimensions, the one with the longest stride first."""
+    return sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
+
+
+def inverse(order: list[int]) -> list[int]:
+    """What permutes back what `order` permuted."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def are_alike(one: Tensor, other: Tensor) -> bool:
+    """The same but for strides and values."""
+    return _kind(one) == _kind(other)
+
+
 def follow_layouts(graph: fx.Graph, moved: Mapping[fx.Node, Traced]) -> bool:
     """Has the nodes of `graph` know how what they compute lies. `moved`: those that an operand of
     theirs lies otherwise for.
@@ -81,7 +96,7 @@ def follow_layouts(graph: fx.Graph, moved: Mapping[fx.Node, Traced]) -> bool:
                         todo[user][view] = before
                 continue
             before, after = node.meta.get("val"), _value_of(graph, node, todo[node])
-            if not _are_alike(before, after):
+            if not _give_alike(before, after):
                 return False
             if _strides(before) != _strides(after):
                 node.meta["val"] = after
@@ -159,20 +174,19 @@ def _order_of(value: Any, user: fx.Node) -> list[int] | None:
     gaps, is not as good for `user`."""
     if not isinstance(value, Tensor):
         return None
-    order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), i))
+    order = by_stride(value)
     dense = value.permute(order).is_contiguous()
     return None if _is_by_memory(user) and not dense else order
 
 
 def _copy_of(graph: fx.Graph, before: fx.Node, operand: fx.Node, order: list[int]) -> fx.Node:
     """One whose dimensions have strides in that order."""
-    back = sorted(range(len(order)), key=order.__getitem__)
     calls = [(_aten.clone.default, (), {"memory_format": torch.contiguous_format})]
     if order != sorted(order):
         calls = [
             (_aten.permute.default, (order,), {}),
             *calls,
-            (_aten.permute.default, (back,), {}),
+            (_aten.permute.default, (inverse(order),), {}),
         ]
     copy = operand
     with graph.inserting_before(before):
@@ -189,8 +203,8 @@ def _run(node: fx.Node) -> Any:
     return node.target(*args, **kwargs)
 
 
-def _are_alike(before: Any, after: Any) -> bool:
-    """The same but for strides."""
+def _give_alike(before: Any, after: Any) -> bool:
+    """Of what a node gives, one value or several."""
     ones, others = pytree.tree_leaves(before), pytree.tree_leaves(after)
     return len(ones) == len(others) and all(map(_is_alike, ones, others))
 
@@ -198,7 +212,7 @@ def _are_alike(before: Any, after: Any) -> bool:
 def _is_alike(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return isinstance(one, Tensor) == isinstance(other, Tensor)
-    return _kind(one) == _kind(other)
+    return are_alike(one, other)
 
 
 def _kind(tensor: Tensor) -> Any:

@@ -60,17 +60,16 @@ torch::jit::Stack copyOf(const torch::jit::Stack& operands) {
 
 /// The same memory, in tensors of our own.
 torch::jit::Stack aliasesOf(const torch::jit::Stack& operands) {
-  torch::jit::Stack aliases = operands;
+  torch::jit::Stack aliases = copyOf(operands);
   for (c10::IValue& value : aliases) {
     if (value.isTensor() && value.toTensor().defined()) value = shallowCopy(value.toTensor());
     if (!value.isList()) continue;
-    c10::List<c10::IValue> members = value.toList().copy();
+    c10::List<c10::IValue> members = value.toList();
     for (size_t i = 0; i < members.size(); ++i) {
       const c10::IValue member = members.get(i);
       const bool tensor = member.isTensor() && member.toTensor().defined();
       if (tensor) members.set(i, shallowCopy(member.toTensor()));
     }
-    value = std::move(members);
   }
   return aliases;
 }
